@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import batches, begin, mlp, train
 
@@ -46,9 +47,16 @@ def _counts() -> list[int]:
     return [threading.active_count(), tasks, files, registered_groups()]
 
 
-def _left(name: str) -> tuple[list[int], list[int]]:
+def _all_within(counts: Sequence[int], limits: Sequence[int]) -> bool:
+    return all(count <= limit for count, limit in zip(counts, limits, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["gradient_allreduce", "bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async"]
+)
+@on_ranks(2)
+def test_what_models_leave_does_not_grow(rank: int, device: torch.device, name: str) -> None:
     """Before and after some models. What the job starts once, whatever models do, may start late: then once more."""
-    rank, device = begin()
     for _ in range(2):
         _one_model(name, rank, device)
     for _ in range(ROUNDS):
@@ -62,19 +70,7 @@ def _left(name: str) -> tuple[list[int], list[int]]:
         dist.all_gather_object(told, _all_within(last, first))
         if all(told):
             break
-    return first, last
-
-
-def _all_within(counts: Sequence[int], limits: Sequence[int]) -> bool:
-    return all(count <= limit for count, limit in zip(counts, limits, strict=True))
-
-
-@pytest.mark.parametrize(
-    "name", ["gradient_allreduce", "bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async"]
-)
-def test_what_models_leave_does_not_grow(name: str) -> None:
-    for first, last in run_ranks(2, _left, name):
-        assert _all_within(last, first), (first, last)
+    assert _all_within(last, first), (first, last)
 
 
 def _averaged(rank: int, device: torch.device) -> tuple[Any, int]:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from support.algorithm_cases import CASES, NAMES, Case, check_together, pulling, quiet, spread, step, train_with
 from support.ports import take_another_port
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, Branches, NormNet, begin, loss_of, message_of, mlp
 from torch import nn
@@ -73,9 +74,9 @@ def test_emulated_nodes(case: Case, nodes: list[dict[str, str]]) -> None:
     run_ranks(len(nodes), _many_steps, hierarchical, STEPS, env=nodes, reuse=True)
 
 
-def _groups() -> None:
+@on_ranks(4)
+def test_process_groups(rank: int, device: torch.device) -> None:
     """Each pair of ranks trains a model of its own, with one algorithm after the other."""
-    rank, device = begin()
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     data = pulling(rank, STEPS, device)
 
@@ -87,10 +88,6 @@ def _groups() -> None:
         model = train_with(case, rank, device, loop, group=groups[rank // 2])
         if case.name != "qadam":  # its steps have one size in the beginning, wherever they lead
             assert spread(model) > 0.01, f"{case}: the pairs have different data"
-
-
-def test_process_groups() -> None:
-    run_ranks(4, _groups)
 
 
 # --- what a loop may do ----------------------------------------------------------------------------------------------
@@ -149,8 +146,9 @@ def _autocasting(model: Any, optimizer: torch.optim.Optimizer, data: list[Any]) 
         optimizer.step()
 
 
-def _ordinary_loops(case: Case) -> None:
-    rank, device = begin()
+@every_algorithm
+@on_ranks(2)
+def test_accumulation_clipping_evaluation_freezing_and_autocast(rank: int, device: torch.device, case: Case) -> None:
     data = pulling(rank, STEPS, device)
     for how in ("with_bagua", "wrapper"):
         for silent in (True, False):
@@ -164,13 +162,9 @@ def _ordinary_loops(case: Case) -> None:
 
 
 @every_algorithm
-def test_accumulation_clipping_evaluation_freezing_and_autocast(case: Case) -> None:
-    run_ranks(2, _ordinary_loops, case, reuse=True)
-
-
-def _scaled(case: Case) -> None:
+@on_ranks(2)
+def test_a_gradient_scaler_and_an_overflow_on_one_rank(rank: int, device: torch.device, case: Case) -> None:
     """One rank overflows, before and after QAdam's warm-up."""
-    rank, device = begin()
     data = pulling(rank, STEPS, device)
     scaler = torch.amp.GradScaler(device.type, init_scale=2.0**8, growth_interval=100)
 
@@ -200,12 +194,8 @@ def _scaled(case: Case) -> None:
 
 
 @every_algorithm
-def test_a_gradient_scaler_and_an_overflow_on_one_rank(case: Case) -> None:
-    run_ranks(2, _scaled, case, reuse=True)
-
-
-def _unused(case: Case) -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_unused_parameters(rank: int, device: torch.device, case: Case) -> None:
     data = pulling(rank, STEPS, device)
 
     def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -225,14 +215,17 @@ def _unused(case: Case) -> None:
     check_together(case, net, alone)
 
 
+def _copied(case: Case, model: Any) -> Any:
+    if case.name == "low_precision_decentralized":
+        # It needs the optimizers, which a copy of the wrapper does not have; one of the module can be wrapped again.
+        return copy.deepcopy(model.module)
+    return copy.deepcopy(model)
+
+
 @every_algorithm
-def test_unused_parameters(case: Case) -> None:
-    run_ranks(2, _unused, case, reuse=True)
-
-
-def _buffers_and_copies(case: Case) -> None:
+@on_ranks(2)
+def test_buffers_and_copies_of_the_wrapper(rank: int, device: torch.device, case: Case) -> None:
     """Batch normalisation in the wrapper; a copy of it in the middle of training, which is then trained as well."""
-    rank, device = begin()
     data = pulling(rank, STEPS, device)
     copies: list[Any] = []
 
@@ -251,20 +244,9 @@ def _buffers_and_copies(case: Case) -> None:
     train_with(case, rank, device, loop, make=NormNet, how="wrapper")
 
 
-def _copied(case: Case, model: Any) -> Any:
-    if case.name == "low_precision_decentralized":
-        # It needs the optimizers, which a copy of the wrapper does not have; one of the module can be wrapped again.
-        return copy.deepcopy(model.module)
-    return copy.deepcopy(model)
-
-
 @every_algorithm
-def test_buffers_and_copies_of_the_wrapper(case: Case) -> None:
-    run_ranks(2, _buffers_and_copies, case, reuse=True)
-
-
-def _copied_module(case: Case) -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_copy_of_the_module_is_wrapped_again(rank: int, device: torch.device, case: Case) -> None:
     data = pulling(rank, STEPS, device)
 
     def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -286,17 +268,13 @@ def _copied_module(case: Case) -> None:
         assert torch.equal(one, value), "the original shares nothing with its copy"
 
 
-@every_algorithm
-def test_a_copy_of_the_module_is_wrapped_again(case: Case) -> None:
-    run_ranks(2, _copied_module, case, reuse=True)
-
-
 # --- algorithms together ---------------------------------------------------------------------------------------------
 
 
-def _switching(how: str) -> None:
+@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
+@on_ranks(2)
+def test_switching_through_all_algorithms(rank: int, device: torch.device, how: str) -> None:
     """All algorithms on one model, one after the other, twice; without a word to the one before."""
-    rank, device = begin()
     net = mlp(rank, device)
     data = pulling(rank, 8, device)
     for case in (*CASES, *reversed(CASES)):
@@ -317,14 +295,9 @@ def _switching(how: str) -> None:
     CASES[0].stop(model)
 
 
-@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
-def test_switching_through_all_algorithms(how: str) -> None:
-    run_ranks(2, _switching, how, reuse=True)
-
-
-def _another_job() -> None:
+@on_ranks(2, fresh=True)
+def test_torch_is_shut_down_and_set_up_again(rank: int, device: torch.device) -> None:
     """torch is shut down between a backward pass and its step, and set up again."""
-    rank, device = begin()
     trained = []
     for case in CASES:
         net = mlp(rank, device)
@@ -348,10 +321,6 @@ def _another_job() -> None:
         case.stop(model)
         if case.equal:
             assert spread(net) == 0, case
-
-
-def test_torch_is_shut_down_and_set_up_again() -> None:
-    run_ranks(2, _another_job)
 
 
 def _several_models() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.algorithm_cases import CASES, WARMUP_STEPS, Case, pulling, step
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import TWO_NODES_OF_TWO, begin, check_equal, engine_of, message_of, mlp
 
@@ -103,9 +104,10 @@ def test_on_nodes(case: Case, tmp_path: Path) -> None:
     run_ranks(4, _go_on, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO, reuse=True)
 
 
-def _every_moment(case: Case) -> None:
+@every_algorithm
+@on_ranks(2)
+def test_fresh_objects_go_on_from_any_step(rank: int, device: torch.device, case: Case) -> None:
     """Saved before each step, about QAdam's switch too, and loaded by fresh objects in this process."""
-    rank, device = begin()
     model, optimizer = _made(case, rank, device, "with_bagua")
     for number, batch in enumerate(pulling(rank, WARMUP_STEPS + 3, device)):
         # An optimizer works on with the tensors that it is given.
@@ -117,13 +119,9 @@ def _every_moment(case: Case) -> None:
         check_equal(other, model, f"{case} after {number} steps")
 
 
-@every_algorithm
-def test_fresh_objects_go_on_from_any_step(case: Case) -> None:
-    run_ranks(2, _every_moment, case, reuse=True)
-
-
-def _wrong_states(case: Case) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("case", CASES, ids=str)
+@on_ranks(2)
+def test_the_state_of_another_algorithm_is_refused(rank: int, device: torch.device, case: Case) -> None:
     model, optimizer = _made(case, rank, device, "with_bagua")
     step(model, optimizer, pulling(rank, 1, device)[0])
     saved = engine_of(model).state_dict()
@@ -135,8 +133,3 @@ def _wrong_states(case: Case) -> None:
             message_of(ValueError, lambda: engine_of(wrong).load_state_dict(saved))  # noqa: B023
         other.stop(wrong)
     message_of(ValueError, lambda: engine_of(model).load_state_dict({"algorithm": {}}))
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_state_of_another_algorithm_is_refused(case: Case) -> None:
-    run_ranks(2, _wrong_states, case, reuse=True)

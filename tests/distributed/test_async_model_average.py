@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.dying_rank import VICTIM, begin_to_lose_one, die
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     OPTIMIZERS,
@@ -73,8 +74,11 @@ def _threads() -> int:
 # --- warm-up ---------------------------------------------------------------------------------------------------------
 
 
-def _warmup(how: str, optimizer: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize(("how", "optimizer"), [("with_bagua", "momentum"), ("wrapper", "adam")])
+@on_ranks(2)
+def test_the_warm_up_is_gradient_all_reduce_bit_for_bit(
+    rank: int, device: torch.device, how: str, optimizer: str
+) -> None:
     ours, theirs = mlp(rank, device), mlp(rank, device)
     our_optimizer, their_optimizer = (OPTIMIZERS[optimizer](net.parameters()) for net in (ours, theirs))
     algorithm = AsyncModelAverageAlgorithm(sync_interval_ms=0, warmup_steps=10)
@@ -107,14 +111,9 @@ def _warmup(how: str, optimizer: str) -> None:
     model.bagua_algorithm.abort(model)
 
 
-@pytest.mark.parametrize(("how", "optimizer"), [("with_bagua", "momentum"), ("wrapper", "adam")])
-def test_the_warm_up_is_gradient_all_reduce_bit_for_bit(how: str, optimizer: str) -> None:
-    run_ranks(2, _warmup, how, optimizer)
-
-
-def _accumulation_in_warmup() -> None:
+@on_ranks(2)
+def test_steps_of_the_warm_up_are_passes_that_communicate(rank: int, device: torch.device) -> None:
     """Passes in no_sync, and forward passes without a backward pass, are no steps of the warm-up."""
-    rank, device = begin()
     net = mlp(rank, device)
     optimizer = _sgd(net)
     _wrap(net, [optimizer], warmup=3)
@@ -138,13 +137,9 @@ def _accumulation_in_warmup() -> None:
     check_ranks_equal(net)
 
 
-def test_steps_of_the_warm_up_are_passes_that_communicate() -> None:
-    run_ranks(2, _accumulation_in_warmup)
-
-
-def _gradients_beside_those_of_steps() -> None:
+@on_ranks(2)
+def test_a_gradient_penalty_is_no_step_of_the_warm_up(rank: int, device: torch.device) -> None:
     """torch.autograd.grad makes a pass that is no step, though its end is one of a pass."""
-    rank, device = begin()
     nets = [mlp(0, device), mlp(0, device)]
     optimizers = [_sgd(net) for net in nets]
     nets[0].with_bagua([optimizers[0]], Algorithm.init("gradient_allreduce"))
@@ -160,10 +155,6 @@ def _gradients_beside_those_of_steps() -> None:
             optimizer.step()
     nets[1].bagua_algorithm.abort(nets[1])
     check_ranks_equal(nets[1])
-
-
-def test_a_gradient_penalty_is_no_step_of_the_warm_up() -> None:
-    run_ranks(2, _gradients_beside_those_of_steps)
 
 
 def _aborted_often() -> float:
@@ -189,8 +180,8 @@ def test_abort_does_not_wait_for_the_interval() -> None:
     assert max(run_ranks(2, _aborted_often)) < DEADLINE_S
 
 
-def _resumed_in_warmup() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_resumed_run_goes_on_in_the_middle_of_the_warm_up(rank: int, device: torch.device) -> None:
     data = batches(rank, 12, device)
     ours, theirs = mlp(rank, device), mlp(rank, device)
     our_optimizer, their_optimizer = (OPTIMIZERS["adam"](net.parameters()) for net in (ours, theirs))
@@ -225,38 +216,7 @@ def _resumed_in_warmup() -> None:
     later.bagua_algorithm.abort(later)
 
 
-def test_a_resumed_run_goes_on_in_the_middle_of_the_warm_up() -> None:
-    run_ranks(2, _resumed_in_warmup)
-
-
 # --- what an average does --------------------------------------------------------------------------------------------
-
-
-def _replicas_meet(build: Callable[[], nn.Module]) -> list[int]:
-    """With lr = 0, from replicas that differ: every rank is given the mean, and the mean does not move."""
-    rank, device = begin()
-    torch.manual_seed(0)
-    net = build().to(device)
-    optimizer = _sgd(net, lr=0.0)
-    _wrap(net, [optimizer])
-    with torch.no_grad():
-        torch.manual_seed(rank + 1)
-        for parameter in net.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    means = [_mean(parameter) for parameter in net.parameters()]
-    data = batches(rank, 1, device)
-    algorithm = net.bagua_algorithm
-    parameters = list(net.parameters())
-
-    # An addition may come from a copy that the loop had before the parameters were made to differ.
-    _until(lambda: algorithm.staleness.count >= 4, lambda: train(net, optimizer, data))
-    for parameter, mean in zip(parameters, means, strict=True):
-        assert _is_close(parameter, mean.to(parameter.dtype)), (parameter, mean)
-    algorithm.abort(net)
-    for parameter, mean in zip(parameters, means, strict=True):
-        check_tensor_on_ranks(torch.view_as_real(parameter) if parameter.is_complex() else parameter, "after abort")
-        assert _is_close(parameter, mean.to(parameter.dtype))
-    return [algorithm.staleness.last, algorithm.staleness.largest]
 
 
 def _mean(parameter: Tensor) -> Tensor:
@@ -284,8 +244,33 @@ class _HalfIn(nn.Module):
 
 
 @pytest.mark.parametrize(("ranks", "build"), [(2, MixedDtypes), (3, mlp), (2, _HalfIn), (2, Scaled)])
-def test_an_average_moves_replicas_to_their_mean_and_not_the_mean(ranks: int, build: Callable[[], nn.Module]) -> None:
-    run_ranks(ranks, _replicas_meet, build)
+@on_ranks()
+def test_an_average_moves_replicas_to_their_mean_and_not_the_mean(
+    rank: int, device: torch.device, build: Callable[[], nn.Module]
+) -> None:
+    """With lr = 0, from replicas that differ: every rank is given the mean, and the mean does not move."""
+    torch.manual_seed(0)
+    net = build().to(device)
+    optimizer = _sgd(net, lr=0.0)
+    _wrap(net, [optimizer])
+    with torch.no_grad():
+        torch.manual_seed(rank + 1)
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    means = [_mean(parameter) for parameter in net.parameters()]
+    data = batches(rank, 1, device)
+    algorithm = net.bagua_algorithm
+    parameters = list(net.parameters())
+
+    # An addition may come from a copy that the loop had before the parameters were made to differ.
+    _until(lambda: algorithm.staleness.count >= 4, lambda: train(net, optimizer, data))
+    for parameter, mean in zip(parameters, means, strict=True):
+        assert _is_close(parameter, mean.to(parameter.dtype)), (parameter, mean)
+    algorithm.abort(net)
+    for parameter, mean in zip(parameters, means, strict=True):
+        check_tensor_on_ranks(torch.view_as_real(parameter) if parameter.is_complex() else parameter, "after abort")
+        assert _is_close(parameter, mean.to(parameter.dtype))
+    return [algorithm.staleness.last, algorithm.staleness.largest]
 
 
 def _drifting_replicas() -> tuple[int, int, float]:
@@ -351,9 +336,9 @@ def _alone() -> None:
 # --- optimizers and wrappers -----------------------------------------------------------------------------------------
 
 
-def _two_optimizers() -> None:
+@on_ranks(2)
+def test_each_optimizer_has_its_own_safe_point(rank: int, device: torch.device) -> None:
     """A graph over the second part is alive while the first part is stepped: its parameters may not change then."""
-    rank, device = begin()
     torch.manual_seed(rank)
     net: Any = nn.ModuleDict({"first": nn.Linear(2, 4), "second": nn.Linear(2, 4), "rest": nn.Linear(4, 4)}).to(device)
     net.forward = lambda x: net["first"](x) + net["second"](x)
@@ -387,14 +372,11 @@ def _two_optimizers() -> None:
     check_ranks_equal(nn.ParameterList(net.parameters()))
 
 
-def test_each_optimizer_has_its_own_safe_point() -> None:
-    run_ranks(2, _two_optimizers)
-
-
-def _wrapper(listed: bool) -> None:
+@pytest.mark.parametrize("listed", [True, False])
+@on_ranks(2)
+def test_the_wrapper(rank: int, device: torch.device, listed: bool) -> None:
     """Buffers, and parameters that are not used: nothing is broadcast or agreed upon step by step after the warm-up, so
     that ranks may make unequally many steps. Without a listed optimizer as well."""
-    rank, device = begin()
     torch.manual_seed(rank)
     for net, shape in ((NormNet(), (4, 2)), (Branches(), (4, 2))):
         net.to(device)
@@ -424,14 +406,11 @@ def _wrapper(listed: bool) -> None:
         algorithm.abort(net)
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_the_wrapper(listed: bool) -> None:
-    run_ranks(2, _wrapper, listed)
-
-
-def _kept(how: str, warmup: int) -> None:
+@pytest.mark.parametrize("warmup", [0, 10])
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+@on_ranks(2)
+def test_abort_and_resume(rank: int, device: torch.device, how: str, warmup: int) -> None:
     """20 ms, abort and resume again and again."""
-    rank, device = begin()
     net = mlp(rank, device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     algorithm = AsyncModelAverageAlgorithm(sync_interval_ms=20, warmup_steps=warmup)
@@ -452,15 +431,9 @@ def _kept(how: str, warmup: int) -> None:
     check_ranks_equal(net)
 
 
-@pytest.mark.parametrize("warmup", [0, 10])
-@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
-def test_abort_and_resume(how: str, warmup: int) -> None:
-    run_ranks(2, _kept, how, warmup)
-
-
-def _freezing() -> None:
+@on_ranks(2)
+def test_parameters_may_be_frozen_meanwhile(rank: int, device: torch.device) -> None:
     """Parameters are frozen while the loop runs: all ranks start anew, from the mean."""
-    rank, device = begin()
     net = mlp(rank, device)
     optimizer = _sgd(net)
     _wrap(net, [optimizer])
@@ -478,13 +451,9 @@ def _freezing() -> None:
     check_ranks_equal(net)
 
 
-def test_parameters_may_be_frozen_meanwhile() -> None:
-    run_ranks(2, _freezing)
-
-
-def _other_algorithm() -> None:
+@on_ranks(2)
+def test_another_algorithm_takes_over(rank: int, device: torch.device) -> None:
     """The loop ends, on all ranks, and what follows begins at the mean."""
-    rank, device = begin()
     net, reference = mlp(rank, device), mlp(rank, device)
     optimizer, other = _sgd(net, lr=0.0), _sgd(reference, lr=0.0)
     _wrap(net, [optimizer], interval_ms=500)
@@ -512,13 +481,9 @@ def _other_algorithm() -> None:
     assert _threads() == 0
 
 
-def test_another_algorithm_takes_over() -> None:
-    run_ranks(2, _other_algorithm)
-
-
-def _operation() -> None:
+@on_ranks(2)
+def test_the_operation_of_a_bucket(rank: int, device: torch.device) -> None:
     """`append_asynchronous_model_average_op`, by the engine of an algorithm that marks parameters."""
-    rank, device = begin()
     tensor: Any = torch.full((5,), float(rank), device=device)
     tensor.ensure_bagua_tensor("x", "module")
     from bagua.torch_api.bucket import BaguaBucket
@@ -552,15 +517,12 @@ def _operation() -> None:
     assert "'all'" in message_of(ValueError, lambda: bucket.append_asynchronous_model_average_op("shift_one"))
 
 
-def test_the_operation_of_a_bucket() -> None:
-    run_ranks(2, _operation)
-
-
 # --- ends and errors -------------------------------------------------------------------------------------------------
 
 
-def _dropped(trains: Sequence[int]) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("trains", [(0, 1), (0,)])
+@on_ranks(2)
+def test_a_module_that_is_dropped_ends_its_loop(rank: int, device: torch.device, trains: Sequence[int]) -> None:
     net = mlp(rank, device)
     optimizer = _sgd(net)
     groups = len(dist.distributed_c10d._world.pg_map)
@@ -573,12 +535,7 @@ def _dropped(trains: Sequence[int]) -> None:
     gc.collect()
     assert engine() is None
     _until(lambda: _threads() == 0)
-    _until(lambda: len(dist.distributed_c10d._world.pg_map) == groups)
-
-
-@pytest.mark.parametrize("trains", [(0, 1), (0,)])
-def test_a_module_that_is_dropped_ends_its_loop(trains: Sequence[int]) -> None:
-    run_ranks(2, _dropped, trains)
+    _until(lambda: len(dist.distributed_c10d._world.pg_map) <= groups)  # an earlier one may end, too
 
 
 def _killed() -> tuple[str, tuple[int, ...]]:
@@ -607,20 +564,16 @@ def test_survivors_name_the_rank_that_died() -> None:
         assert "averag" in message
 
 
-def _shut_down() -> str:
-    rank, device = begin()
+@on_ranks(2, fresh=True)
+def test_shutting_torch_down_while_the_loop_runs_is_an_error_of_the_next_step(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)
     optimizer = _sgd(net)
     _wrap(net, [optimizer], interval_ms=1)
     data = batches(rank, 5, device)
     train(net, optimizer, data)
     dist.destroy_process_group()
-    return message_of(RuntimeError, lambda: _until(lambda: False, lambda: train(net, optimizer, data)))
-
-
-def test_shutting_torch_down_while_the_loop_runs_is_an_error_of_the_next_step() -> None:
-    for message in run_ranks(2, _shut_down):
-        assert "abort(model) on every rank before destroy_process_group()" in message
+    message = message_of(RuntimeError, lambda: _until(lambda: False, lambda: train(net, optimizer, data)))
+    assert "abort(model) on every rank before destroy_process_group()" in message
 
 
 FORGETFUL = """
@@ -681,8 +634,8 @@ def test_arguments_that_make_no_sense(arguments: dict[str, Any], words: str) -> 
         Algorithm.init("async", **arguments)
 
 
-def _strangers() -> None:
-    rank, device = begin()
+@on_ranks(1)
+def test_a_model_of_somebody_else(rank: int, device: torch.device) -> None:
     net, other = mlp(rank, device), mlp(rank, device)
     _wrap(net, [_sgd(net)], interval_ms=-1)
     for stranger in (other, None):
@@ -690,7 +643,3 @@ def _strangers() -> None:
             ValueError,
             lambda: net.bagua_algorithm.abort(stranger),  # noqa: B023
         )
-
-
-def test_a_model_of_somebody_else() -> None:
-    run_ranks(1, _strangers)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import run_ranks
-from support.training import batches, begin, check_ranks_equal, loss_of, mlp, with_algorithm
+from support.rank_tests import on_ranks
+from support.training import batches, check_ranks_equal, loss_of, mlp, with_algorithm
 
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
@@ -142,11 +142,12 @@ def _train_until_averaged(trainer: _Trainer) -> None:
         trainer.step()
 
 
-def _schedules(first: int, last: int) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@on_ranks(timeout=2 * DEADLINE_S, fresh=True)
+def test_no_schedule_hangs(rank: int, device: torch.device) -> None:
     gc.freeze()  # what is there now stays, and need not be looked at in every collection
     trainer: _Trainer | None = None
-    for seed in range(first, last):
+    for seed in range(SCHEDULES):
         together, alone = random.Random(seed), random.Random(f"{seed} {rank}")
         begins = together.choice(("new", "again", "other", "on", "on", "on"))
         if trainer is None or begins == "new":
@@ -172,8 +173,3 @@ def _schedules(first: int, last: int) -> None:
     while any(thread.name == "bagua-average" for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "a loop did not end"
         time.sleep(0.01)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_no_schedule_hangs(ranks: int) -> None:
-    run_ranks(ranks, _schedules, 0, SCHEDULES, timeout=2 * DEADLINE_S)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from support.ports import take_another_port
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     batches,
@@ -99,8 +100,8 @@ class Crowded(nn.Module):
         return self.parameters_to_ignore(x) * self.bagua_optimizers
 
 
-def _crowded() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_attributes_of_the_module_itself_win(rank: int, device: torch.device) -> None:
     torch.manual_seed(rank)
     net: Any = Crowded().to(device)
     twin = copy.deepcopy(net)
@@ -115,15 +116,11 @@ def _crowded() -> None:
     assert net.bagua_train_step_counter.tolist() == [0]
 
 
-def test_attributes_of_the_module_itself_win() -> None:
-    run_ranks(2, _crowded)
-
-
 # --- again -----------------------------------------------------------------------------------------------------------
 
 
-def _again() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_second_call_replaces_the_first(rank: int, device: torch.device) -> None:
     net, twin = mlp(rank, device), mlp(rank, device)
     optimizer, other = _sgd(net), _sgd(twin)
     data = batches(rank, 6, device)
@@ -142,12 +139,8 @@ def _again() -> None:
     check_equal(net, twin)
 
 
-def test_a_second_call_replaces_the_first() -> None:
-    run_ranks(2, _again)
-
-
-def _other_optimizer() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_another_optimizer_on_the_way(rank: int, device: torch.device) -> None:
     net, twin = mlp(rank, device), mlp(rank, device)
     first, second = _sgd(net), torch.optim.Adam(net.parameters(), lr=0.01)
     with_algorithm(net, first)
@@ -165,12 +158,8 @@ def _other_optimizer() -> None:
     assert not first._optimizer_step_post_hooks
 
 
-def test_another_optimizer_on_the_way() -> None:
-    run_ranks(2, _other_optimizer)
-
-
-def _collected() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_wrapped_module_is_freed_with_its_last_reference(rank: int, device: torch.device) -> None:
     for how in ("with_bagua", "wrapper"):
         net = mlp(rank, device)
         optimizer = _sgd(net)
@@ -182,12 +171,8 @@ def _collected() -> None:
         assert [trace() for trace in traces] == [None] * 4, how
 
 
-def test_a_wrapped_module_is_freed_with_its_last_reference() -> None:
-    run_ranks(2, _collected)
-
-
-def _another_job() -> None:
-    rank, device = begin()
+@on_ranks(2, fresh=True)
+def test_the_group_is_destroyed_and_made_again(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)
     optimizer = _sgd(net)
     with_algorithm(net, optimizer)
@@ -203,12 +188,16 @@ def _another_job() -> None:
     check_ranks_equal(net)
 
 
-def test_the_group_is_destroyed_and_made_again() -> None:
-    run_ranks(2, _another_job)
+@on_ranks(2)
+def test_nothing_is_broadcast_without_optimizers(rank: int, device: torch.device) -> None:
+    net: Any = nn.Linear(2, 2).to(device)
+    nn.init.constant_(net.weight, rank)
+    message_of(ValueError, lambda: net.with_bagua([], GradientAllReduceAlgorithm()))
+    assert net.weight.unique().tolist() == [rank]
 
 
-def _failed_call() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_call_that_is_refused_leaves_the_module_usable(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)
     optimizer = _sgd(net)
     with_algorithm(net, optimizer)
@@ -239,44 +228,24 @@ def _failed_call() -> None:
     check_ranks_equal(net)
 
 
-def _refused_without_broadcast() -> None:
-    rank, device = begin()
-    net: Any = nn.Linear(2, 2).to(device)
-    nn.init.constant_(net.weight, rank)
-    message_of(ValueError, lambda: net.with_bagua([], GradientAllReduceAlgorithm()))
-    assert net.weight.unique().tolist() == [rank]
-
-
-def test_nothing_is_broadcast_without_optimizers() -> None:
-    run_ranks(2, _refused_without_broadcast)
-
-
-def test_a_call_that_is_refused_leaves_the_module_usable() -> None:
-    run_ranks(2, _failed_call)
-
-
-def _nothing_to_train() -> list[str]:
-    rank, device = begin()
+@on_ranks(2)
+def test_what_cannot_be_trained_is_refused_on_every_rank(rank: int, device: torch.device) -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False).to(device)
     net: Any = nn.Linear(2, 2 + rank).to(device)
     empty = message_of(
         ValueError,
         lambda: frozen.with_bagua([torch.optim.SGD(frozen.parameters(), lr=0.1)], GradientAllReduceAlgorithm()),
     )
-    return [
+    (empty, differs) = [
         empty,
         message_of(
             RuntimeError,
             lambda: net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], GradientAllReduceAlgorithm()),
         ),
     ]
-
-
-def test_what_cannot_be_trained_is_refused_on_every_rank() -> None:
-    for empty, differs in run_ranks(2, _nothing_to_train):
-        assert "Linear has no parameters to synchronize" in empty
-        assert "weight" in differs
-        assert "rank 1 has" in differs
+    assert "Linear has no parameters to synchronize" in empty
+    assert "weight" in differs
+    assert "rank 1 has" in differs
 
 
 def _without_a_group() -> str:
@@ -313,8 +282,8 @@ def test_only_members_of_the_group_can_wrap() -> None:
 # --- several models --------------------------------------------------------------------------------------------------
 
 
-def _several_models() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_two_models_by_turns_and_one_through_the_other(rank: int, device: torch.device) -> None:
     ours = [mlp(rank, device), mlp(rank + 10, device)]
     theirs = copy.deepcopy(ours)
     our_optimizers, their_optimizers = [_sgd(net) for net in ours], [_sgd(net) for net in theirs]
@@ -336,12 +305,8 @@ def _several_models() -> None:
         check_equal(ours_one, theirs_one)
 
 
-def test_two_models_by_turns_and_one_through_the_other() -> None:
-    run_ranks(2, _several_models)
-
-
-def _on_another_device() -> list[str]:
-    _, device = begin()
+@on_ranks(2)
+def test_a_parameter_on_an_unsupported_device_is_refused_by_name(device: torch.device) -> None:
     messages = []
     for is_frozen in (False, True):
         net = nn.Sequential(nn.Linear(2, 2, device=device), nn.Linear(2, 2, device="meta"))
@@ -351,17 +316,13 @@ def _on_another_device() -> list[str]:
         messages.append(message_of(NotImplementedError, wrap))
     net._bagua_params_and_buffers_to_ignore = ["1.weight", "1.bias"]
     with_algorithm(net, optimizer)
-    return messages
+    for message in messages:
+        assert message.startswith("'1.weight' is on device 'meta'; Bagua trains on cpu and cuda.\n")
+        assert "to_empty(device=...)" in message
 
 
-def test_a_parameter_on_an_unsupported_device_is_refused_by_name() -> None:
-    for messages in run_ranks(2, _on_another_device, reuse=True):
-        for message in messages:
-            assert message.startswith("'1.weight' is on device 'meta'; Bagua trains on cpu and cuda.\n")
-            assert "to_empty(device=...)" in message
-
-
-def _subgroup_of_torch_only() -> None:
+@on_ranks(2, joined=False)
+def test_on_a_group_that_torch_made() -> None:
     """Without bagua.init_process_group: torch's default group is adopted."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -375,7 +336,3 @@ def _subgroup_of_torch_only() -> None:
     train(net, optimizer, batches(rank, 3))
     check_ranks_equal(net)
     check_close(net, net)
-
-
-def test_on_a_group_that_torch_made() -> None:
-    run_ranks(2, _subgroup_of_torch_only)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import NODES_OF_TWO_AND_ONE, begin, check_tensor_on_ranks, message_of
 
@@ -74,8 +75,8 @@ def test_operations_on_other_dtypes(operation: str, dtype: torch.dtype) -> None:
     run_ranks(2, _operation, OPERATIONS[operation], True, dtype, reuse=True)
 
 
-def _group_of_two() -> None:
-    rank, device = begin()
+@on_ranks(3)
+def test_an_operation_of_some_ranks(rank: int, device: torch.device) -> None:
     pair = communication.new_group([0, 2])
     if rank == 1:
         return
@@ -85,10 +86,6 @@ def _group_of_two() -> None:
     expected = [sum(parts) for parts in zip(*(_tensors(other, device) for other in (0, 2)), strict=True)]
     for tensor, total in zip(tensors, expected, strict=True):
         assert torch.equal(tensor, total)
-
-
-def test_an_operation_of_some_ranks() -> None:
-    run_ranks(3, _group_of_two)
 
 
 def _uneven_share() -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import NormNet, batches, begin, check_tensor_on_ranks, message_of, mlp, torch_ddp
 from torch import Tensor, nn
@@ -80,8 +81,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _follow(names: list[str]) -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_changed_buffers_are_broadcast(rank: int, device: torch.device) -> None:
+    names = list(CHANGES)
     torch.manual_seed(0)
     ours: Any = DistributedDataParallel(_Net().to(device))
     theirs: Any = torch_ddp(_Net().to(device))
@@ -103,10 +105,6 @@ def _follow(names: list[str]) -> None:
             assert torch.equal(found[key], theirs_), (name, key)
             check_tensor_on_ranks(found[key], f"{name}: {key}")
             assert found[key].eq(1).all(), (name, key, "rank 0's")
-
-
-def test_changed_buffers_are_broadcast() -> None:
-    run_ranks(2, _follow, list(CHANGES))
 
 
 def test_what_changes_is_found() -> None:
@@ -171,9 +169,9 @@ def test_ranks_with_other_buffers_are_told_which(case: str) -> None:
         assert "rank 1 has" in told[0][0]
 
 
-def _left_alone() -> None:
+@on_ranks(2)
+def test_what_torch_leaves_alone(rank: int, device: torch.device) -> None:
     """As by torch: a module that had no buffers when it was wrapped; and ranks that do not use what they have."""
-    rank, device = begin()
     warnings.simplefilter("ignore", FutureWarning)  # of torch's own argument
     for wrap in (DistributedDataParallel, torch_ddp):
         for net, options in ((mlp(rank, device), {}), (_Net().to(device), {"broadcast_buffers": False})):
@@ -194,7 +192,3 @@ def _left_alone() -> None:
     assert "buffer 'table' cannot be broadcast: it is expanded" in message_of(
         ValueError, lambda: model(batches(rank, 1, device)[0][0])
     )
-
-
-def test_what_torch_leaves_alone() -> None:
-    run_ranks(2, _left_alone)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.byte_reference import expected, nodes_of, of_all_ranks
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     NODES,
@@ -134,14 +135,10 @@ def _error_of_one_step(device: torch.device, rank: int, seed: int, average: bool
     assert 0 < error <= (first + second) * (1 + 1e-5), (error, first, second)
 
 
-def _errors() -> None:
-    rank, device = begin()
+@on_ranks(3)
+def test_the_error_is_at_most_half_a_level_of_either_rounding(rank: int, device: torch.device) -> None:
     for seed, average in itertools.product(range(4), (True, False)):
         _error_of_one_step(device, rank, 100 * seed, average)
-
-
-def test_the_error_is_at_most_half_a_level_of_either_rounding() -> None:
-    run_ranks(3, _errors, reuse=True)
 
 
 # --- values that are not finite --------------------------------------------------------------------------------------
@@ -179,8 +176,8 @@ def test_an_overflow_on_one_rank_makes_the_grad_scaler_skip_the_step_on_all(hier
 # --- with what users do besides --------------------------------------------------------------------------------------
 
 
-def _accumulated_and_clipped() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_accumulation_and_clipping(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)
     optimizer = torch.optim.SGD(net.parameters(), **SGD)
     _bytegrad(net, optimizer, hierarchical=False)
@@ -198,10 +195,6 @@ def _accumulated_and_clipped() -> None:
             stepping.step()
         check_equal(net, reference.module, f"batch {number}")
     check_ranks_equal(net)
-
-
-def test_accumulation_and_clipping() -> None:
-    run_ranks(2, _accumulated_and_clipped, reuse=True)
 
 
 def _other_dtypes(make: Callable[[], nn.Module]) -> None:
@@ -323,8 +316,8 @@ def test_only_leaders_exchange_bytes_with_other_nodes() -> None:
             assert exchanged == 0
 
 
-def _one_node() -> tuple[int, int]:
-    rank, device = begin()
+@on_ranks(3)
+def test_one_node_adds_up_at_once_and_every_rank_rounds(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     _bytegrad(net, optimizer)
@@ -333,11 +326,7 @@ def _one_node() -> tuple[int, int]:
     with counted_all_reduces() as all_reduces, counted_bytes() as counts:
         train(net, optimizer, data[1:])
     check_ranks_equal(net)
-    return len(all_reduces), sum(counts.values())
-
-
-def test_one_node_adds_up_at_once_and_every_rank_rounds() -> None:
-    assert run_ranks(3, _one_node, reuse=True) == [(1, 0)] * 3
+    assert (len(all_reduces), sum(counts.values())) == (1, 0)
 
 
 # --- the operation ---------------------------------------------------------------------------------------------------
@@ -349,8 +338,8 @@ def _bucket(elements: int, dtype: torch.dtype, device: torch.device, alignment: 
     return BaguaBucket([tensor], "7", flatten=True, alignment=alignment)
 
 
-def _refused() -> None:
-    _, device = begin()
+@on_ranks(2)
+def test_what_cannot_be_compressed_is_refused(device: torch.device) -> None:
 
     def append(elements: int, dtype: torch.dtype, **options: Any) -> None:
         _bucket(elements, dtype, device).append_centralized_synchronous_op(**options)
@@ -367,13 +356,9 @@ def _refused() -> None:
     assert "'MinMaxUInt8'" in text
 
 
-def test_what_cannot_be_compressed_is_refused() -> None:
-    run_ranks(2, _refused, reuse=True)
-
-
-def _appended() -> None:
+@on_ranks(2)
+def test_the_operation_as_a_method_of_buckets(rank: int, device: torch.device) -> None:
     """As an algorithm of old calls it, after another operation, and for parameters instead of gradients."""
-    rank, device = begin()
     for average, hierarchical in itertools.product((True, False), (True, False)):
         bucket = _bucket(100, torch.float32, device, alignment=64)
         bucket.append_python_op(lambda _, bucket=bucket: bucket.flattened_tensor()[:100].mul_(rank + 1.0))
@@ -387,13 +372,9 @@ def _appended() -> None:
         check_tensor_on_ranks(result, "the bucket")
 
 
-def test_the_operation_as_a_method_of_buckets() -> None:
-    run_ranks(2, _appended, reuse=True)
-
-
-def _overflow_and_padding() -> None:
+@on_ranks(2)
+def test_an_overflow_is_gone_in_the_next_step(rank: int, device: torch.device) -> None:
     """Three parameters over two ranks: the bucket is padded, and what is not finite must not stay there."""
-    rank, device = begin()
     net: Any = nn.Linear(2, 1).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net.with_bagua([optimizer], ByteGradAlgorithm(hierarchical=False))
@@ -405,7 +386,3 @@ def _overflow_and_padding() -> None:
         (net(batches(rank, 1, device)[0][0]).sum() * factor).backward()
         finite.append(all(bool(parameter.grad.isfinite().all()) for parameter in net.parameters()))
     assert finite == [False, True, True]
-
-
-def test_an_overflow_is_gone_in_the_next_step() -> None:
-    run_ranks(2, _overflow_and_padding, reuse=True)

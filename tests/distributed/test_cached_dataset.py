@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.redis_for_tests import needs_redis, redis_server
 from support.squares import Squares, check, prepared
@@ -311,8 +312,9 @@ def test_a_process_that_ends_writes_what_waits(tmp_path: Path) -> None:
 # --- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def read_on_ranks(folder: str) -> tuple[int, int]:
-    begin()
+@on_ranks(3)
+def test_ranks_of_a_node_share_a_cache(tmp_path: Path) -> None:
+    folder = str(tmp_path)
     data = CachedDataset(Squares(Path(folder) / "log"), path=Path(folder) / "cache", capacity_bytes=8 * MIB)
     for index in range(bagua.get_rank(), 102, bagua.get_world_size()):
         check(data[index], index)
@@ -321,11 +323,7 @@ def read_on_ranks(folder: str) -> tuple[int, int]:
     before = data.statistics().misses
     for index in ALL:
         check(data[index], index)
-    return before, data.statistics().misses
-
-
-def test_ranks_of_a_node_share_a_cache(tmp_path: Path) -> None:
-    assert run_ranks(3, read_on_ranks, str(tmp_path), reuse=True) == [(34, 34)] * 3
+    assert (before, data.statistics().misses) == (34, 34)
 
 
 def start_on_nodes(cluster_mode: bool) -> tuple[int, int, bool]:

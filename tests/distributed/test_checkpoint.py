@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from support.algorithm_cases import CASES, Case, pulling, step
 from support.dying_rank import VICTIM, begin_to_lose_one
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     begin,
@@ -57,8 +58,11 @@ def _everything(model: Any, optimizer: Any) -> list[torch.Tensor]:
     return found
 
 
-def _resumed(cases: list[Case], how: str, folder: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+@on_ranks(2)
+def test_each_algorithm_goes_on_bit_for_bit(rank: int, device: torch.device, how: str, tmp_path: Path) -> None:
+    cases = [case for case in CASES if case.deterministic]
+    folder = str(tmp_path)
     for case in cases:
         path = Path(folder, str(case))
         model, optimizer = _made(case, rank, device, how)
@@ -83,13 +87,9 @@ def _resumed(cases: list[Case], how: str, folder: str) -> None:
         bagua.barrier()
 
 
-@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
-def test_each_algorithm_goes_on_bit_for_bit(how: str, tmp_path: Path) -> None:
-    run_ranks(2, _resumed, [case for case in CASES if case.deterministic], how, str(tmp_path), reuse=True)
-
-
-def _saved_async(path: str) -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_each_rank_of_async_has_its_own(rank: int, device: torch.device, tmp_path: Path) -> None:
+    path = str(tmp_path)
     case = Case("async", {"sync_interval_ms": 0})
     model, optimizer = _made(case, rank, device, "with_bagua")
     for batch in pulling(rank, STEPS, device):
@@ -103,13 +103,10 @@ def _saved_async(path: str) -> None:
     model.bagua_algorithm.abort(model)
 
 
-def test_each_rank_of_async_has_its_own(tmp_path: Path) -> None:
-    run_ranks(2, _saved_async, str(tmp_path), reuse=True)
-
-
-def _owed(path: str) -> None:
+@on_ranks(2, timeout=30)
+def test_an_exchange_that_is_owed_comes_first(rank: int, device: torch.device, tmp_path: Path) -> None:
     """A rank that skipped its step, as a GradScaler does, owes its neighbor an exchange, who waits for it in step()."""
-    rank, device = begin()
+    path = str(tmp_path)
     case = Case("low_precision_decentralized", {"hierarchical": False})
     group = bagua.communication.new_group()  # in which no checkpoint was saved before
     net = mlp(rank, device)
@@ -122,12 +119,9 @@ def _owed(path: str) -> None:
     assert load_checkpoint(path, model, optimizer) == 1
 
 
-def test_an_exchange_that_is_owed_comes_first(tmp_path: Path) -> None:
-    run_ranks(2, _owed, str(tmp_path), reuse=True, timeout=30)
-
-
-def _in_a_group(path: str) -> None:
-    rank, device = begin()
+@on_ranks(3)
+def test_ranks_of_a_group_save_together(rank: int, device: torch.device, tmp_path: Path) -> None:
+    path = str(tmp_path)
     group = bagua.communication.new_group([0, 2])
     if rank != 1:
         net = mlp(rank, device)
@@ -138,10 +132,6 @@ def _in_a_group(path: str) -> None:
             value.mul_(2)
         assert load_checkpoint(path, model) == 1
         assert all(torch.equal(one, two) for one, two in zip(own, net.state_dict().values(), strict=True))
-
-
-def test_ranks_of_a_group_save_together(tmp_path: Path) -> None:
-    run_ranks(3, _in_a_group, str(tmp_path), reuse=True)
 
 
 # --- other numbers of ranks, other algorithms ------------------------------------------------------------------------
@@ -208,8 +198,9 @@ def _full(*_: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def _failing(path: str) -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_ranks_that_cannot_are_named_on_all(rank: int, device: torch.device, tmp_path: Path) -> None:
+    path = str(tmp_path)
     net = mlp(rank, device)
     model = with_algorithm(net, momentum(net))
     save_checkpoint(1, path, model, per_rank=True)
@@ -254,10 +245,6 @@ def _failing(path: str) -> None:
     assert told.startswith("Rank 1 (host "), told
     assert layout.replica_file(1) in told, told
     assert all(torch.equal(one, two) for one, two in zip(before, net.state_dict().values(), strict=True))
-
-
-def test_ranks_that_cannot_are_named_on_all(tmp_path: Path) -> None:
-    run_ranks(2, _failing, str(tmp_path), reuse=True)
 
 
 def _killed(path: str, in_background: bool) -> tuple[int, ...]:

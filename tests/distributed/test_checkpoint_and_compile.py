@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     NormNet,
@@ -114,9 +115,12 @@ class ReentrantInDataclass(Reentrant):
         return Answer(super().forward(x))
 
 
-def _checkpointed_with_unused(make: Callable[[], Blocks]) -> None:
+@pytest.mark.parametrize("make", [Reentrant, ReentrantInDataclass])
+@on_ranks(2)
+def test_checkpointed_blocks_while_looking_for_unused_parameters(
+    rank: int, device: torch.device, make: Callable[[], Blocks]
+) -> None:
     """The end of a nested backward pass is not the end of the pass, or what comes later would count as unused."""
-    rank, device = begin()
     ours, theirs = make().to(device), Blocks().to(device)
     theirs.load_state_dict(ours.state_dict())
     optimizer, other = momentum(ours), momentum(theirs)
@@ -135,30 +139,27 @@ def _checkpointed_with_unused(make: Callable[[], Blocks]) -> None:
     check_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("make", [Reentrant, ReentrantInDataclass])
-def test_checkpointed_blocks_while_looking_for_unused_parameters(make: Callable[[], Blocks]) -> None:
-    run_ranks(2, _checkpointed_with_unused, make, reuse=True)
-
-
-def _reentrant_twice() -> str:
-    rank, device = begin()
+@on_ranks(2, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"})
+def test_a_reentrant_block_that_is_used_twice_is_refused(rank: int, device: torch.device) -> None:
     torch.manual_seed(rank)
     net: Any = Reentrant().to(device)
     net.share = True
     del net.third
     with_algorithm(net, momentum(net))
-    return message_of(RuntimeError, lambda: loss_of(net, batches(rank, 1, device)[0]).backward())
+    message = message_of(RuntimeError, lambda: loss_of(net, batches(rank, 1, device)[0]).backward())
+    assert "'second." in message
+    assert "use_reentrant=False" in message
 
 
-def test_a_reentrant_block_that_is_used_twice_is_refused() -> None:
-    for message in run_ranks(2, _reentrant_twice, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"}, reuse=True):
-        assert "'second." in message
-        assert "use_reentrant=False" in message
+def _call_checkpointed(model: Any, reentrant: bool) -> Callable[[Tensor], Tensor]:
+    return lambda x: checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
 
 
-def _whole_module(reentrant: bool, how: str) -> None:
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("how", HOW)
+@on_ranks(2)
+def test_the_whole_module_checkpointed(rank: int, device: torch.device, reentrant: bool, how: str) -> None:
     """The forward pass that is repeated is the wrapped module's own: no step of its own, no broadcast of buffers."""
-    rank, device = begin()
     torch.manual_seed(rank)
     both = pair(how, rank, device, NormNet)
     (ours, optimizer), (theirs, other) = both
@@ -175,16 +176,6 @@ def _whole_module(reentrant: bool, how: str) -> None:
     train(theirs, other, data)
     # Batch normalisation sees the batch twice; what it computes with is the same.
     check_equal(*(nn.ParameterList(model.parameters()) for model, _ in both))
-
-
-def _call_checkpointed(model: Any, reentrant: bool) -> Callable[[Tensor], Tensor]:
-    return lambda x: checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("how", HOW)
-def test_the_whole_module_checkpointed(reentrant: bool, how: str) -> None:
-    run_ranks(2, _whole_module, reentrant, how, reuse=True)
 
 
 # --- torch.compile ---------------------------------------------------------------------------------------------------
@@ -263,7 +254,8 @@ COMPILED = (
 )
 
 
-def _compiled_everywhere() -> None:
+@on_ranks(2, timeout=150, joined=False)
+def test_compiled() -> None:
     """In one process: loading the compiler takes longer than all of them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about its own modules, which the first call imports
@@ -278,10 +270,6 @@ def _compiled_everywhere() -> None:
     torch._dynamo.reset()
     _compiled_find_unused()
     _compiled_steps()
-
-
-def test_compiled() -> None:
-    run_ranks(2, _compiled_everywhere, timeout=150)
 
 
 def _compiled_steps() -> None:
@@ -325,7 +313,8 @@ def _compiled_steps() -> None:
     sys.unraisablehook = sys.__unraisablehook__
 
 
-def _not_ours() -> None:
+@on_ranks(1, timeout=150, joined=False)
+def test_modules_that_are_not_wrapped_compile_as_without_us() -> None:
     """Whatever else of torch goes through all attributes of a module."""
     warnings.simplefilter("ignore")
     net = NormNet().eval()
@@ -339,10 +328,6 @@ def _not_ours() -> None:
     ):
         assert torch.allclose(convert()(x), expected)
     assert not [name for name in dir(net) if not hasattr(net, name)]
-
-
-def test_modules_that_are_not_wrapped_compile_as_without_us() -> None:
-    run_ranks(1, _not_ours, timeout=150)
 
 
 def _compiled_find_unused() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import begin, message_of
 from torch import Tensor, nn
@@ -133,8 +134,9 @@ def test_experts_go_where_they_belong(tmp_path: Path) -> None:
     assert "change num_local_experts" in told
 
 
-def _alone(path: str) -> None:
-    begin()
+@on_ranks(1)
+def test_a_mixture_that_is_the_whole_model(tmp_path: Path) -> None:
+    path = str(tmp_path)
     layer: Any = MoE(HIDDEN, nn.Linear(HIDDEN, HIDDEN), num_local_experts=EXPERTS)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     save_checkpoint(1, path, layer)  # whose names begin with those of the experts
@@ -146,7 +148,3 @@ def _alone(path: str) -> None:
     optimizer = torch.optim.SGD(layer.parameters())
     assert "saved without optimizer" in message_of(RuntimeError, lambda: load_checkpoint(path, layer, optimizer))
     assert load_checkpoint(path, layer, optimizer, strict=False) == 1
-
-
-def test_a_mixture_that_is_the_whole_model(tmp_path: Path) -> None:
-    run_ranks(1, _alone, str(tmp_path), reuse=True)

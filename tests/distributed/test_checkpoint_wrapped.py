@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import run_ranks
-from support.training import batches, begin, mlp, momentum
+from support.rank_tests import on_ranks
+from support.training import batches, mlp, momentum
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms import Algorithm
@@ -68,8 +68,9 @@ def _engine(*models: nn.Module) -> Any:
     return next(one.__dict__["bagua_ddp"] for model in models for one in model.modules() if "bagua_ddp" in one.__dict__)
 
 
-def _saved(folder: str) -> None:
-    rank, device = begin()
+@on_ranks(2, timeout=120)
+def test_what_trains_is_saved_whole(rank: int, device: torch.device, tmp_path: Path) -> None:
+    folder = str(tmp_path)
     for name, wrap in WRAPPED.items():
         path = Path(folder, name)
         net = mlp(3, device)
@@ -95,10 +96,6 @@ def _saved(folder: str) -> None:
         assert not torch.equal(*differ), "or the test shows nothing"
         written = torch.load(path / "iter_0000003" / layout.MODEL_FILE, weights_only=True)["model"]
         assert not [key for key in written if "_orig_mod" in key or "module" in key], name
-
-
-def test_what_trains_is_saved_whole(tmp_path: Path) -> None:
-    run_ranks(2, _saved, str(tmp_path), timeout=120)
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."])

@@ -7,8 +7,7 @@ import os
 import pytest
 import torch
 from support.messages import counted_messages
-from support.ranks import run_ranks
-from support.training import begin
+from support.rank_tests import on_ranks
 from torch import Tensor
 
 import bagua.torch_api as bagua
@@ -42,48 +41,35 @@ def _check_exchange(group: BaguaCommunicator, elements: int, dtype: torch.dtype,
         assert torch.equal(versions[owner], _version(owner, owner, elements, dtype, device))
 
 
-def _exchanged(limit: int | None) -> None:
-    _, device = begin()
-    if limit is not None:
-        chunk_exchange.DIRECT_BYTES = limit
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("way", ["messages", "collectives"])
+@on_ranks(fresh=True)
+def test_every_chunk_arrives(device: torch.device, way: str) -> None:
+    chunk_exchange.DIRECT_BYTES = 0 if way == "messages" else 1 << 60
     group = _get_default_group().get_global_communicator()
     for dtype in DTYPES:
         for elements in (1, 33, 4099):
             _check_exchange(group, elements, dtype, device)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("way", ["messages", "collectives"])
-def test_every_chunk_arrives(ranks: int, way: str) -> None:
-    run_ranks(ranks, _exchanged, 0 if way == "messages" else 1 << 60)
-
-
-def _ways() -> tuple[list[int], list[int]]:
+@pytest.mark.skipif(os.environ.get("BAGUA_TEST_DEVICE") == "cuda", reason="NCCL's collectives are always used")
+@on_ranks(2)
+def test_much_goes_by_messages_and_little_by_collectives(device: torch.device) -> None:
     """Sizes of the messages of chunks of 1 MiB together, and of a little less."""
-    _, device = begin()
     group = _get_default_group().get_global_communicator()
     sizes = []
     for elements in (1 << 18, (1 << 18) - 1):
         with counted_messages() as messages:
             _check_exchange(group, elements // group.nranks(), torch.float32, device)
         sizes.append(messages)
-    return sizes[0], sizes[1]
+    (large, small) = sizes[0], sizes[1]
+    assert large == [1 << 19, 1 << 19]
+    assert small == []
 
 
-@pytest.mark.skipif(os.environ.get("BAGUA_TEST_DEVICE") == "cuda", reason="NCCL's collectives are always used")
-def test_much_goes_by_messages_and_little_by_collectives() -> None:
-    for large, small in run_ranks(2, _ways):
-        assert large == [1 << 19, 1 << 19]
-        assert small == []
-
-
-def _in_a_part_of_the_ranks() -> None:
-    rank, device = begin()
+@on_ranks(4, fresh=True)
+def test_a_group_of_some_ranks(rank: int, device: torch.device) -> None:
     chunk_exchange.DIRECT_BYTES = 0
     group = bagua.communication.new_group([1, 3])
     if rank in (1, 3):
         _check_exchange(group.get_global_communicator(), 100, torch.float32, device)
-
-
-def test_a_group_of_some_ranks() -> None:
-    run_ranks(4, _in_a_part_of_the_ranks)

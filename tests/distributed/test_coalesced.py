@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from support.collective_model import COMPLEX, FLOATS, INTEGERS, MOVED_DTYPES, assert_reduced, assert_same, contributions
+from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 
 import bagua.torch_api as bagua
@@ -71,24 +72,18 @@ def broadcast_parameters() -> list[float]:
     return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
 
 
-def broadcast_iterators() -> list[float]:
-    device = device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
+@on_ranks(2)
+def test_tensors_may_come_from_an_iterator(rank: int, device: torch.device) -> None:
     model = torch.nn.Linear(2, 1).to(device)
     torch.nn.init.constant_(model.weight, rank)
     communication.broadcast_coalesced(model.parameters())
     total = torch.ones(2, device=device)
     communication.allreduce_coalesced_inplace(one for one in [total])
-    return [*model.weight.flatten().tolist(), *total.tolist()]
+    assert [*model.weight.flatten().tolist(), *total.tolist()] == [0, 0, 2, 2]
 
 
-def test_tensors_may_come_from_an_iterator() -> None:
-    assert run_ranks(2, broadcast_iterators) == [[0, 0, 2, 2]] * 2
-
-
-def refused() -> None:
-    device = device_for(bagua.get_rank())
-    bagua.init_process_group()
+@on_ranks(2)
+def test_a_lone_tensor_and_expanded_ones_are_refused(device: torch.device) -> None:
     before = torch.ones(2, device=device)
     expanded = torch.ones(1, device=device).expand(3)
     for call in (communication.broadcast_coalesced, communication.allreduce_coalesced_inplace):
@@ -99,10 +94,6 @@ def refused() -> None:
             call([before, expanded])
     assert before.tolist() == [1, 1]
     bagua.barrier()
-
-
-def test_a_lone_tensor_and_expanded_ones_are_refused() -> None:
-    run_ranks(2, refused)
 
 
 def test_parameters_follow_the_source() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.processes import wait_until
+from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 from support.training import begin
 
@@ -139,10 +140,12 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
 }
 
 
-def give_wrong_arguments(guilty: int | None) -> None:
+@pytest.mark.parametrize("guilty", [None, 0, 1])
+@on_ranks(2)
+def test_wrong_arguments_are_errors_before_anything_is_sent(
+    rank: int, device: torch.device, guilty: int | None
+) -> None:
     """`guilty` alone, or None for all. If anything were sent, the sum at the end would meet it."""
-    device = device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
     for name, (call, error, message) in WRONG.items():
         if guilty in (rank, None):
             try:
@@ -153,11 +156,6 @@ def give_wrong_arguments(guilty: int | None) -> None:
         tensor = torch.ones(1, device=device)
         bagua.allreduce_inplace(tensor)
         assert tensor.item() == 2, name
-
-
-@pytest.mark.parametrize("guilty", [None, 0, 1])
-def test_wrong_arguments_are_errors_before_anything_is_sent(guilty: int | None) -> None:
-    run_ranks(2, give_wrong_arguments, guilty)
 
 
 def do_nothing_outside() -> str:
@@ -198,13 +196,10 @@ def test_collectives_do_nothing_on_ranks_outside_the_group() -> None:
     assert run_ranks(2, do_nothing_outside) == ["not a member", "member"]
 
 
-def call_uninitialized() -> None:
+@on_ranks(1, joined=False)
+def test_without_a_default_group_the_error_says_what_to_call() -> None:
     with pytest.raises(RuntimeError, match=r"init_process_group\(\) first"):
         bagua.allreduce_inplace(torch.ones(1))
-
-
-def test_without_a_default_group_the_error_says_what_to_call() -> None:
-    run_ranks(1, call_uninitialized)
 
 
 def abort_what_waits() -> list[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from support.collective_model import (
     assert_same,
     contributions,
 )
+from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 
 import bagua.torch_api as bagua
@@ -210,11 +210,10 @@ def test_in_a_group_of_some_ranks() -> None:
     assert run_ranks(4, check_everything, 4, [3, 1, 2]) == [0, *[ALL_EXAMPLES] * 3]
 
 
-def compare_with_torch(seed: int) -> None:
+@on_ranks(3)
+def test_floating_point_sums_equal_those_of_torch(device: torch.device) -> None:
     """Floating-point sums of any numbers, in the order in which torch's own collective makes them."""
-    device = device_for(bagua.get_rank())
-    bagua.init_process_group()
-    generator = torch.Generator().manual_seed(seed + bagua.get_rank())
+    generator = torch.Generator().manual_seed(11 + bagua.get_rank())
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         for shape in ((1,), (7, 3), (2, 3, 50), (), (0, 4), (100_003,)):
             mine = torch.randn(shape, generator=generator).to(dtype).to(device)
@@ -229,27 +228,18 @@ def compare_with_torch(seed: int) -> None:
             assert torch.equal(gathered, torch.stack(pieces))
 
 
-def test_floating_point_sums_equal_those_of_torch() -> None:
-    run_ranks(3, compare_with_torch, 11)
-
-
-def reduce_short_floats() -> list[float]:
+@on_ranks(3)
+def test_float8_is_rounded_once(device: torch.device) -> None:
     """Float8 is added up in float32: 256 + 16 + 16 is 288 in float8, adding one by one would lose the 16 twice."""
-    device = device_for(bagua.get_rank())
-    bagua.init_process_group()
     tensor = torch.tensor([256.0 if bagua.get_rank() == 0 else 16.0], device=device).to(torch.float8_e4m3fn)
     bagua.allreduce_inplace(tensor)
-    return [float(tensor.float().item())]
+    assert [float(tensor.float().item())] == [288.0]
 
 
-def test_float8_is_rounded_once() -> None:
-    assert run_ranks(3, reduce_short_floats) == [[288.0]] * 3
-
-
-def share_memory(ranks: int) -> Any:
+@on_ranks(3)
+def test_source_and_destination_may_share_memory(rank: int, device: torch.device) -> None:
     """Source and destination overlap, equal or shifted."""
-    device = device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
+    ranks = 3
     whole = torch.arange(float(2 * ranks), device=device) + 100 * rank
     bagua.allgather(whole[2 * rank : 2 * rank + 2], whole)
     expected = torch.tensor([100.0 * (i // 2) + i for i in range(2 * ranks)])
@@ -265,39 +255,25 @@ def share_memory(ranks: int) -> Any:
     assert_same(summed[-1:], torch.tensor([float(ranks * rank)]), "reduce_scatter")
 
 
-def test_source_and_destination_may_share_memory() -> None:
-    run_ranks(3, share_memory, 3)
-
-
-def name_operations_otherwise() -> list[float]:
+@on_ranks(2)
+def test_operations_may_be_numbers_or_those_of_torch(rank: int, device: torch.device) -> None:
     """By the numbers of the original interface, and as torch calls them."""
-    device = device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
     results = []
     for op in (3, 10, dist.ReduceOp.MIN, dist.ReduceOp(dist.ReduceOp.PRODUCT)):
         tensor = torch.tensor([rank + 2.0], device=device)
         bagua.allreduce_inplace(tensor, op)  # type: ignore[arg-type]
         results.append(tensor.item())
-    return results
+    assert results == [3.0, 2.5, 2.0, 6.0]
 
 
-def test_operations_may_be_numbers_or_those_of_torch() -> None:
-    assert run_ranks(2, name_operations_otherwise) == [[3.0, 2.5, 2.0, 6.0]] * 2
-
-
-def leave_autograd_alone() -> None:
-    device = device_for(bagua.get_rank())
-    bagua.init_process_group()
+@on_ranks(2)
+def test_parameters_can_be_communicated(device: torch.device) -> None:
     parameter = torch.nn.Parameter(torch.ones(3, device=device))
     bagua.allreduce_inplace(parameter)
     bagua.broadcast(parameter)
     assert parameter.is_leaf
     assert parameter.requires_grad
     assert parameter.tolist() == [2.0] * 3
-
-
-def test_parameters_can_be_communicated() -> None:
-    run_ranks(2, leave_autograd_alone)
 
 
 def wait_for_each_other() -> list[float]:

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from support.collective_model import MOVED_DTYPES, REDUCTIONS, assert_reduced, assert_same, contributions
+from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 
 import bagua.torch_api as bagua
@@ -155,10 +156,9 @@ def test_in_a_group_of_some_ranks() -> None:
     assert run_ranks(4, check_everything, 24, [0, 2, 3]) == [ALL_EXAMPLES, 0, ALL_EXAMPLES, ALL_EXAMPLES]
 
 
-def keep_shape() -> None:
+@on_ranks(2)
+def test_shapes_are_kept(rank: int, device: torch.device) -> None:
     """Tensors of several dimensions are taken as their elements in order."""
-    device = device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
     matrix = torch.arange(6.0, device=device).view(2, 3) + 10 * rank
     bagua.allgather_inplace(matrix)
     assert_same(matrix, torch.tensor([[0.0, 1, 2], [13, 14, 15]]), "allgather_inplace of a matrix")
@@ -169,7 +169,3 @@ def keep_shape() -> None:
     scalar = torch.tensor(rank + 1, device=device)
     bagua.allreduce_inplace(scalar)
     assert_same(scalar, torch.tensor(3), "allreduce_inplace of a scalar")
-
-
-def test_shapes_are_kept() -> None:
-    run_ranks(2, keep_shape)

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from support.byte_reference import expected, nodes_of, of_all_ranks, rounded
 from support.dying_rank import VICTIM, begin_to_lose_one, die
+from support.rank_tests import on_ranks
 from support.ranks import DEVICE_VARIABLE, device_for, run_ranks
 from support.training import (
     NODES,
@@ -149,8 +150,8 @@ def test_the_hooks_give_what_the_algorithm_gives(hierarchical: bool) -> None:
 # --- groups, models, options of DDP ----------------------------------------------------------------------------------
 
 
-def _states() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_state_may_be_none_a_group_or_options(rank: int, device: torch.device) -> None:
     results = []
     given: list[Any] = [None, dist.group.WORLD, bagua_torch.communication.new_group(), ByteGradState()]
     for state in given:
@@ -167,12 +168,9 @@ def _states() -> None:
         assert len(threads) == 2, "one for each torch group, not for each model"
 
 
-def test_a_state_may_be_none_a_group_or_options() -> None:
-    run_ranks(2, _states)
-
-
-def _pairs(kind: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("kind", ["torch", "bagua"])
+@on_ranks(4)
+def test_groups_train_apart(rank: int, device: torch.device, kind: str) -> None:
     make: Any = dist.new_group if kind == "torch" else bagua_torch.communication.new_group
     groups = [make([0, 1]), make([2, 3])]
     mine = groups[rank // 2]
@@ -190,14 +188,9 @@ def _pairs(kind: str) -> None:
     assert not torch.equal(weights[0], weights[2])
 
 
-@pytest.mark.parametrize("kind", ["torch", "bagua"])
-def test_groups_train_apart(kind: str) -> None:
-    run_ranks(4, _pairs, kind)
-
-
-def _with_ddps_own_collectives() -> None:
+@on_ranks(2)
+def test_unused_parameters_and_two_models_by_turns(rank: int, device: torch.device) -> None:
     """Unused parameters, buffers, a bucket for every tensor: DDP's own collectives run in between."""
-    rank, device = begin()
     torch.manual_seed(0)
     net = Branches().to(device)
     model, recorder = _hooked(net, None, bytegrad, find_unused_parameters=True, bucket_cap_mb=1e-6)
@@ -218,12 +211,8 @@ def _with_ddps_own_collectives() -> None:
             assert torch.equal(after.cpu(), expected(of_all_ranks(before), average=True))
 
 
-def test_unused_parameters_and_two_models_by_turns() -> None:
-    run_ranks(2, _with_ddps_own_collectives, reuse=True)
-
-
-def _accumulated() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_no_sync_accumulates(rank: int, device: torch.device) -> None:
     nets = [mlp(0, device), mlp(0, device)]
     model, recorder = _hooked(nets[0], None, bytegrad, gradient_as_bucket_view=True)
     data = batches(rank, 9, device)
@@ -244,12 +233,8 @@ def _accumulated() -> None:
             assert torch.equal(after.cpu(), expected(of_all_ranks(before), average=True))
 
 
-def test_no_sync_accumulates() -> None:
-    run_ranks(2, _accumulated, reuse=True)
-
-
-def _uneven_inputs_and_static_graphs() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_uneven_inputs_and_static_graphs(rank: int, device: torch.device) -> None:
     for state, hook in ((lambda: None, bytegrad), (ErrorFeedbackState, error_feedback_bytegrad)):
         for static in (False, True):
             net = mlp(0, device)
@@ -264,12 +249,11 @@ def _uneven_inputs_and_static_graphs() -> None:
             check_ranks_equal(net, f"{hook.__name__} {static=}")
 
 
-def test_uneven_inputs_and_static_graphs() -> None:
-    run_ranks(2, _uneven_inputs_and_static_graphs, reuse=True)
-
-
-def _overflow(feedback: bool) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("feedback", [False, True])
+@on_ranks(2)
+def test_an_overflow_on_one_rank_makes_the_grad_scaler_skip_the_step_on_all(
+    rank: int, device: torch.device, feedback: bool
+) -> None:
     net = mlp(0, device)
     model = torch_ddp(net)
     if feedback:
@@ -291,13 +275,8 @@ def _overflow(feedback: bool) -> None:
     check_ranks_equal(net)
 
 
-@pytest.mark.parametrize("feedback", [False, True])
-def test_an_overflow_on_one_rank_makes_the_grad_scaler_skip_the_step_on_all(feedback: bool) -> None:
-    run_ranks(2, _overflow, feedback, reuse=True)
-
-
-def _other_dtypes() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_dtypes_that_are_not_compressed_are_sent_as_they_are(rank: int, device: torch.device) -> None:
     torch.manual_seed(0)
     for state, hook in (
         (None, bytegrad),
@@ -317,17 +296,16 @@ def _other_dtypes() -> None:
                 assert torch.equal(after.cpu(), exact) == (after.dtype == torch.float64), after.dtype
 
 
-def test_dtypes_that_are_not_compressed_are_sent_as_they_are() -> None:
-    run_ranks(2, _other_dtypes, reuse=True)
-
-
 # --- overlap ---------------------------------------------------------------------------------------------------------
 
 
-def _overlapped(state: Any, hook: Hook) -> None:
+@pytest.mark.parametrize(
+    ("state", "hook"), [(None, bytegrad), (None, hierarchical_bytegrad), (ErrorFeedbackState, error_feedback_bytegrad)]
+)
+@on_ranks(2, timeout=40)
+def test_hooks_do_not_wait_for_the_communication(rank: int, device: torch.device, state: Any, hook: Hook) -> None:
     """Rank 1 enters its second pass only when rank 0 has handed over the last bucket of its own: if a hook waited for
     the communication of its bucket, rank 0 would wait for rank 1, and rank 1 for rank 0."""
-    rank, device = begin()
     net = mlp(0, device)
     model, recorder = _hooked(net, state() if state else None, hook, bucket_cap_mb=1e-6)
     store = dist.distributed_c10d._get_default_store()
@@ -352,13 +330,6 @@ def _overlapped(state: Any, hook: Hook) -> None:
     loss_of(model, data[3]).backward()
     assert entered == list(range(6))
     recorder.buckets.clear()
-
-
-@pytest.mark.parametrize(
-    ("state", "hook"), [(None, bytegrad), (None, hierarchical_bytegrad), (ErrorFeedbackState, error_feedback_bytegrad)]
-)
-def test_hooks_do_not_wait_for_the_communication(state: Any, hook: Hook) -> None:
-    run_ranks(2, _overlapped, state, hook, timeout=40)
 
 
 # --- error feedback --------------------------------------------------------------------------------------------------
@@ -391,8 +362,9 @@ class _FeedbackReference:
         return torch.cat(result)[: self.elements].to(flats[0].dtype)
 
 
-def _feedback() -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("ranks", [1, 3])
+@on_ranks()
+def test_error_feedback_is_its_formula(rank: int, device: torch.device) -> None:
     for average, dtype in itertools.product((True, False), (torch.float32, torch.bfloat16)):
         net = nn.Linear(70, 30).to(device, dtype)
         model, recorder = _hooked(net, ErrorFeedbackState(average=average), error_feedback_bytegrad)
@@ -404,11 +376,6 @@ def _feedback() -> None:
             for before, after in recorder.taken():
                 result = reference.step(of_all_ranks(before))
                 assert torch.equal(after.cpu(), result), (average, dtype, step)
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_error_feedback_is_its_formula(ranks: int) -> None:
-    run_ranks(ranks, _feedback)
 
 
 def _small_gradients(feedback: bool) -> None:
@@ -491,9 +458,9 @@ def test_a_run_is_resumed_bit_for_bit_with_the_state() -> None:
     run_ranks(3, _resumed, True, env=NODES_OF_TWO_AND_ONE)
 
 
-def _copied_states() -> None:
+@on_ranks(2)
+def test_states_are_copied_and_pickled(rank: int, device: torch.device) -> None:
     """As torch's PowerSGDState: with a model (AveragedModel), alone, and by pickle."""
-    rank, device = begin()
     group = bagua_torch.communication.new_group([rank])
     data = batches(rank, 8, device)
     for how in ("deepcopy", "pickle"):
@@ -531,12 +498,8 @@ def _copied_states() -> None:
     loss_of(model, data[0]).backward()
 
 
-def test_states_are_copied_and_pickled() -> None:
-    run_ranks(2, _copied_states)
-
-
-def _state_of_another_model() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_state_of_another_model_is_refused(rank: int, device: torch.device) -> None:
     state = ErrorFeedbackState()
     model = torch_ddp(nn.Linear(4, 4).to(device))
     model.register_comm_hook(state, error_feedback_bytegrad)
@@ -554,12 +517,8 @@ def _state_of_another_model() -> None:
     message_of(ValueError, lambda: fresh.load_state_dict({"residual": 1}))
 
 
-def test_a_state_of_another_model_is_refused() -> None:
-    run_ranks(2, _state_of_another_model, reuse=True)
-
-
-def _misused() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_misuse_is_explained(rank: int, device: torch.device) -> None:
     data = batches(rank, 1, device)[0]
 
     models = []
@@ -584,10 +543,6 @@ def _misused() -> None:
     models.clear()
     gc.collect()
     backward(state, error_feedback_bytegrad)()
-
-
-def test_misuse_is_explained() -> None:
-    run_ranks(2, _misused, reuse=True)
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
@@ -616,8 +571,10 @@ def test_survivors_name_the_rank_that_died(hierarchical: bool) -> None:
         assert f"Rank {VICTIM} (host " in message
 
 
-def _begun_again(path: str) -> None:
+@on_ranks(2, joined=False)
+def test_nothing_is_left_of_a_group_that_was_destroyed(tmp_path: Path) -> None:
     """The thread ends with the torch group, and the next group has one of its own."""
+    path = str(tmp_path / "store")
     rank = int(os.environ["RANK"])
     device = device_for(rank)
     for attempt in range(2):
@@ -633,10 +590,6 @@ def _begun_again(path: str) -> None:
         for thread in threads:
             thread.join(10)
             assert not thread.is_alive()
-
-
-def test_nothing_is_left_of_a_group_that_was_destroyed(tmp_path: Path) -> None:
-    run_ranks(2, _begun_again, str(tmp_path / "store"))
 
 
 def test_the_package_is_loaded_when_it_is_asked_for() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import batches, begin, check_ranks_equal, check_tensor_on_ranks, loss_of
 from torch import Tensor, nn
@@ -128,8 +129,16 @@ class _Layers(nn.Module):
         return x
 
 
-def _beside(other: str, algorithm: tuple[str, dict[str, Any]]) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(
+    "algorithm",
+    [("bytegrad", {}), ("bytegrad", {"hierarchical": False}), ("qadam", {}), ("qadam", {"hierarchical": False})],
+    ids=lambda one: f"{one[0]} {one[1]}",
+)
+@on_ranks(2)
+def test_communication_of_users_in_a_backward_pass_is_not_mixed_up(
+    rank: int, device: torch.device, other: str, algorithm: tuple[str, dict[str, Any]]
+) -> None:
     os.environ["BAGUA_DEFAULT_BUCKET_SIZE"] = str(1 << 20)
     torch.manual_seed(0)
     net: Any = _Layers(other).to(device)
@@ -147,18 +156,6 @@ def _beside(other: str, algorithm: tuple[str, dict[str, Any]]) -> None:
     check_ranks_equal(net, f"{other} {algorithm}")
 
 
-@pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize(
-    "algorithm",
-    [("bytegrad", {}), ("bytegrad", {"hierarchical": False}), ("qadam", {}), ("qadam", {"hierarchical": False})],
-    ids=lambda one: f"{one[0]} {one[1]}",
-)
-def test_communication_of_users_in_a_backward_pass_is_not_mixed_up(
-    other: str, algorithm: tuple[str, dict[str, Any]]
-) -> None:
-    run_ranks(2, _beside, other, algorithm, reuse=True)
-
-
 class _OnDefaultGroup(AlgorithmImpl):
     """As third parties write them: the operation says what it says in the group that users communicate in."""
 
@@ -172,8 +169,11 @@ class _ThirdParty(Algorithm):
         return _OnDefaultGroup(process_group)
 
 
-def _two_with_unused_parameters(third_party: bool) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("third_party", [False, True])
+@on_ranks(2)
+def test_agreeing_on_unused_parameters_is_not_mixed_up_with_operations(
+    rank: int, device: torch.device, third_party: bool
+) -> None:
     torch.manual_seed(0)
     models = [
         DistributedDataParallel(
@@ -190,8 +190,3 @@ def _two_with_unused_parameters(third_party: bool) -> None:
         for model in models:
             check_tensor_on_ranks(model.module[0].weight.grad, "gradient")
             model.zero_grad()
-
-
-@pytest.mark.parametrize("third_party", [False, True])
-def test_agreeing_on_unused_parameters_is_not_mixed_up_with_operations(third_party: bool) -> None:
-    run_ranks(2, _two_with_unused_parameters, third_party, reuse=True)

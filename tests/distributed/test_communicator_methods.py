@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import run_ranks
-from support.training import begin
+from support.rank_tests import on_ranks
 from torch import Tensor
 
 import bagua.torch_api as bagua
@@ -51,8 +50,17 @@ ROOTED_INPLACE = {"gather_inplace", "scatter_inplace"}
 POINT_TO_POINT = {"send", "recv"}
 
 
-def _call_each() -> None:
-    rank, device = begin()
+def test_each_method_has_a_case() -> None:
+    methods = {
+        name
+        for name, one in inspect.getmembers(CollectiveMethods, inspect.isfunction)
+        if not name.startswith("_") and name != "device_id"
+    }
+    assert methods == {case[0] for case in CASES} | ROOTED_INPLACE | POINT_TO_POINT
+
+
+@on_ranks(2)
+def test_each_collective(rank: int, device: torch.device) -> None:
     comm = communication._get_default_group().get_global_communicator()
     streams: list[Callable[[], Any]] = [contextlib.nullcontext]
     if comm.cuda_stream is not None:
@@ -88,8 +96,8 @@ def _call_each() -> None:
     assert comm.device_id() == (rank if device.index is None else device.index)
 
 
-def _pass_what_stands_for_others() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_tensors_and_communicators_that_stand_for_others(rank: int, device: torch.device) -> None:
     world: Any = communication._get_default_group().get_global_communicator()
     # A tensor that stands for another one.
     weight = torch.nn.Parameter(torch.zeros(2, device=device))
@@ -117,8 +125,8 @@ def _pass_what_stands_for_others() -> None:
         world.allreduce_inplace(backend(tensor), 77)
 
 
-def _end_after_abort() -> None:
-    _, device = begin()
+@on_ranks(2)
+def test_an_aborted_communicator_raises(device: torch.device) -> None:
     comm: Any = communication.new_group().get_global_communicator()
     tensor = torch.ones(1, device=device)
     comm.allreduce_inplace(backend(tensor), ReduceOp.SUM)
@@ -127,24 +135,3 @@ def _end_after_abort() -> None:
     assert comm.check_abort()
     with pytest.raises(RuntimeError, match="aborted"):
         comm.allreduce_inplace(backend(tensor), ReduceOp.SUM)
-
-
-def test_each_method_has_a_case() -> None:
-    methods = {
-        name
-        for name, one in inspect.getmembers(CollectiveMethods, inspect.isfunction)
-        if not name.startswith("_") and name != "device_id"
-    }
-    assert methods == {case[0] for case in CASES} | ROOTED_INPLACE | POINT_TO_POINT
-
-
-def test_each_collective() -> None:
-    run_ranks(2, _call_each, reuse=True)
-
-
-def test_tensors_and_communicators_that_stand_for_others() -> None:
-    run_ranks(2, _pass_what_stands_for_others, reuse=True)
-
-
-def test_an_aborted_communicator_raises() -> None:
-    run_ranks(2, _end_after_abort)

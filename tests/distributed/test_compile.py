@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import run_ranks
-from support.training import begin, check_ranks_equal, message_of, momentum
+from support.rank_tests import on_ranks
+from support.training import check_ranks_equal, message_of, momentum
 from torch import Tensor, nn
 
 from bagua.engine.comm_scheduler import CommScheduler
@@ -41,9 +41,10 @@ class _NoteBackward(torch.autograd.Function):
         return gradients[0], None, None
 
 
-def _order_of_events() -> list[str]:
+@pytest.mark.slow
+@on_ranks(2, timeout=240)
+def test_each_compiled_block_is_communicated_while_the_next_one_computes(device: torch.device) -> None:
     """What the backward pass does when blocks are compiled: they are done, and buckets are launched."""
-    _, device = begin()
     warnings.simplefilter("default")  # the compiler's own, where a graph ends at a tensor that needs a gradient
     blocks = nn.ModuleList(_Block() for _ in range(BLOCKS)).to(device)
     for block in blocks:
@@ -79,19 +80,14 @@ def _order_of_events() -> list[str]:
     finally:
         CommScheduler._launch = launch  # type: ignore[method-assign]
     check_ranks_equal(model)
-    return events
+    assert events.count("launch") == BLOCKS
+    assert events.index("launch") < events.index(f"block {BLOCKS - 2}"), events
 
 
 @pytest.mark.slow
-def test_each_compiled_block_is_communicated_while_the_next_one_computes() -> None:
-    for events in run_ranks(2, _order_of_events, timeout=240):
-        assert events.count("launch") == BLOCKS
-        assert events.index("launch") < events.index(f"block {BLOCKS - 2}"), events
-
-
-def _launched_in_whole() -> list[int]:
+@on_ranks(2, timeout=240)
+def test_a_compiled_wrapper_has_a_graph_for_each_bucket(device: torch.device) -> None:
     """How many graphs one call of a compiled wrapper makes, and how many buckets it has."""
-    _, device = begin()
     warnings.simplefilter("default")
     width = 600  # 1.4 MiB
     net = nn.Sequential(*(_Block(width) for _ in range(BLOCKS))).to(device)
@@ -105,26 +101,17 @@ def _launched_in_whole() -> list[int]:
     compiled = torch.compile(model, backend=backend)
     compiled(torch.ones(2, width, device=device)).sum().backward()
     check_ranks_equal(model)
-    return [len(graphs), len(model.bagua_buckets)]
-
-
-@pytest.mark.slow
-def test_a_compiled_wrapper_has_a_graph_for_each_bucket() -> None:
-    assert run_ranks(2, _launched_in_whole, timeout=240) == [[BLOCKS, BLOCKS]] * 2
-
-
-def _full_graph() -> str:
-    _, device = begin()
-    model = DistributedDataParallel(_Block().to(device))
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    return message_of(torch._dynamo.exc.Unsupported, lambda: compiled(torch.ones(1, 64, device=device)))
+    assert [len(graphs), len(model.bagua_buckets)] == [BLOCKS, BLOCKS]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(
     "reason" not in inspect.signature(torch.compiler.disable).parameters, reason="this torch cannot be told a reason"
 )
-def test_a_full_graph_is_refused_with_what_to_do_instead() -> None:
-    for text in run_ranks(2, _full_graph, timeout=240):
-        assert "Bagua communicates in hooks" in text
-        assert "block.compile()" in text
+@on_ranks(2, timeout=240)
+def test_a_full_graph_is_refused_with_what_to_do_instead(device: torch.device) -> None:
+    model = DistributedDataParallel(_Block().to(device))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    text = message_of(torch._dynamo.exc.Unsupported, lambda: compiled(torch.ones(1, 64, device=device)))
+    assert "Bagua communicates in hooks" in text
+    assert "block.compile()" in text

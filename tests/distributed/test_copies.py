@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import run_ranks
+from support.rank_tests import on_ranks
 from support.training import (
     Batch,
     NormNet,
     batches,
-    begin,
     check_equal,
     check_ranks_equal,
     counted_all_reduces,
@@ -37,8 +36,9 @@ def _compare(both: list[tuple[Any, Any]], what: str = "") -> None:
     check_equal(both[0][0], both[1][0], what)
 
 
-def _copies(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", HOW)
+@on_ranks(2)
+def test_copies_of_a_wrapped_module_are_ordinary(rank: int, device: torch.device, how: str) -> None:
     both = pair(how, rank, device, NormNet)
     data = batches(rank, 6, device)
     for model, optimizer in both:
@@ -69,13 +69,8 @@ def _copies(how: str) -> None:
     _compare(both) if how == "wrapper" else check_ranks_equal(nn.ParameterList(ours.parameters()))
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_copies_of_a_wrapped_module_are_ordinary(how: str) -> None:
-    run_ranks(2, _copies, how)
-
-
-def _files_of_parameters() -> None:
-    rank, device = begin()
+@on_ranks(1)
+def test_files_of_parameters_are_ordinary(rank: int, device: torch.device) -> None:
     net = NormNet().to(device)
     optimizer = momentum(net)
     with_algorithm(net, optimizer)
@@ -96,12 +91,8 @@ def _files_of_parameters() -> None:
     assert loaded.first.weight.is_bagua_tensor()
 
 
-def test_files_of_parameters_are_ordinary() -> None:
-    run_ranks(1, _files_of_parameters)
-
-
-def _collected_hooks() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_copies_do_not_collect_hooks(rank: int, device: torch.device) -> None:
     original = with_algorithm(NormNet().to(device), momentum(NormNet()))
     x = batches(rank, 1, device)[0][0]
 
@@ -131,12 +122,8 @@ def _collected_hooks() -> None:
     assert [hook.__name__ for hook in original._forward_hooks.values()] == ["bagua_hook"]
 
 
-def test_copies_do_not_collect_hooks() -> None:
-    run_ranks(2, _collected_hooks)
-
-
-def _copied_wrapper() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_copies_of_a_wrapper_are_replicas_of_their_own(rank: int, device: torch.device) -> None:
     ((model, optimizer), _) = pair("wrapper", rank, device, NormNet)
     train(model, optimizer, batches(rank, 2, device))
     file = io.BytesIO()
@@ -153,13 +140,9 @@ def _copied_wrapper() -> None:
             assert torch.equal(value, before[name]), name
 
 
-def test_copies_of_a_wrapper_are_replicas_of_their_own() -> None:
-    run_ranks(2, _copied_wrapper)
-
-
-def _copied_by_one_rank() -> None:
+@on_ranks(2)
+def test_one_rank_alone_may_copy_a_wrapper(rank: int, device: torch.device) -> None:
     """As rank 0 alone does it for an average of weights, which it evaluates, or for a file of the whole wrapper."""
-    rank, device = begin()
     ((model, optimizer), (theirs, other)) = pair("wrapper", rank, device, NormNet)
     train(model, optimizer, batches(rank, 2, device))
     train(theirs, other, batches(rank, 2, device))
@@ -180,13 +163,9 @@ def _copied_by_one_rank() -> None:
     check_equal(model, theirs)
 
 
-def test_one_rank_alone_may_copy_a_wrapper() -> None:
-    run_ranks(2, _copied_by_one_rank)
-
-
-def _first_used_otherwise() -> None:
+@on_ranks(2)
+def test_a_copy_begins_wherever_its_engine_is_needed(rank: int, device: torch.device) -> None:
     """By what needs the engine before a forward pass does."""
-    rank, device = begin()
     ((model, _), _) = pair("wrapper", rank, device, NormNet)
     assert copy.deepcopy(model).will_sync_module_buffers()
     duplicate = copy.deepcopy(model)
@@ -201,12 +180,8 @@ def _first_used_otherwise() -> None:
     assert another.bagua_train_step_counter == 1
 
 
-def test_a_copy_begins_wherever_its_engine_is_needed() -> None:
-    run_ranks(2, _first_used_otherwise)
-
-
-def _state_dicts() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_state_dicts_are_those_of_torch_ddp(rank: int, device: torch.device) -> None:
     both = pair("wrapper", rank, device, NormNet)
     (ours, optimizer), (theirs, _) = both
     for model, one in both:
@@ -224,12 +199,8 @@ def _state_dicts() -> None:
     _compare(both)
 
 
-def test_state_dicts_are_those_of_torch_ddp() -> None:
-    run_ranks(2, _state_dicts)
-
-
-def _wrapped_again() -> str:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_module_can_be_wrapped_again(rank: int, device: torch.device) -> None:
     both = pair("wrapper", rank, device)
     (ours, optimizer), (theirs, other) = both
     data: list[Batch] = batches(rank, 6, device)
@@ -243,9 +214,4 @@ def _wrapped_again() -> str:
     train(last, optimizer, data[4:])
     train(theirs, other, data)
     check_equal(last, theirs)
-    return message
-
-
-def test_a_module_can_be_wrapped_again() -> None:
-    for message in run_ranks(2, _wrapped_again):
-        assert "wrapped again" in message
+    assert "wrapped again" in message

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.decentralized import BOTH, Case, Job, adam, check_peer_weights, several
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.replicas import (
     every_rank,
@@ -123,8 +124,8 @@ def test_all_ranks_on_one_node_are_one_node_also_if_they_are_odd() -> None:
     run_ranks(3, _cases, cases)
 
 
-def _order_of_memory() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_weights_lie_in_reverse_order_as_in_bagua_0_9(rank: int, device: torch.device) -> None:
     for how in ("with_bagua", "with_bagua unflattened"):
         net = mlp(0, device)
         Case(how=how).wrap(net, [torch.optim.SGD(net.parameters(), lr=0.1)])
@@ -146,10 +147,6 @@ def _order_of_memory() -> None:
     for alignment, zeros in ((1, 0), (4, 3)):
         flat = BaguaBucket(tensors, "odd", True, alignment).flattened_tensor()
         assert flat.tolist() == [4.0] * 3 + [2.0] + [6.0] * 5 + [0.0] * zeros
-
-
-def test_weights_lie_in_reverse_order_as_in_bagua_0_9() -> None:
-    run_ranks(2, _order_of_memory, reuse=True)
 
 
 # --- rounding --------------------------------------------------------------------------------------------------------
@@ -198,8 +195,8 @@ def test_short_dtypes_are_rounded_once() -> None:
     run_ranks(4, _rounded_once, env=TWO_NODES_OF_TWO)
 
 
-def _dtypes() -> None:
-    rank, device = begin()
+@on_ranks(3, env=NODES_OF_TWO_AND_ONE)
+def test_a_bucket_for_every_dtype(rank: int, device: torch.device) -> None:
     torch.manual_seed(rank)
     net: Any = MixedDtypes().to(device)
     net.empty = nn.Parameter(torch.zeros(0, 3, dtype=torch.float16, device=device))
@@ -219,10 +216,6 @@ def _dtypes() -> None:
             mean = torch.stack([(before[name] + one) for one in range(3)]).mean(dim=0)
             torch.testing.assert_close(parameter.detach(), mean, msg=name)
         check_ranks_equal(net)
-
-
-def test_a_bucket_for_every_dtype() -> None:
-    run_ranks(3, _dtypes, env=NODES_OF_TWO_AND_ONE)
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
@@ -261,8 +254,8 @@ def test_pairs_of_an_odd_number_are_refused_when_a_module_is_wrapped() -> None:
     run_ranks(3, _odd, True, env=THREE_NODES)
 
 
-def _operation_arguments() -> None:
-    _, device = begin()
+@on_ranks(1)
+def test_arguments_of_the_operation(device: torch.device) -> None:
     bucket = _bucket(torch.zeros(6, device=device))
     flat = bucket.flattened_tensor()
     for wrong in (flat.clone()[:5], flat.double(), flat.view(2, 3).clone(), torch.zeros(12, device=device)[::2]):
@@ -272,10 +265,6 @@ def _operation_arguments() -> None:
     )
     assert "'shift_one'" in told
     assert not bucket.ops
-
-
-def test_arguments_of_the_operation() -> None:
-    run_ranks(1, _operation_arguments)
 
 
 # --- failure ---------------------------------------------------------------------------------------------------------

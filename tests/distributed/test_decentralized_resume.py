@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from support.decentralized import Case
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.replicas import (
     loss_of,
@@ -77,9 +78,9 @@ def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     run_ranks(4, _all_resumed, [Case("shift_one", 2, hierarchical=True)], env=TWO_NODES_OF_TWO)
 
 
-def _saved_while_under_way() -> None:
+@on_ranks(2)
+def test_a_state_of_an_exchange_that_is_under_way(rank: int, device: torch.device) -> None:
     """A state that is saved between forward and backward has the mean, and the next round uses it."""
-    rank, device = begin()
     case = Case("all")
     _, net, optimizers, _ = case.build(rank, 2, device)
     first, second = batches(rank, 2, device)
@@ -97,12 +98,8 @@ def _saved_while_under_way() -> None:
     check_equal(other, net)
 
 
-def test_a_state_of_an_exchange_that_is_under_way() -> None:
-    run_ranks(2, _saved_while_under_way)
-
-
-def _wrong_states() -> None:
-    rank, device = begin()
+@on_ranks(1)
+def test_states_of_something_else_are_refused(rank: int, device: torch.device) -> None:
     case = Case("all")
     _, net, _, _ = case.build(rank, 1, device)
     engine = net.bagua_ddp
@@ -116,7 +113,3 @@ def _wrong_states() -> None:
     plain.with_bagua([torch.optim.SGD(plain.parameters(), lr=0.1)], GradientAllReduceAlgorithm())
     told = message_of(ValueError, lambda: plain.bagua_ddp.load_state_dict(good))
     assert "with the same algorithm" in told
-
-
-def test_states_of_something_else_are_refused() -> None:
-    run_ranks(1, _wrong_states)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.decentralized import BOTH, Job, Reference, mixed
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.replicas import (
     every_rank,
@@ -361,8 +362,10 @@ SITUATIONS = (
 NOT_UNLISTED = (_two_losses, _backward_in_no_sync, _unseen_step, _stale_graph, _wrapped_again, _frozen_meanwhile)
 
 
-def _situations(mode: str, how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper unlisted"])
+@on_ranks(2)
+def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
+    mode = "all" if how == "with_bagua" else "shift_one"
     for situation in SITUATIONS:
         if "unlisted" in how and situation in NOT_UNLISTED:
             continue
@@ -374,14 +377,9 @@ def _situations(mode: str, how: str) -> None:
             job.normal_round(f"after {situation.__name__}")
 
 
-@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper unlisted"])
-def test_unusual_rounds(how: str) -> None:
-    run_ranks(2, _situations, "all" if how == "with_bagua" else "shift_one", how)
-
-
-def _unused() -> None:
+@on_ranks(2)
+def test_parameters_that_are_not_used_are_mixed(rank: int, device: torch.device) -> None:
     """A parameter that the loss does not reach is mixed all the same, with and without looking for such ones."""
-    rank, device = begin()
     for how in ("with_bagua", "wrapper", "looking for unused"):
         torch.manual_seed(0)
         net: Any = Branches().to(device)
@@ -404,10 +402,6 @@ def _unused() -> None:
         torch.testing.assert_close(net.never.weight.detach(), expected)
         # And the steps were made: each with its own gradient.
         assert net.left.weight.grad is not None or net.right.weight.grad is not None
-
-
-def test_parameters_that_are_not_used_are_mixed() -> None:
-    run_ranks(2, _unused)
 
 
 # --- the exchange runs meanwhile -------------------------------------------------------------------------------------
@@ -443,9 +437,9 @@ def careful(net: nn.Module) -> list[torch.optim.Optimizer]:
     return [torch.optim.SGD(net.parameters(), lr=1e-3)]
 
 
-def _side_by_side() -> None:
+@on_ranks(3)
+def test_other_communication_does_not_get_in_between(rank: int, device: torch.device) -> None:
     """Two modules, buffers that are broadcast, and a loss that the user averages, while weights are exchanged."""
-    rank, device = begin()
     ranks = dist.get_world_size()
     jobs = []
     for seed in (0, 1):
@@ -472,7 +466,3 @@ def _side_by_side() -> None:
             # Buffers do not matter in training.
             reference.round(data)
             reference.check(net, rank, f"step {step}")
-
-
-def test_other_communication_does_not_get_in_between() -> None:
-    run_ranks(3, _side_by_side)

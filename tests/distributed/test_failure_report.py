@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.processes import wait_until
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 
 from bagua.collectives.initialization import init_process_group
@@ -248,7 +249,9 @@ def test_other_errors(error: Exception) -> None:
     assert not is_communication_error(error)
 
 
-def raise_within(ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+@on_ranks(joined=False)
+def test_only_errors_of_communication_are_translated(ranks: int) -> None:
     _, group = start()
     mine = ValueError("wrong argument")
     with pytest.raises(ValueError, match="wrong argument") as raised, failures_named(group, WHAT):
@@ -273,11 +276,6 @@ def raise_within(ranks: int) -> None:
     with pytest.raises(CollectiveError, match="all ranks responded"), failures_named(group, WHAT):
         raise lost
     assert not job_thread.current_job_thread().waits
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_only_errors_of_communication_are_translated(ranks: int) -> None:
-    run_ranks(ranks, raise_within, ranks)
 
 
 def explain_after_shutdown() -> str:

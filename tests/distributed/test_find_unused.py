@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     Batch,
@@ -83,9 +84,9 @@ def test_branches_however_gradients_lie(options: dict[str, Any]) -> None:
     run_ranks(2, _against_ddp, "by rank and step", options)
 
 
-def _accumulated() -> None:
+@on_ranks(2)
+def test_gradients_of_earlier_passes_count(rank: int, device: torch.device) -> None:
     """A branch that only an earlier pass took has a gradient, which counts."""
-    rank, device = begin()
     ours, theirs = _branches(rank, device)
     wrapped = DistributedDataParallel(ours, find_unused_parameters=True)
     reference = torch_ddp(theirs, find_unused_parameters=True)
@@ -100,10 +101,6 @@ def _accumulated() -> None:
             assert mine.grad is None, name
         else:
             assert torch.equal(mine.grad, its.grad), name
-
-
-def test_gradients_of_earlier_passes_count() -> None:
-    run_ranks(2, _accumulated)
 
 
 class ThreeLayers(nn.Module):
@@ -178,25 +175,21 @@ def test_a_missing_gradient_is_named_where_it_is_missing(how: str, small_buckets
     assert "find_unused_parameters=True to with_bagua() or to DistributedDataParallel()" in message
 
 
-def _missing_last_bucket() -> str:
+@on_ranks(2)
+def test_a_missing_gradient_is_named_if_nothing_waits_for_it(rank: int, device: torch.device) -> None:
     """Everything before it has been sent when the pass ends."""
-    rank, device = begin()
     net: Any = DistributedDataParallel(ThreeLayers().to(device), bucket_cap_mb=1e-6)
     x = batches(rank, 1, device)[0][0]
     net.module.fc1.register_forward_hook(lambda _module, _inputs, output: output.detach())
     net(x, use_last=True).sum().backward()
-    return message_of(RuntimeError, lambda: net(x, True))
+    message = message_of(RuntimeError, lambda: net(x, True))
+    assert "1 of 3 parameters" in message
+    assert "fc1.weight" in message
 
 
-def test_a_missing_gradient_is_named_if_nothing_waits_for_it() -> None:
-    for message in run_ranks(2, _missing_last_bucket):
-        assert "1 of 3 parameters" in message
-        assert "fc1.weight" in message
-
-
-def _missing_first_bucket() -> None:
+@on_ranks(2)
+def test_training_can_go_on_after_the_error_where_all_ranks_had_it(rank: int, device: torch.device) -> None:
     """The last layer is the first in launch order: everything behind it waits."""
-    rank, device = begin()
     net: Any = DistributedDataParallel(ThreeLayers().to(device), bucket_cap_mb=1e-6)
     optimizer = _adam(net)
     x = batches(rank, 1, device)[0][0]
@@ -209,7 +202,3 @@ def _missing_first_bucket() -> None:
     net(x, use_last=True).sum().backward()
     optimizer.step()
     check_ranks_equal(net)
-
-
-def test_training_can_go_on_after_the_error_where_all_ranks_had_it() -> None:
-    run_ranks(2, _missing_first_bucket)

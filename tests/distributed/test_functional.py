@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 
 import bagua.torch_api as bagua
@@ -47,41 +48,27 @@ def test_maximum_repeats_itself_backward() -> None:
         assert torch.equal(gradient, 2 * y * weights * 3)  # the largest of the ranks' gradients
 
 
-def differentiate_twice() -> list[float]:
-    device = device_for(bagua.get_rank())
-    bagua.init_process_group()
+@on_ranks(2)
+def test_gradient_of_the_gradient(device: torch.device) -> None:
+    # y = x0 + x1 = 3; the sum over the ranks' losses 2 y^3: 6 y^2 and, of the sum of both ranks' gradients, 2 * 12 y.
     x = torch.full((1,), bagua.get_rank() + 1.0, device=device, requires_grad=True)
     (first,) = torch.autograd.grad(functional.all_reduce(x).pow(3).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
-    return [first.item(), second.item()]
+    assert [first.item(), second.item()] == [54.0, 72.0]
 
 
-def test_gradient_of_the_gradient() -> None:
-    # y = x0 + x1 = 3; the sum over the ranks' losses 2 y^3: 6 y^2 and, of the sum of both ranks' gradients, 2 * 12 y.
-    assert run_ranks(2, differentiate_twice) == [[54.0, 72.0]] * 2
-
-
-def in_groups() -> list[float]:
-    device = device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
+@on_ranks(3)
+def test_groups_of_any_kind(rank: int, device: torch.device) -> None:
     group = communication.new_group([0, 2])
     assert dist.group.WORLD is not None
     one = torch.tensor([rank + 1.0], device=device)
-    return [
+    assert [
         functional.all_reduce(one, group=which).item()
         for which in (None, dist.group.WORLD, group, group.get_global_communicator())
-    ]
+    ] == [[6, 6, 4, 4], [6, 6, 2, 2], [6, 6, 4, 4]][rank]
 
 
-def test_groups_of_any_kind() -> None:
-    assert run_ranks(3, in_groups) == [[6, 6, 4, 4], [6, 6, 2, 2], [6, 6, 4, 4]]
-
-
-def refuse() -> None:
-    bagua.init_process_group()
+@on_ranks(1)
+def test_other_operations_are_refused() -> None:
     with pytest.raises(ValueError, match="op is PRODUCT, and only SUM, MAX, AVG"):
         functional.all_reduce(torch.ones(1), bagua.ReduceOp.PRODUCT)
-
-
-def test_other_operations_are_refused() -> None:
-    run_ranks(1, refuse)

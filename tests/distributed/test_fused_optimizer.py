@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.ranks import run_ranks
+from support.rank_tests import on_ranks
 from support.training import batches, begin, loss_of, message_of, mlp
 
 from bagua.torch_api.algorithms.base import Algorithm
@@ -59,7 +59,8 @@ LAYOUTS = [
 ]
 
 
-def _all_are_equal() -> None:
+@on_ranks(2)
+def test_every_layout_trains_alike() -> None:
     for name, make in ALGORITHMS.items():
         # Weights that are exchanged keep their memory, and neither they nor their gradients lie in a row for `fuse`.
         layouts = LAYOUTS if name == "gradient_allreduce" else [*LAYOUTS[1:3], (True, False, "fuse", 0)]
@@ -71,12 +72,8 @@ def _all_are_equal() -> None:
             assert optimizer._bagua_fused_count == count, f"{what}: {optimizer._bagua_fused_count}"
 
 
-def test_every_layout_trains_alike() -> None:
-    run_ranks(2, _all_are_equal, reuse=True)
-
-
-def _in_the_bucket() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_gradients_stay_in_their_bucket(rank: int, device: torch.device) -> None:
     model: Any = mlp(rank, device)
     optimizer: Any = fuse_optimizer(_adam(model), do_flatten=False)
     model.with_bagua([optimizer], GradientAllReduceAlgorithm())
@@ -91,12 +88,8 @@ def _in_the_bucket() -> None:
     assert optimizer._bagua_fused_count == 4
 
 
-def test_gradients_stay_in_their_bucket() -> None:
-    run_ranks(2, _in_the_bucket, reuse=True)
-
-
-def _refused() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_incomplete_gradients_are_refused(rank: int, device: torch.device) -> None:
     model: Any = mlp(rank, device)
     optimizer: Any = fuse_optimizer(_adam(model))
     model.with_bagua([optimizer], GradientAllReduceAlgorithm(), do_flatten=False)
@@ -105,7 +98,3 @@ def _refused() -> None:
     output[:, 0].sum().backward(inputs=[model[0].weight])
     assert "before optimizer.step()" in message_of(RuntimeError, optimizer.fuse_step)
     assert all(map(torch.equal, before, model.parameters()))
-
-
-def test_incomplete_gradients_are_refused() -> None:
-    run_ranks(2, _refused, reuse=True)

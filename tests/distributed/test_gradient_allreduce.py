@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     NODES,
@@ -77,21 +78,18 @@ def test_two_ranks_have_the_weights_of_torch_ddp(how: str, optimizer: str) -> No
     run_ranks(2, _against_ddp, "mlp", how, optimizer, True, reuse=True)
 
 
-def _by_messages(how: str, exact: bool) -> None:
-    before = all_reduce.DIRECT_BYTES, all_reduce.SLICE_BYTES
-    all_reduce.DIRECT_BYTES, all_reduce.SLICE_BYTES = 0, 64
-    try:
-        _against_ddp("mlp", how, "adam", exact)
-    finally:
-        all_reduce.DIRECT_BYTES, all_reduce.SLICE_BYTES = before
-    assert any(thread.name == "bagua-comm" for thread in threading.enumerate()), "which sends them"
-
-
 @pytest.mark.skipif(os.environ.get("BAGUA_TEST_DEVICE") == "cuda", reason="on GPUs NCCL's all-reduce is always used")
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+@on_ranks()
 def test_buckets_that_go_by_messages_give_the_weights_of_torch_ddp(how: str, ranks: int) -> None:
-    run_ranks(ranks, _by_messages, how, ranks == 2, reuse=True)
+    before = all_reduce.DIRECT_BYTES, all_reduce.SLICE_BYTES
+    all_reduce.DIRECT_BYTES, all_reduce.SLICE_BYTES = 0, 64
+    try:
+        _against_ddp("mlp", how, "adam", ranks == 2)
+    finally:
+        all_reduce.DIRECT_BYTES, all_reduce.SLICE_BYTES = before
+    assert any(thread.name == "bagua-comm" for thread in threading.enumerate()), "which sends them"
 
 
 @pytest.mark.parametrize("model", ["mixed", "scaled", "channels_last"])
@@ -113,8 +111,8 @@ def test_one_rank_alone() -> None:
 # --- layouts ---------------------------------------------------------------------------------------------------------
 
 
-def _gradients_lie_in_the_bucket() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_gradients_are_views_of_their_bucket_with_the_strides_of_the_parameter(rank: int, device: torch.device) -> None:
     torch.manual_seed(rank)
     net = ConvNet().to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -127,12 +125,9 @@ def _gradients_lie_in_the_bucket() -> None:
             assert parameter.grad.stride() == parameter.stride(), name
 
 
-def test_gradients_are_views_of_their_bucket_with_the_strides_of_the_parameter() -> None:
-    run_ranks(2, _gradients_lie_in_the_bucket, reuse=True)
-
-
-def _small_buckets(how: str) -> int:
-    rank, device = begin()
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+@on_ranks(2, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"})
+def test_a_bucket_for_every_tensor(rank: int, device: torch.device, how: str) -> None:
     ours, theirs = mlp(rank, device), mlp(rank, device)
     our_optimizer, their_optimizer = (OPTIMIZERS["adam"](net.parameters()) for net in (ours, theirs))
     if how == "with_bagua":
@@ -143,12 +138,7 @@ def _small_buckets(how: str) -> int:
     train(wrapped, our_optimizer, data)
     train(torch_ddp(theirs), their_optimizer, data)
     check_equal(ours, theirs)
-    return len(wrapped.bagua_buckets)
-
-
-@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
-def test_a_bucket_for_every_tensor(how: str) -> None:
-    assert run_ranks(2, _small_buckets, how, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"}, reuse=True) == [6, 6]
+    assert len(wrapped.bagua_buckets) == 6
 
 
 # --- the algorithm's options -----------------------------------------------------------------------------------------
@@ -223,8 +213,9 @@ def test_a_hierarchy_of_one_node_is_one_all_reduce() -> None:
     assert run_ranks(3, _hierarchical, "with_bagua", reuse=True) == [[1], [1], [1]]
 
 
-def _subgroup(make_group: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("make_group", ["bagua", "torch"])
+@on_ranks(4)
+def test_groups_train_apart(rank: int, device: torch.device, make_group: str) -> None:
     import bagua.torch_api.communication as communication
 
     make: Callable[[list[int]], Any] = communication.new_group if make_group == "bagua" else dist.new_group
@@ -240,13 +231,8 @@ def _subgroup(make_group: str) -> None:
     check_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("make_group", ["bagua", "torch"])
-def test_groups_train_apart(make_group: str) -> None:
-    run_ranks(4, _subgroup, make_group)
-
-
-def _two_runs() -> None:
-    rank, device = begin()
+@on_ranks(3)
+def test_a_run_can_be_repeated_bit_for_bit(rank: int, device: torch.device) -> None:
     nets = []
     for _ in range(2):
         net = mlp(0, device)
@@ -254,7 +240,3 @@ def _two_runs() -> None:
         train(with_algorithm(net, optimizer), optimizer, batches(rank, 20, device))
         nets.append(net)
     check_equal(*nets, "the second run")
-
-
-def test_a_run_can_be_repeated_bit_for_bit() -> None:
-    run_ranks(3, _two_runs, reuse=True)

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import run_ranks
+from support.rank_tests import on_ranks
 from support.training import (
     WRAPPERS,
     batches,
-    begin,
     check_equal,
     check_ranks_equal,
     engine_of,
@@ -38,11 +37,9 @@ from bagua.torch_api.data_parallel.functional import all_reduce
 REFUSED = "It cannot be differentiated"
 
 
-def _begin() -> tuple[int, torch.device]:
-    rank, device = begin()
-    # Of a cycle between parameter and gradient, which is the caller's business.
+def _allow_cycles() -> None:
+    """Between parameter and gradient, about which torch warns: they are the caller's business."""
     warnings.filterwarnings("ignore", message="Using backward")
-    return rank, device
 
 
 def _squares(gradients: Any) -> Tensor:
@@ -74,30 +71,6 @@ WAYS = {
 }
 
 
-def _communicated(way: str) -> None:
-    rank, device = _begin()
-    net = mlp(5, device)
-    twin = copy.deepcopy(net)
-    make = QAdamOptimizer if "qadam" in way else torch.optim.SGD
-    optimizers = [make(one.parameters(), lr=0.01) for one in (net, twin)]
-    models = [WAYS[way](one, optimizer) for one, optimizer in zip((net, twin), optimizers, strict=True)]
-    data = batches(rank, 6, device)
-    for number, batch in enumerate(data):
-        for model, optimizer, net_of_it in zip(models, optimizers, (net, twin), strict=True):
-            optimizer.zero_grad(set_to_none=number % 3 > 0)
-            # On one rank alone, too; and after passes that have left a graph.
-            makes_graph = net_of_it is net and (number % 2 == 0 or rank == 1)
-            loss_of(model, batch).backward(create_graph=makes_graph)
-            if number == 2:
-                loss_of(model, data[0]).backward()
-            if makes_graph and number != 2:
-                _check_refused(net)
-            optimizer.step()
-    check_equal(net, twin)
-    check_ranks_equal(net)
-    _check_no_leak(models[0], net, data[0])
-
-
 def _nothing(*_: object) -> None:
     pass
 
@@ -122,13 +95,43 @@ def _check_no_leak(model: Any, net: nn.Module, batch: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_graph_of_what_was_communicated_is_refused(way: str) -> None:
-    run_ranks(2, _communicated, way, reuse=True)
+@on_ranks(2)
+def test_the_graph_of_what_was_communicated_is_refused(rank: int, device: torch.device, way: str) -> None:
+    _allow_cycles()
+    net = mlp(5, device)
+    twin = copy.deepcopy(net)
+    make = QAdamOptimizer if "qadam" in way else torch.optim.SGD
+    optimizers = [make(one.parameters(), lr=0.01) for one in (net, twin)]
+    models = [WAYS[way](one, optimizer) for one, optimizer in zip((net, twin), optimizers, strict=True)]
+    data = batches(rank, 6, device)
+    for number, batch in enumerate(data):
+        for model, optimizer, net_of_it in zip(models, optimizers, (net, twin), strict=True):
+            optimizer.zero_grad(set_to_none=number % 3 > 0)
+            # On one rank alone, too; and after passes that have left a graph.
+            makes_graph = net_of_it is net and (number % 2 == 0 or rank == 1)
+            loss_of(model, batch).backward(create_graph=makes_graph)
+            if number == 2:
+                loss_of(model, data[0]).backward()
+            if makes_graph and number != 2:
+                _check_refused(net)
+            optimizer.step()
+    check_equal(net, twin)
+    check_ranks_equal(net)
+    _check_no_leak(models[0], net, data[0])
 
 
-def _accumulated(how: str) -> None:
+def _check_mean(net: nn.Module, local: nn.Module) -> None:
+    for mine, other in zip(_gradients(net), _gradients(local), strict=True):
+        expected = other.detach().clone()
+        dist.all_reduce(expected)
+        torch.testing.assert_close(mine.detach(), expected / dist.get_world_size())
+
+
+@pytest.mark.parametrize("how", WRAPPERS)
+@on_ranks(2)
+def test_a_graph_that_is_not_communicated_yet(rank: int, device: torch.device, how: str) -> None:
     """In no_sync the graph is that of this rank's gradient, until that is communicated."""
-    rank, device = _begin()
+    _allow_cycles()
     net = mlp(5, device)
     twin = copy.deepcopy(net)
     optimizer = momentum(net)
@@ -153,21 +156,11 @@ def _accumulated(how: str) -> None:
     _check_mean(net, twin)
 
 
-def _check_mean(net: nn.Module, local: nn.Module) -> None:
-    for mine, other in zip(_gradients(net), _gradients(local), strict=True):
-        expected = other.detach().clone()
-        dist.all_reduce(expected)
-        torch.testing.assert_close(mine.detach(), expected / dist.get_world_size())
-
-
-@pytest.mark.parametrize("how", WRAPPERS)
-def test_a_graph_that_is_not_communicated_yet(how: str) -> None:
-    run_ranks(2, _accumulated, how, reuse=True)
-
-
-def _of_weights(name: str) -> None:
+@pytest.mark.parametrize("name", ["decentralized", "low_precision_decentralized"])
+@on_ranks(2)
+def test_graphs_of_gradients_that_stay_here(rank: int, device: torch.device, name: str) -> None:
     """Algorithms that communicate no gradients leave their graphs alone."""
-    rank, device = _begin()
+    _allow_cycles()
     net: Any = mlp(5, device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     net.with_bagua([optimizer], Algorithm.init(name))
@@ -182,14 +175,10 @@ def _of_weights(name: str) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("name", ["decentralized", "low_precision_decentralized"])
-def test_graphs_of_gradients_that_stay_here(name: str) -> None:
-    run_ranks(2, _of_weights, name, reuse=True)
-
-
-def _remedy() -> None:
+@on_ranks(2)
+def test_a_penalty_on_the_mean_gradient(rank: int, device: torch.device) -> None:
     """As the message says: a penalty on the mean gradient of all ranks is that of one process with all batches."""
-    rank, device = _begin()
+    _allow_cycles()
     net = mlp(5, device)
     alone = copy.deepcopy(net)
     model = wrap("with_bagua", net, momentum(net))
@@ -204,13 +193,10 @@ def _remedy() -> None:
         torch.testing.assert_close(mine, other)
 
 
-def test_a_penalty_on_the_mean_gradient() -> None:
-    run_ranks(2, _remedy, reuse=True)
-
-
-def _trained_on() -> None:
+@on_ranks(2)
+def test_passes_without_zeroing(rank: int, device: torch.device) -> None:
     """Without zeroing, as torch's own test of this call."""
-    rank, device = _begin()
+    _allow_cycles()
     net = mlp(5, device)
     model = DistributedDataParallel(net)
     batch = batches(rank, 1, device)[0]
@@ -223,7 +209,3 @@ def _trained_on() -> None:
         torch.testing.assert_close(three, 3 * one)
     train(model, momentum(net), batches(rank, 2, device))
     check_ranks_equal(net)
-
-
-def test_passes_without_zeroing() -> None:
-    run_ranks(2, _trained_on, reuse=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 
 import bagua.torch_api as bagua
@@ -21,15 +22,12 @@ from bagua.collectives.process_group import to_bagua_process_group
 from bagua.torch_api import communication
 
 
-def import_alone() -> None:
+@on_ranks(1, joined=False)
+def test_the_import_sets_up_nothing() -> None:
     assert "bagua.torch_api" in sys.modules
     assert not dist.is_initialized()
     assert not torch.cuda.is_initialized()
     assert torch.get_num_threads() == 1
-
-
-def test_the_import_sets_up_nothing() -> None:
-    run_ranks(1, import_alone)
 
 
 def from_environment() -> tuple[int, list[int], str]:
@@ -93,7 +91,8 @@ def test_from_a_store(tmp_path: Path) -> None:
         }
 
 
-def on_top_of_torch() -> None:
+@on_ranks(2, joined=False)
+def test_on_top_of_torch() -> None:
     device = device_for(bagua.get_rank())
     dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     world = dist.group.WORLD
@@ -106,10 +105,6 @@ def on_top_of_torch() -> None:
     assert tensor.item() == 2
     assert communication.broadcast_object({"from": bagua.get_rank()}, 1) == {"from": 1}
     bagua.barrier()
-
-
-def test_on_top_of_torch() -> None:
-    run_ranks(2, on_top_of_torch)
 
 
 def again(path: str) -> None:
@@ -133,7 +128,8 @@ def test_after_torch_was_shut_down(tmp_path: Path) -> None:
     run_ranks(2, again, str(tmp_path / "store"))
 
 
-def again_on_the_same_port() -> None:
+@on_ranks(3, joined=False)
+def test_starting_over_on_the_same_port() -> None:
     """Also while the old groups live, as some imports of torch keep them, and if ranks are not equally fast."""
     kept: list[Any] = []
     for attempt in range(4):
@@ -148,10 +144,6 @@ def again_on_the_same_port() -> None:
         gc.collect()
         if bagua.get_rank() == attempt % 3:
             time.sleep(0.2)
-
-
-def test_starting_over_on_the_same_port() -> None:
-    run_ranks(3, again_on_the_same_port)
 
 
 def by_torch_alone(path: str) -> None:
@@ -205,13 +197,6 @@ def test_wrong_environment() -> None:
     run_ranks(1, refused, (-1, -1, -1), False, "MASTER_PORT=70000: must be from 1", env={"MASTER_PORT": "70000"})
 
 
-def _alone_in_a_step_of_two() -> None:
-    os.environ["SLURM_STEP_NUM_TASKS"] = "2"
-    os.environ["WORLD_SIZE"] = "1"
-    bagua.init_process_group()
-    assert bagua.get_world_size() == 1
-
-
 @pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
 def test_several_processes_that_know_nothing_of_each_other_are_refused(name: str) -> None:
     unset = {"WORLD_SIZE": "", "MASTER_PORT": "", "RANK": ""}
@@ -219,30 +204,28 @@ def test_several_processes_that_know_nothing_of_each_other_are_refused(name: str
     run_ranks(1, refused, (-1, -1, -1), False, message, env={**unset, name: "3"})
 
 
+@on_ranks(1, joined=False)
 def test_a_process_that_is_meant_to_be_alone() -> None:
-    run_ranks(1, _alone_in_a_step_of_two)
+    os.environ["SLURM_STEP_NUM_TASKS"] = "2"
+    os.environ["WORLD_SIZE"] = "1"
+    bagua.init_process_group()
+    assert bagua.get_world_size() == 1
 
 
-def contradict() -> None:
+@on_ranks(1, joined=False)
+def test_contradiction_with_torch() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with pytest.raises(ValueError, match="already initialized with rank 0 of 1"):
         bagua.init_process_group(dist.HashStore(), 0, 2, 1)
 
 
-def test_contradiction_with_torch() -> None:
-    run_ranks(1, contradict)
-
-
-def with_timeout_and_backend(timeout: Any) -> None:
+@pytest.mark.parametrize("timeout", [7.5, datetime.timedelta(seconds=7.5)])
+@on_ranks(2, joined=False)
+def test_timeout_and_backend(timeout: Any) -> None:
     bagua.init_process_group(timeout=timeout, backend="gloo")
     assert communication._get_default_group().timeout == datetime.timedelta(seconds=7.5)
     assert dist.get_backend() == "gloo"
     bagua.barrier()
-
-
-@pytest.mark.parametrize("timeout", [7.5, datetime.timedelta(seconds=7.5)])
-def test_timeout_and_backend(timeout: Any) -> None:
-    run_ranks(2, with_timeout_and_backend, timeout)
 
 
 @pytest.mark.parametrize(
@@ -264,14 +247,11 @@ def test_wrong_timeout_or_backend(options: dict[str, Any], error: type[Exception
     assert not dist.is_initialized()
 
 
-def options_of_torch() -> None:
+@on_ranks(1, joined=False)
+def test_options_do_not_change_the_group_of_torch() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with pytest.raises(ValueError, match="timeout and backend cannot be changed"):
         bagua.init_process_group(timeout=5, backend="gloo")
-
-
-def test_options_do_not_change_the_group_of_torch() -> None:
-    run_ranks(1, options_of_torch)
 
 
 # In place of a thread of gloo's that drops the last tensors: it comes back to Python when the program has ended.

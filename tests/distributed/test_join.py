@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     Branches,
@@ -89,8 +90,9 @@ def test_four_ranks_end_where_torch_ddp_does() -> None:
     run_ranks(4, _uneven, NormNet, [2, 5, 1, 3], reuse=True)
 
 
-def _branches(counts: list[int]) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("counts", [[1, 4], [3, 2]])
+@on_ranks(2)
+def test_branches_by_rank(rank: int, device: torch.device, counts: list[int]) -> None:
     pair = _pair(Branches, rank, device, find_unused_parameters=True)
     never = copy.deepcopy(pair[0][0].module.never)
     for model, optimizer in pair:
@@ -104,11 +106,6 @@ def _branches(counts: list[int]) -> None:
     assert torch.equal(pair[0][0].module.never.weight, never.weight)
 
 
-@pytest.mark.parametrize("counts", [[1, 4], [3, 2]])
-def test_branches_by_rank(counts: list[int]) -> None:
-    run_ranks(2, _branches, counts, reuse=True)
-
-
 class _TwoHalves(nn.Module):
     """Two results, each of parameters of its own."""
 
@@ -120,8 +117,8 @@ class _TwoHalves(nn.Module):
         return self.left(x), self.right(x)
 
 
-def _passes_of_half_a_model() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_bucket_is_rescaled_only_in_the_pass_that_sends_it(rank: int, device: torch.device) -> None:
     torch.manual_seed(0)
     net = _TwoHalves().to(device)
     alone = copy.deepcopy(net)
@@ -138,12 +135,8 @@ def _passes_of_half_a_model() -> None:
             torch.testing.assert_close(parameter.grad, other.grad, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_a_bucket_is_rescaled_only_in_the_pass_that_sends_it() -> None:
-    run_ranks(2, _passes_of_half_a_model, reuse=True)
-
-
-def _sums() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_sums_are_not_divided(rank: int, device: torch.device) -> None:
     for name in ("gradient_allreduce", "bytegrad"):
         for by_initial_size in (True, False):
             net = nn.Linear(1, 1, bias=False).to(device)
@@ -158,12 +151,9 @@ def _sums() -> None:
             assert sums == [2.0, 1.0, 1.0][: len(sums)], (name, by_initial_size, sums)
 
 
-def test_sums_are_not_divided() -> None:
-    run_ranks(2, _sums, reuse=True)
-
-
-def _accumulating(counts: list[int]) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("counts", [[2, 6], [6, 4]])
+@on_ranks(2)
+def test_accumulation_within(rank: int, device: torch.device, counts: list[int]) -> None:
     pair = _pair(NormNet, rank, device)
     for model, optimizer in pair:
         with model.join():
@@ -177,14 +167,10 @@ def _accumulating(counts: list[int]) -> None:
     check_equal(pair[0][0], pair[1][0])
 
 
-@pytest.mark.parametrize("counts", [[2, 6], [6, 4]])
-def test_accumulation_within(counts: list[int]) -> None:
-    run_ranks(2, _accumulating, counts)
-
-
-def _evaluating(counts: list[int]) -> None:
+@pytest.mark.parametrize("counts", [[2, 4], [3, 1]])
+@on_ranks(2)
+def test_evaluation_within(rank: int, device: torch.device, counts: list[int]) -> None:
     """Forward passes without gradients in between, which torch's DDP has no answer for."""
-    rank, device = begin()
     (ours, optimizer), (reference, other) = _pair(NormNet, rank, device)
     data = batches(rank, counts[rank], device)
     with reference.join():
@@ -199,13 +185,8 @@ def _evaluating(counts: list[int]) -> None:
     check_equal(*(nn.ParameterList(model.parameters()) for model in (ours, reference)))
 
 
-@pytest.mark.parametrize("counts", [[2, 4], [3, 1]])
-def test_evaluation_within(counts: list[int]) -> None:
-    run_ranks(2, _evaluating, counts, reuse=True)
-
-
-def _one_goes_forward_alone() -> int:
-    rank, device = begin()
+@on_ranks(2)
+def test_after_the_context_a_rank_may_go_forward_alone(rank: int, device: torch.device) -> None:
     model = DistributedDataParallel(mlp(rank, device))
     optimizer = _sgd(model)
     with model.join():
@@ -216,21 +197,18 @@ def _one_goes_forward_alone() -> int:
     # Rank 1 would meet rank 0's collective here.
     total = torch.ones(1, device=device)
     dist.all_reduce(total)
-    return int(total.item())
+    assert int(total.item()) == 2
 
 
-def test_after_the_context_a_rank_may_go_forward_alone() -> None:
-    assert run_ranks(2, _one_goes_forward_alone, reuse=True) == [2, 2]
-
-
-def _with_another(counts: list[int]) -> None:
+@pytest.mark.parametrize("counts", [[1, 3], [3, 2]])
+@on_ranks(2)
+def test_an_optimizer_that_joins_as_well(rank: int, device: torch.device, counts: list[int]) -> None:
     """With an optimizer of which each rank has a part, so that ranks without inputs step, too. With torch's DDP
     they do so with an old gradient; it has to be as if one rank had the whole optimizer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, about what it uses itself
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    rank, device = begin()
     (ours, _), (reference, _) = _pair(mlp, rank, device)
     data = batches(rank, counts[rank], device)
     sharded: Any = ZeroRedundancyOptimizer(ours.parameters(), torch.optim.Adam, lr=0.01)
@@ -241,14 +219,9 @@ def _with_another(counts: list[int]) -> None:
     check_equal(ours, reference)
 
 
-@pytest.mark.parametrize("counts", [[1, 3], [3, 2]])
-def test_an_optimizer_that_joins_as_well(counts: list[int]) -> None:
-    run_ranks(2, _with_another, counts, reuse=True)
-
-
-def _stepping_on() -> None:
+@on_ranks(2)
+def test_gradients_are_the_same_afterwards(rank: int, device: torch.device) -> None:
     """After the last batch all ranks have its gradient, with inputs or without."""
-    rank, device = begin()
     model = DistributedDataParallel(mlp(rank, device))
     optimizer = _sgd(model)
     with model.join():
@@ -257,21 +230,13 @@ def _stepping_on() -> None:
     check_ranks_equal(model)
 
 
-def test_gradients_are_the_same_afterwards() -> None:
-    run_ranks(2, _stepping_on, reuse=True)
-
-
-def _disabled() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_disabled_it_does_nothing(rank: int, device: torch.device) -> None:
     pair = _pair(mlp, rank, device)
     for model, optimizer in pair:
         with model.join(enable=False):
             train(model, optimizer, batches(rank, 3, device))
     check_equal(pair[0][0], pair[1][0])
-
-
-def test_disabled_it_does_nothing() -> None:
-    run_ranks(2, _disabled, reuse=True)
 
 
 def _thrown() -> str:
@@ -292,9 +257,9 @@ def test_all_ranks_can_be_made_to_stop() -> None:
     assert "exhausted inputs" in one
 
 
-def _experts() -> None:
+@on_ranks(2)
+def test_experts_and_ignored_buffers_stay_with_their_rank(rank: int, device: torch.device) -> None:
     """What is not synchronised is not overwritten at the end either."""
-    rank, device = begin()
     net: Any = mlp(0, device)
     net.loose = nn.Parameter(torch.full((1,), float(rank), device=device))
     net.loose.expert = True
@@ -305,7 +270,3 @@ def _experts() -> None:
         train(model, _sgd(model), batches(rank, 1 + rank, device))
     assert net.loose.item() == rank
     assert net.own.item() == rank
-
-
-def test_experts_and_ignored_buffers_stay_with_their_rank() -> None:
-    run_ranks(2, _experts, reuse=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from support.ranks import run_ranks
-from support.training import batches, begin, check_ranks_equal, loss_of, message_of, mlp, momentum
+from support.rank_tests import on_ranks
+from support.training import batches, check_ranks_equal, loss_of, message_of, mlp, momentum
 
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.base import AlgorithmImpl
@@ -37,8 +37,8 @@ class AlternatingImpl(AlgorithmImpl):
         return choose
 
 
-def _alternating() -> str:
-    rank, device = begin()
+@on_ranks(2)
+def test_some_buckets_are_communicated_in_each_step(rank: int, device: torch.device) -> None:
     net: Any = mlp(0, device)
     twin = mlp(0, device)
     optimizer = momentum(net)
@@ -63,9 +63,5 @@ def _alternating() -> str:
     # Gradients of the launch set that do not come are missing; those of other buckets are not.
     net(every[rank][0][0])
     net[0](every[rank][0][0]).sum().backward()
-    return message_of(RuntimeError, optimizer.step)
-
-
-def test_some_buckets_are_communicated_in_each_step() -> None:
-    for message in run_ranks(2, _alternating, reuse=True):
-        assert "2 of 6 parameters got no gradient in the last backward pass: 4.weight, 2.weight." in message
+    message = message_of(RuntimeError, optimizer.step)
+    assert "2 of 6 parameters got no gradient in the last backward pass: 4.weight, 2.weight." in message

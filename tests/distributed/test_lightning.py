@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.lightning_runs import INPUTS, environment, lightning_of, loader, module_class, trainer_of
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from torch import Tensor, nn
 
@@ -32,7 +33,13 @@ def _trained(package: str, folder: str, strategies: list[Callable[[Any], Any]], 
     return results
 
 
-def _as_ddp(folder: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "precision": "bf16-mixed"}]
+)
+@on_ranks(2, lightning=True, joined=False)
+def test_gradient_all_reduce_is_ddp(tmp_path: Path, options: dict[str, Any]) -> None:
+    folder = str(tmp_path)
+
     def ours(pl: Any) -> Any:
         import bagua.lightning
 
@@ -52,21 +59,16 @@ def _as_ddp(folder: str, options: dict[str, Any]) -> None:
             assert all(torch.equal(one[0][name], value) for name, value in theirs[0].items())
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "precision": "bf16-mixed"}]
-)
-def test_gradient_all_reduce_is_ddp(tmp_path: Path, options: dict[str, Any]) -> None:
-    run_ranks(2, _as_ddp, str(tmp_path), options, lightning=True)
-
-
 # --- algorithms and checkpoints --------------------------------------------------------------------------------------
 
 ALGORITHMS = ("bytegrad", "qadam", "decentralized", "low_precision_decentralized")
 
 
-def _resumed(folder: str) -> None:
+@on_ranks(2, lightning=True, joined=False)
+def test_resumed_runs_end_where_others_do(tmp_path: Path) -> None:
     """Training that is resumed from a checkpoint in its middle ends bitwise where it would have, also where replicas
     differ; and of what it leaves nothing is wrapped."""
+    folder = str(tmp_path)
     pl = lightning_of()
     from bagua.lightning import BaguaStrategy
 
@@ -115,12 +117,10 @@ def _resumed(folder: str) -> None:
         trainer_of(pl, BaguaStrategy("decentralized"), folder).fit(module_class(pl)(), loader(), ckpt_path=path)
 
 
-def test_resumed_runs_end_where_others_do(tmp_path: Path) -> None:
-    run_ranks(2, _resumed, str(tmp_path), lightning=True)
-
-
-def _manual(folder: str) -> None:
+@on_ranks(2, lightning=True, joined=False)
+def test_manual_optimization_of_halves_in_turn(tmp_path: Path) -> None:
     """Two optimizers that train their halves in turn."""
+    folder = str(tmp_path)
     pl = lightning_of()
     from bagua.lightning import BaguaStrategy
 
@@ -153,10 +153,6 @@ def _manual(folder: str) -> None:
     assert all(torch.equal(ours.state_dict()[key], value) for key, value in theirs.state_dict().items())
     assert len(ours.buckets) == 16
     assert len({id(one) for one in ours.buckets}) == 2, "two plans, which are kept"
-
-
-def test_manual_optimization_of_halves_in_turn(tmp_path: Path) -> None:
-    run_ranks(2, _manual, str(tmp_path), lightning=True)
 
 
 def _norms(folder: str) -> tuple[float, float, int]:
@@ -243,7 +239,9 @@ def test_what_is_wrong_is_told_with_the_remedy(tmp_path: Path) -> None:
         assert all(word in message for word in words), message
 
 
-def _reduced(folder: str) -> list[Any]:
+@on_ranks(2, lightning=True, joined=False)
+def test_reduce(tmp_path: Path) -> None:
+    folder = str(tmp_path)
     from bagua.lightning import BaguaStrategy
 
     pl = lightning_of()
@@ -258,11 +256,7 @@ def _reduced(folder: str) -> list[Any]:
     for arguments in ({"group": object()}, {"reduce_op": "median"}):
         with pytest.raises(ValueError, match=r"sync_dist_group|'median' is unknown"):
             strategy.reduce(torch.ones(1), **arguments)
-    return values
-
-
-def test_reduce(tmp_path: Path) -> None:
-    assert run_ranks(2, _reduced, str(tmp_path), lightning=True) == 2 * [[1.5, 1.5, 3.0, 2.0, "text"]]
+    assert values == [1.5, 1.5, 3.0, 2.0, "text"]
 
 
 # --- samplers --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.lightning_runs import environment, lightning_of, loader, module_class, trainer_of
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from torch import Tensor
 
@@ -132,7 +133,9 @@ def _say_three_ranks(path: str) -> None:
     torch.save(saved, path)
 
 
-def _missing_files(root: str) -> None:
+@on_ranks(2, lightning=True, timeout=150, joined=False)
+def test_where_files_are_missing_all_ranks_start_alike(tmp_path: Path) -> None:
+    root = str(tmp_path)
     for algorithm in (*PEERS, "async", "gradient_allreduce"):
         folder = f"{root}/{algorithm}"
         runs = Runs(algorithm, folder, has_experts=algorithm == "gradient_allreduce")
@@ -153,7 +156,3 @@ def _missing_files(root: str) -> None:
         # What one rank cannot read, none goes on with.
         with pytest.raises(RuntimeError, match=r"Rank 0 .* could not read .*not found"):
             runs.fit(3, f"{folder}/absent.ckpt")
-
-
-def test_where_files_are_missing_all_ranks_start_alike(tmp_path: Path) -> None:
-    run_ranks(2, _missing_files, str(tmp_path), lightning=True, timeout=150)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.training import begin, message_of, mlp, torch_ddp
+from support.training import message_of, mlp, torch_ddp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 if importlib.util.find_spec("lightning") is None:
@@ -24,9 +25,9 @@ def _utilities() -> Any:
     return importlib.import_module("bagua.lightning.utilities")
 
 
-def _collectives() -> None:
+@on_ranks(3, lightning=True)
+def test_collectives(rank: int, device: torch.device) -> None:
     utilities = _utilities()
-    rank, device = begin()
     ranks = dist.get_world_size()
     own = torch.arange(6.0, device=device).view(2, 3) + 10 * rank
     expected = torch.stack([torch.arange(6.0, device=device).view(2, 3) + 10 * other for other in range(ranks)])
@@ -82,13 +83,25 @@ def _collectives() -> None:
     utilities.init_dist_connection(SimpleNamespace(), "gloo")  # was done
 
 
-def test_collectives() -> None:
-    run_ranks(3, _collectives, reuse=True, lightning=True)
-
-
-def _hooked() -> None:
+@on_ranks(2, lightning=True)
+def test_the_state_of_a_hook_by_its_other_name(device: torch.device) -> None:
+    """As in an example of the old documentation."""
     utilities = _utilities()
-    rank, device = begin()
+    states: list[object] = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are text
+        states.append(state)
+        return default_hooks.allreduce_hook(None, bucket)
+
+    model = torch_ddp(mlp(dist.get_rank(), device))
+    utilities.register_ddp_comm_hook(model=model, state="mine", ddp_comm_hook=hook)
+    model(torch.ones(2, next(model.parameters()).shape[1], device=device)).sum().backward()
+    assert set(states) == {"mine"}
+
+
+@on_ranks(2, lightning=True)
+def test_communication_hooks(rank: int, device: torch.device) -> None:
+    utilities = _utilities()
     wrappers: list[Any] = []
     model = torch_ddp(mlp(rank, device))
     utilities.register_ddp_comm_hook(model)
@@ -107,31 +120,8 @@ def _hooked() -> None:
     assert torch.equal(gradient, gradient.half().float()), "it went as fp16"
 
 
-def _with_state() -> None:
-    """As in an example of the old documentation."""
-    _, device = begin()
-    utilities = _utilities()
-    states: list[object] = []
-
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are text
-        states.append(state)
-        return default_hooks.allreduce_hook(None, bucket)
-
-    model = torch_ddp(mlp(dist.get_rank(), device))
-    utilities.register_ddp_comm_hook(model=model, state="mine", ddp_comm_hook=hook)
-    model(torch.ones(2, next(model.parameters()).shape[1], device=device)).sum().backward()
-    assert set(states) == {"mine"}
-
-
-def test_the_state_of_a_hook_by_its_other_name() -> None:
-    run_ranks(2, _with_state, reuse=True, lightning=True)
-
-
-def test_communication_hooks() -> None:
-    run_ranks(2, _hooked, reuse=True, lightning=True)
-
-
-def _alone() -> None:
+@on_ranks(1, lightning=True, joined=False)
+def test_without_a_process_group() -> None:
     utilities = _utilities()
     one = torch.ones(2)
     assert not utilities.distributed_available()
@@ -143,10 +133,6 @@ def _alone() -> None:
         patch.setattr(dist, "is_available", lambda: False)
         with pytest.raises(RuntimeError, match="not available in this build"):
             utilities.init_dist_connection(SimpleNamespace(), "gloo")
-
-
-def test_without_a_process_group() -> None:
-    run_ranks(1, _alone, lightning=True)
 
 
 def _connected(port: int) -> int:

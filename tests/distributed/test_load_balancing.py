@@ -6,20 +6,18 @@ import contextlib
 import io
 import re
 
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.tool_module import load_script
-from support.training import begin
 
 from bagua.torch_api.contrib import LoadBalancingDistributedSampler
 
 
-def _indices() -> list[int]:
-    begin()
-    return list(LoadBalancingDistributedSampler(range(8), float, shuffle=False))
-
-
-def test_rank_and_world_size_are_those_of_the_job() -> None:
-    assert run_ranks(3, _indices, reuse=True) == [[0, 3, 6], [1, 4, 7], [2, 5, 0]]
+@on_ranks(3)
+def test_rank_and_world_size_are_those_of_the_job(rank: int) -> None:
+    assert (
+        list(LoadBalancingDistributedSampler(range(8), float, shuffle=False)) == [[0, 3, 6], [1, 4, 7], [2, 5, 0]][rank]
+    )
 
 
 def _printed() -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.replicas import Replicas, SideBySide, every_rank, flat_weights, gathered, momentum, sgd, train_step
 from support.training import (
@@ -218,9 +219,9 @@ def test_nodes_form_the_ring(name: str) -> None:
     run_ranks(len(env), _cases, cases, env=env)
 
 
-def _other_dtypes() -> None:
+@on_ranks(3)
+def test_dtypes_that_cannot_be_compressed_are_exchanged_as_differences_too(rank: int, device: torch.device) -> None:
     """float64 and complex numbers travel as bytes as well, and are added as they are."""
-    rank, device = begin()
     torch.manual_seed(0)
     net: Any = MixedDtypes().to(device)
     net.empty = nn.Parameter(torch.zeros(0, 3, device=device))
@@ -237,10 +238,6 @@ def _other_dtypes() -> None:
         if bucket.dtype != torch.bfloat16 and bucket._weight.numel():
             assert not torch.equal(*gathered(bucket._weight)[:2]), bucket.dtype
     assert not torch.equal(before, flat_weights(net))
-
-
-def test_dtypes_that_cannot_be_compressed_are_exchanged_as_differences_too() -> None:
-    run_ranks(3, _other_dtypes)
 
 
 # --- rounds that are not one forward, one backward and one step ------------------------------------------------------
@@ -477,8 +474,9 @@ SITUATIONS = (
 )
 
 
-def _situations(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", HOWS)
+@on_ranks(2)
+def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
     for situation, make in SITUATIONS:
         job = Job(rank, device, how=how, make_optimizers=make)
         job.normal_round("the first round")
@@ -486,13 +484,8 @@ def _situations(how: str) -> None:
         job.normal_round(f"after {situation.__name__}")
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_unusual_rounds(how: str) -> None:
-    run_ranks(2, _situations, how)
-
-
-def _unused() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_parameters_that_are_not_used_are_mixed(rank: int, device: torch.device) -> None:
     for find_unused in (False, True):
         torch.manual_seed(0)
         net: Any = Branches().to(device)
@@ -516,13 +509,9 @@ def _unused() -> None:
         assert (first - second).abs().max() < 1e-3
 
 
-def test_parameters_that_are_not_used_are_mixed() -> None:
-    run_ranks(2, _unused)
-
-
-def _not_finite() -> None:
+@on_ranks(2)
+def test_weights_that_are_not_finite_are_seen(rank: int, device: torch.device) -> None:
     """A weight that is not finite makes its range so, here and in time everywhere: nothing hides it."""
-    rank, device = begin()
     job = Job(rank, device)
     with torch.no_grad():
         if rank == 1:
@@ -530,10 +519,6 @@ def _not_finite() -> None:
     for _ in range(2):
         train_step(job.model, job.optimizers, job.data()[rank])
     assert not torch.isfinite(flat_weights(job.net)).all()
-
-
-def test_weights_that_are_not_finite_are_seen() -> None:
-    run_ranks(2, _not_finite)
 
 
 # --- state -----------------------------------------------------------------------------------------------------------
@@ -616,8 +601,8 @@ def test_arguments_of_the_algorithm() -> None:
         LowPrecisionDecentralizedAlgorithm(communication_interval=-1)
 
 
-def _in_no_optimizer() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_parameter_that_is_in_no_optimizer_is_named(rank: int, device: torch.device) -> None:
     net: Any = mlp(rank, device)
     optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(net[0].parameters(), lr=0.1)]
     algorithm = LowPrecisionDecentralizedAlgorithm(False)
@@ -633,12 +618,8 @@ def _in_no_optimizer() -> None:
     assert bucket_names(net) == [["0.bias", "0.weight"]]
 
 
-def test_a_parameter_that_is_in_no_optimizer_is_named() -> None:
-    run_ranks(2, _in_no_optimizer)
-
-
-def _operation_arguments() -> None:
-    _, device = begin()
+@on_ranks(1)
+def test_arguments_of_the_operation(device: torch.device) -> None:
     values: Any = torch.zeros(6, device=device)
     bucket = BaguaBucket([values.ensure_bagua_tensor("x", "module")], "bucket")
     flat = bucket.flattened_tensor().clone()
@@ -648,13 +629,9 @@ def _operation_arguments() -> None:
     assert not bucket.ops
 
 
-def test_arguments_of_the_operation() -> None:
-    run_ranks(1, _operation_arguments)
-
-
-def _operation_of_a_user() -> None:
+@on_ranks(2)
+def test_an_operation_of_weights_in_the_bucket(rank: int, device: torch.device) -> None:
     """The weights lie in the bucket, which flattens."""
-    rank, device = begin()
     weights: Any = torch.linspace(0, 1, 7, device=device)
     bucket = BaguaBucket([weights.ensure_bagua_tensor("x", "module")], "bucket")
     own, left, right = (bucket.flattened_tensor().clone() for _ in range(3))
@@ -666,7 +643,3 @@ def _operation_of_a_user() -> None:
         assert torch.equal(weights, own)
         for neighbor in (left, right):  # of two ranks each is the other's on both sides
             assert torch.equal(gathered(own)[1 - rank], neighbor)
-
-
-def test_an_operation_of_weights_in_the_bucket() -> None:
-    run_ranks(2, _operation_of_a_user)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.moe_reference import mixture
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import begin, check_tensor_on_ranks, message_of
 from torch import Tensor, nn
@@ -134,9 +135,17 @@ def test_outputs_and_gradients_are_those_of_one_process(k: int, local: int, size
     assert narrow > 0
 
 
-def _trains(k: int, noise: str | None, dtype: torch.dtype, local: int) -> None:
+@pytest.mark.parametrize(
+    ("k", "noise", "dtype", "local"),
+    [
+        (1, "Jitter", torch.float32, 2),
+        (1, "RSample", torch.bfloat16, 1),
+        (2, None, torch.bfloat16, 8),  # on GPUs, so many are computed together
+    ],
+)
+@on_ranks(2)
+def test_training(rank: int, device: torch.device, k: int, noise: str | None, dtype: torch.dtype, local: int) -> None:
     """With what is drawn in training, in a dtype of the user's choice."""
-    rank, device = begin()
     net = made(rank, device, num_local_experts=local, k=k, noisy_gate_policy=noise, output_dropout_prob=0.1)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
     model = net.with_bagua([optimizer], GradientAllReduceAlgorithm())  # type: ignore[operator]
@@ -157,20 +166,8 @@ def _trains(k: int, noise: str | None, dtype: torch.dtype, local: int) -> None:
             check_tensor_on_ranks(parameter, name)
 
 
-@pytest.mark.parametrize(
-    ("k", "noise", "dtype", "local"),
-    [
-        (1, "Jitter", torch.float32, 2),
-        (1, "RSample", torch.bfloat16, 1),
-        (2, None, torch.bfloat16, 8),  # on GPUs, so many are computed together
-    ],
-)
-def test_training(k: int, noise: str | None, dtype: torch.dtype, local: int) -> None:
-    run_ranks(2, _trains, k, noise, dtype, local, reuse=True)
-
-
-def _errors() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_errors_of_one_rank_are_told_to_all(rank: int, device: torch.device) -> None:
     layer = MoE(HIDDEN, expert_net(), min_capacity=4).to(device)
     # One rank's mistake is an error of all.
     x = torch.randn(3 if rank == 1 else 8, HIDDEN, device=device)
@@ -181,10 +178,6 @@ def _errors() -> None:
     other = copy.deepcopy(layer)
     other.bagua_moe.gate.wg = nn.Linear(HIDDEN, 5, bias=False).to(device)  # type: ignore[union-attr]
     assert "made for 5 experts, and the ranks have 2" in message_of(RuntimeError, lambda: other(x))
-
-
-def test_errors_of_one_rank_are_told_to_all() -> None:
-    run_ranks(2, _errors, reuse=True)
 
 
 def _loses_one(in_backward: bool) -> tuple[int, ...]:
@@ -211,16 +204,12 @@ def test_a_rank_that_dies_is_named(in_backward: bool) -> None:
     assert told == [(VICTIM,), None, (VICTIM,)]
 
 
-def _copied() -> None:
+@on_ranks(2)
+def test_experts_of_a_copy_are_not_synchronized(rank: int, device: torch.device) -> None:
     """A copy that is wrapped keeps its own experts."""
-    rank, device = begin()
     net = copy.deepcopy(made(rank, device))
     before = [value.clone() for value in net.mixture.bagua_moe.experts.parameters()]
     net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], GradientAllReduceAlgorithm())  # type: ignore[operator]
     for one, parameter in zip(before, net.mixture.bagua_moe.experts.parameters(), strict=True):
         assert torch.equal(one, parameter)
     assert bagua.get_world_size() == 2
-
-
-def test_experts_of_a_copy_are_not_synchronized() -> None:
-    run_ranks(2, _copied, reuse=True)

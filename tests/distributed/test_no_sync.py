@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     WRAPPERS,
@@ -50,8 +51,10 @@ def _clear(optimizer: torch.optim.Optimizer, zeroing: str) -> None:
         optimizer.zero_grad(set_to_none=zeroing == "to none")
 
 
-def _accumulated(how: str, silent: bool) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("silent", [True, False], ids=["no_sync", "every pass"])
+@pytest.mark.parametrize("how", WRAPPERS)
+@on_ranks(2)
+def test_accumulated_gradients_are_those_of_torch_ddp(rank: int, device: torch.device, how: str, silent: bool) -> None:
     ours, theirs = mlp(rank, device), mlp(rank, device)
     optimizer, other = momentum(ours), momentum(theirs)
     wrapped, reference = wrap(how, ours, optimizer), torch_ddp(theirs)
@@ -71,14 +74,8 @@ def _accumulated(how: str, silent: bool) -> None:
         check_equal(ours, theirs, f"round {round_number}, gradients set {zeroing}")
 
 
-@pytest.mark.parametrize("silent", [True, False], ids=["no_sync", "every pass"])
-@pytest.mark.parametrize("how", WRAPPERS)
-def test_accumulated_gradients_are_those_of_torch_ddp(how: str, silent: bool) -> None:
-    run_ranks(2, _accumulated, how, silent, reuse=True)
-
-
-def _restored() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_no_sync_ends_with_its_context(rank: int, device: torch.device) -> None:
     model = DistributedDataParallel(mlp(rank, device))
     batch = batches(rank, 1, device)[0]
     with model.no_sync():
@@ -111,13 +108,9 @@ def _restored() -> None:
         check_tensor_on_ranks(parameter.grad, "a gradient")
 
 
-def test_no_sync_ends_with_its_context() -> None:
-    run_ranks(2, _restored, reuse=True)
-
-
-def _set() -> None:
+@on_ranks(2)
+def test_the_attribute_can_be_set_as_torchs(rank: int, device: torch.device) -> None:
     """Gradient accumulation by the attribute, as many scripts have it."""
-    rank, device = begin()
     both = pair("wrapper", rank, device, NormNet)
     for model, optimizer in both:
         for number, batch in enumerate(batches(rank, 6, device)):
@@ -132,10 +125,6 @@ def _set() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     check_equal(both[0][0], both[1][0])
-
-
-def test_the_attribute_can_be_set_as_torchs() -> None:
-    run_ranks(2, _set)
 
 
 # --- several backward passes of one forward pass ---------------------------------------------------------------------
@@ -222,8 +211,9 @@ def test_two_losses_before_one_step(small_buckets: bool, how: str) -> None:
     run_ranks(2, _passes, small_buckets, how, env=env, reuse=True)
 
 
-def _forward_twice(model_kind: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("model_kind", ["plain", "with buffers"])
+@on_ranks(2)
+def test_two_forward_passes_in_one_graph(rank: int, device: torch.device, model_kind: str) -> None:
     torch.manual_seed(rank)
     ours: nn.Module = NormNet().to(device) if model_kind == "with buffers" else mlp(rank, device)
     theirs = copy.deepcopy(ours)
@@ -251,15 +241,10 @@ def _forward_twice(model_kind: str) -> None:
         check_equal(ours, theirs, f"step {number}")
 
 
-@pytest.mark.parametrize("model_kind", ["plain", "with buffers"])
-def test_two_forward_passes_in_one_graph(model_kind: str) -> None:
-    run_ranks(2, _forward_twice, model_kind, reuse=True)
-
-
-def _triggered() -> None:
+@on_ranks(2)
+def test_a_backward_pass_is_made_to_communicate(rank: int, device: torch.device) -> None:
     """As Accelerate's `trigger_sync_in_backward`: several forward passes without communication, whose last backward
     pass communicates."""
-    rank, device = begin()
     both = pair("wrapper", rank, device)
     for model, _ in both:
         with model.no_sync():
@@ -275,7 +260,3 @@ def _triggered() -> None:
     for ours, theirs in zip(both[0][0].parameters(), both[1][0].parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
         check_tensor_on_ranks(ours.grad, "a gradient")
-
-
-def test_a_backward_pass_is_made_to_communicate() -> None:
-    run_ranks(2, _triggered)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 from support.training import begin
 
@@ -19,9 +20,9 @@ from bagua.torch_api import communication
 OBJECTS: list[Any] = [None, 0, "", "some text", {"a": [1, 2.5], "b": (None, b"\0" * 70_000)}, torch.float16, [[]] * 9]
 
 
-def broadcast_objects() -> list[Any]:
+@on_ranks(3)
+def test_broadcast() -> None:
     device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
     received = []
     for number, one in enumerate(OBJECTS):
         source = number % bagua.get_world_size()
@@ -29,11 +30,7 @@ def broadcast_objects() -> list[Any]:
         result = communication.broadcast_object(mine, source)
         assert rank != source or result is one
         received.append(result)
-    return received
-
-
-def test_broadcast() -> None:
-    assert run_ranks(3, broadcast_objects) == [OBJECTS] * 3
+    assert received == OBJECTS
 
 
 def broadcast_in_group() -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import batches, begin, loss_of, mlp, momentum, train
 from torch import Tensor, nn
@@ -117,10 +118,10 @@ class _BlockingImpl(GradientAllReduceAlgorithmImpl):
         bucket.append_centralized_synchronous_op(group=self.process_group)
 
 
-def _does_not_block() -> None:
+@on_ranks(2, env={"BAGUA_DEFAULT_BUCKET_SIZE": "10"})
+def test_backward_goes_on_while_an_operation_blocks(rank: int, device: torch.device) -> None:
     import threading
 
-    rank, device = begin()
     made = threading.Event()
 
     def gate() -> None:
@@ -132,7 +133,3 @@ def _does_not_block() -> None:
     loss_of(net, batches(rank, 1, device)[0]).backward()
     assert made.is_set()
     assert torch.isfinite(net[0].weight.grad).all()
-
-
-def test_backward_goes_on_while_an_operation_blocks() -> None:
-    run_ranks(2, _does_not_block, env={"BAGUA_DEFAULT_BUCKET_SIZE": "10"})

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import device_for, run_ranks
+from support.rank_tests import on_ranks
+from support.ranks import device_for
 from torch import nn
 
 from bagua.collectives import coalesced
@@ -57,7 +58,13 @@ def tensors_of(rank: int, device: torch.device) -> list[torch.Tensor]:
     return made
 
 
-def broadcast_tensors_of_all_kinds(flat_bytes: int) -> None:
+def comparable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.is_complex() else tensor.detach().double()
+
+
+@pytest.mark.parametrize("flat_bytes", [16, 200, 64 << 20])
+@on_ranks(WORLD_SIZE, joined=False)
+def test_tensors_of_all_kinds(flat_bytes: int) -> None:
     rank, device, communicator = start()
     coalesced.FLAT_BYTES = flat_bytes
     tensors = tensors_of(rank, device)
@@ -75,15 +82,6 @@ def broadcast_tensors_of_all_kinds(flat_bytes: int) -> None:
     product.backward()
 
 
-def comparable(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach() if tensor.is_complex() else tensor.detach().double()
-
-
-@pytest.mark.parametrize("flat_bytes", [16, 200, 64 << 20])
-def test_tensors_of_all_kinds(flat_bytes: int) -> None:
-    run_ranks(WORLD_SIZE, broadcast_tensors_of_all_kinds, flat_bytes)
-
-
 class Elsewhere(tuple[str, ...]):
     """Kinds of device that a group serves, none of which is the one asked for."""
 
@@ -93,7 +91,8 @@ class Elsewhere(tuple[str, ...]):
         return False
 
 
-def broadcast_without_a_backend_for_the_device() -> None:
+@on_ranks(2, joined=False)
+def test_device_without_a_backend() -> None:
     rank, device, communicator = start()
     if device.type == "cuda":  # CPU tensors in a group of NCCL alone
         group = dist.new_group(backend="nccl")
@@ -117,10 +116,6 @@ def broadcast_without_a_backend_for_the_device() -> None:
     broadcast_optimizer_state(optimizer, communicator)
     for name, value in broadcast_object(expected_state, 0, communicator).items():
         assert torch.equal(optimizer.state[parameter][name].cpu(), value.cpu()), name
-
-
-def test_device_without_a_backend() -> None:
-    run_ranks(2, broadcast_without_a_backend_for_the_device)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 from support.training import launched_on
 
@@ -76,22 +77,17 @@ def test_several_groups_with_different_members() -> None:
     assert results[3] == [(1011, 1000, 1001), (None, None, None), (1111, 1100, None), (1101, 1100, None)]
 
 
-def refuse_ranks() -> None:
-    bagua.init_process_group()
+@on_ranks(2)
+def test_ranks_that_are_no_integers_are_refused() -> None:
     for ranks, named in (([0.5], r"\[0\.5\]"), ("01", "'01'"), (1, "1"), ([None], r"\[None\]")):
         with pytest.raises(TypeError, match=rf"ranks is {named}, must be a list of integers"):
             communication.new_group(ranks)  # type: ignore[arg-type]
     assert communication.new_group(torch.tensor([1, 0])).ranks == [0, 1]  # type: ignore[arg-type]
 
 
-def test_ranks_that_are_no_integers_are_refused() -> None:
-    run_ranks(2, refuse_ranks)
-
-
-def create_unevenly() -> list[Any]:
+@on_ranks(3)
+def test_members_with_different_numbers_of_torch_groups(rank: int, device: torch.device) -> None:
     """Rank 0 has torch groups that the others lack, made by itself; torch alone would wait indefinitely then."""
-    device = device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
     if rank == 0:
         for _ in range(3):
             dist.new_group([0], use_local_synchronization=True)
@@ -100,17 +96,12 @@ def create_unevenly() -> list[Any]:
     assert dist.get_pg_count() == before
     first = total(comm, device)
     other = total(communication.new_group().get_intra_node_communicator(), device)
-    return [first, other]
+    assert [first, other] == [111, 111]
 
 
-def test_members_with_different_numbers_of_torch_groups() -> None:
-    assert run_ranks(3, create_unevenly) == [[111, 111]] * 3
-
-
-def create_again() -> list[Any]:
+@on_ranks(2)
+def test_the_same_members_again_after_a_group_was_destroyed(device: torch.device) -> None:
     """A group of the same members after one that was destroyed must not meet what that left in the store."""
-    device = device_for(bagua.get_rank())
-    bagua.init_process_group()
     results = []
     for _ in range(3):
         group = communication.new_group()
@@ -119,26 +110,17 @@ def create_again() -> list[Any]:
         bagua.barrier()
         dist.destroy_process_group(comm.torch_group)
         dist.destroy_process_group(group.torch_group)
-    return results
+    assert results == [11, 11, 11]
 
 
-def test_the_same_members_again_after_a_group_was_destroyed() -> None:
-    assert run_ranks(2, create_again) == [[11, 11, 11]] * 2
-
-
-def ask_alone() -> float | None:
+@on_ranks(4, env=launched_on(2, 2))
+def test_a_communicator_needs_nobody_but_its_members(rank: int, device: torch.device) -> None:
     """Only those that are in a communicator between nodes ask for it, at a time of their own."""
-    device = device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
     result = None
     if rank in (0, 2):
         result = total(communication._get_default_group().get_inter_node_communicator(), device)
     bagua.barrier()
-    return result
-
-
-def test_a_communicator_needs_nobody_but_its_members() -> None:
-    assert run_ranks(4, ask_alone, env=launched_on(2, 2)) == [101, None, 101, None]
+    assert result == [101, None, 101, None][rank]
 
 
 def contradict() -> str:
@@ -154,7 +136,8 @@ def test_contradicting_launcher_variables_are_named() -> None:
         assert "rank 1: node 0, LOCAL_RANK 0, LOCAL_WORLD_SIZE 2" in message
 
 
-def ask_for_a_silent_member() -> None:
+@on_ranks(2, joined=False)
+def test_a_member_that_bagua_has_not_heard_from_is_named() -> None:
     """Rank 1 takes part in the torch group, but Bagua has never heard from it."""
     # As long as the error takes, and torch's own meeting, which needs a second where names are slow to be looked up.
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
@@ -162,10 +145,6 @@ def ask_for_a_silent_member() -> None:
         group = to_bagua_process_group()
         with pytest.raises(RuntimeError, match="rank 1 has not said on which node it runs; it has to call"):
             group.get_intra_node_communicator()
-
-
-def test_a_member_that_bagua_has_not_heard_from_is_named() -> None:
-    run_ranks(2, ask_for_a_silent_member)
 
 
 def describe_groups() -> list[Any]:
@@ -204,7 +183,8 @@ def test_attributes() -> None:
     ]
 
 
-def ask_wrongly() -> None:
+@on_ranks(2, joined=False)
+def test_wrong_arguments_and_a_torch_group_of_others() -> None:
     with pytest.raises(RuntimeError, match="init_process_group"):
         communication.new_group([0])
     with pytest.raises(RuntimeError, match="init_process_group"):
@@ -232,13 +212,8 @@ def ask_wrongly() -> None:
     bagua.barrier()
 
 
-def test_wrong_arguments_and_a_torch_group_of_others() -> None:
-    run_ranks(2, ask_wrongly)
-
-
-def have_no_members() -> None:
-    device = device_for(bagua.get_rank())
-    bagua.init_process_group()
+@on_ranks(2)
+def test_a_group_may_have_no_members(device: torch.device) -> None:
     empty, later = communication.new_group([]), communication.new_group([0, 1])
     assert (empty.ranks, empty.size, empty.is_member, empty.torch_group) == ([], 0, False, None)
     assert communication._rank_not_in_group(empty)
@@ -259,11 +234,8 @@ def have_no_members() -> None:
         )
 
 
-def test_a_group_may_have_no_members() -> None:
-    run_ranks(2, have_no_members)
-
-
-def adopt() -> None:
+@on_ranks(3, joined=False)
+def test_torch_groups_are_adopted_by_their_members_alone() -> None:
     """Without Bagua's own initialization."""
     device = device_for(rank := bagua.get_rank())
     dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
@@ -296,11 +268,8 @@ def adopt() -> None:
     assert tensor.item() == 2
 
 
-def test_torch_groups_are_adopted_by_their_members_alone() -> None:
-    run_ranks(3, adopt)
-
-
-def destroy() -> None:
+@on_ranks(2, joined=False)
+def test_the_map_of_adopted_groups_empties() -> None:
     device = device_for(bagua.get_rank())
     dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     known = communication._torch_to_bagua_pg_map
@@ -325,16 +294,8 @@ def destroy() -> None:
     assert len(known) == 0
 
 
-def test_the_map_of_adopted_groups_empties() -> None:
-    run_ranks(2, destroy)
-
-
-def lazily() -> int:
-    """Groups that nobody asks for nodes make no torch groups."""
-    bagua.init_process_group()
-    communication._get_default_group().get_global_communicator()
-    return len(process_group.torch_internals.distributed_c10d._world.pg_names)
-
-
+@on_ranks(2, fresh=True)
 def test_only_what_is_asked_for_is_created() -> None:
-    assert run_ranks(2, lazily) == [1, 1]
+    """Groups that nobody asks for nodes make no torch groups."""
+    communication._get_default_group().get_global_communicator()
+    assert len(process_group.torch_internals.distributed_c10d._world.pg_names) == 1

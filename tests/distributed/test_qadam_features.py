@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import run_ranks
+from support.rank_tests import on_ranks
 from support.training import (
     WRAPPERS,
     Branches,
     MixedDtypes,
     batches,
-    begin,
     check_equal,
     check_ranks_equal,
     engine_of,
@@ -56,8 +55,9 @@ def _trained(rank: int, device: torch.device, steps: int, how: str = "with_bagua
     return model, optimizer
 
 
-def _like_adam(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", WRAPPERS)
+@on_ranks(2)
+def test_warm_up_is_adam_with_torch_ddp(rank: int, device: torch.device, how: str) -> None:
     ours, theirs = mlp(rank, device), mlp(rank, device)
     optimizer = QAdamOptimizer(ours.parameters(), lr=0.01, warmup_steps=20, weight_decay=0.1)
     adam = torch.optim.Adam(theirs.parameters(), lr=0.01, weight_decay=0.1)
@@ -71,13 +71,8 @@ def _like_adam(how: str) -> None:
     check_ranks_equal(ours)
 
 
-@pytest.mark.parametrize("how", WRAPPERS)
-def test_warm_up_is_adam_with_torch_ddp(how: str) -> None:
-    run_ranks(2, _like_adam, how, reuse=True)
-
-
-def _one_switch() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_buckets_change_once_when_parameters_have_warmed_up(rank: int, device: torch.device) -> None:
     model, optimizer = _trained(rank, device, 1)
     changes = []
     steps = model.bagua_ddp._steps
@@ -106,16 +101,13 @@ def _one_switch() -> None:
     check_ranks_equal(model)
 
 
-def test_buckets_change_once_when_parameters_have_warmed_up() -> None:
-    run_ranks(2, _one_switch, reuse=True)
-
-
 # --- accumulation ----------------------------------------------------------------------------------------------------
 
 
-def _accumulated(how: str) -> None:
+@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
+@on_ranks(2)
+def test_the_momentum_gets_the_sum_of_several_passes(rank: int, device: torch.device, how: str) -> None:
     """Two backward passes before a step, both communicated or the last alone: the momentum gets their sum, once."""
-    rank, device = begin()
     results = []
     for silent in (True, False):
         model, optimizer = _trained(rank, device, W, how)
@@ -140,14 +132,9 @@ def _accumulated(how: str) -> None:
     check_equal(*results)
 
 
-@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
-def test_the_momentum_gets_the_sum_of_several_passes(how: str) -> None:
-    run_ranks(2, _accumulated, how, reuse=True)
-
-
-def _never_communicated() -> None:
+@on_ranks(2)
+def test_a_step_without_communication(rank: int, device: torch.device) -> None:
     """A step of a rank's own gradients, on purpose: its momentum is not that of the step before."""
-    rank, device = begin()
     model, optimizer = _trained(rank, device, W + 2)
     optimizer.zero_grad()
     with engine_of(model).no_sync():
@@ -158,16 +145,13 @@ def _never_communicated() -> None:
         assert torch.equal(optimizer.state[one]["exp_avg"], momentum)
 
 
-def test_a_step_without_communication() -> None:
-    run_ranks(2, _never_communicated, reuse=True)
-
-
 # --- scaled losses ---------------------------------------------------------------------------------------------------
 
 
-def _scaled(clip: bool) -> None:
+@pytest.mark.parametrize("clip", [False, True])
+@on_ranks(2)
+def test_a_gradient_scaler_that_the_algorithm_knows(rank: int, device: torch.device, clip: bool) -> None:
     """A known scaler changes nothing: the scale is a power of two. An overflow on one rank makes all skip the step."""
-    rank, device = begin()
     results = []
     overflow_at = {2, W + 3}
     data = batches(rank, 3 * W, device)
@@ -201,13 +185,9 @@ def _scaled(clip: bool) -> None:
     check_equal(*results)
 
 
-@pytest.mark.parametrize("clip", [False, True])
-def test_a_gradient_scaler_that_the_algorithm_knows(clip: bool) -> None:
-    run_ranks(2, _scaled, clip, reuse=True)
-
-
-def _unknown_scaler(unscale: bool) -> str:
-    rank, device = begin()
+@pytest.mark.parametrize("unscale", [False, True])
+@on_ranks(2)
+def test_an_unknown_gradient_scaler_is_an_error_after_warm_up(rank: int, device: torch.device, unscale: bool) -> None:
     model, optimizer = _trained(rank, device, 0)
     scaler = torch.amp.GradScaler(device.type)
 
@@ -222,18 +202,13 @@ def _unknown_scaler(unscale: bool) -> str:
     *warm_up, last = batches(rank, W + 1, device)
     for batch in warm_up:
         step(batch)
-    return message_of(RuntimeError, lambda: step(last))
+    message = message_of(RuntimeError, lambda: step(last))
+    assert "grad_scaler=scaler" in message
+    assert "bfloat16" in message
 
 
-@pytest.mark.parametrize("unscale", [False, True])
-def test_an_unknown_gradient_scaler_is_an_error_after_warm_up(unscale: bool) -> None:
-    for message in run_ranks(2, _unknown_scaler, unscale, reuse=True):
-        assert "grad_scaler=scaler" in message
-        assert "bfloat16" in message
-
-
-def _autocast_alone() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_bfloat16_autocast_needs_no_scaler(rank: int, device: torch.device) -> None:
     model, optimizer = _trained(rank, device, 0)
     for batch in batches(rank, 3 * W, device):
         optimizer.zero_grad()
@@ -244,16 +219,12 @@ def _autocast_alone() -> None:
     check_ranks_equal(model)
 
 
-def test_bfloat16_autocast_needs_no_scaler() -> None:
-    run_ranks(2, _autocast_alone, reuse=True)
-
-
 # --- which parameters ------------------------------------------------------------------------------------------------
 
 
-def _late_parameters() -> None:
+@on_ranks(2)
+def test_a_layer_that_is_unfrozen_later_has_its_own_warm_up(rank: int, device: torch.device) -> None:
     """A layer that is unfrozen after the switch warms up by itself, while the others' momenta are compressed."""
-    rank, device = begin()
     net: Any = mlp(rank, device)
     net[0].requires_grad_(False)
     optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=W)
@@ -270,13 +241,9 @@ def _late_parameters() -> None:
     check_ranks_equal(net)
 
 
-def test_a_layer_that_is_unfrozen_later_has_its_own_warm_up() -> None:
-    run_ranks(2, _late_parameters, reuse=True)
-
-
-def _left_out() -> None:
+@on_ranks(2)
+def test_parameters_that_are_ignored_or_of_another_optimizer(rank: int, device: torch.device) -> None:
     """An ignored parameter goes on with this rank's gradients; one of another optimizer has averaged ones."""
-    rank, device = begin()
     net: Any = mlp(rank, device)
     net._bagua_params_and_buffers_to_ignore = ["0.bias"]
     optimizer = QAdamOptimizer([*net[0].parameters(), *net[2].parameters()], lr=0.01, warmup_steps=W)
@@ -295,12 +262,8 @@ def _left_out() -> None:
     assert optimizer.state[net[0].bias]["step"] == 3 * W
 
 
-def test_parameters_that_are_ignored_or_of_another_optimizer() -> None:
-    run_ranks(2, _left_out, reuse=True)
-
-
-def _dtypes() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_every_dtype(rank: int, device: torch.device) -> None:
     torch.manual_seed(rank)
     net: Any = MixedDtypes().to(device)
     optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=W)
@@ -315,13 +278,9 @@ def _dtypes() -> None:
     assert all(one.isfinite().all() for one in net.parameters())
 
 
-def test_every_dtype() -> None:
-    run_ranks(2, _dtypes, reuse=True)
-
-
-def _unused() -> None:
+@on_ranks(2)
+def test_branches_that_not_all_ranks_take(rank: int, device: torch.device) -> None:
     """Branches that some ranks take, all take later, or none does."""
-    rank, device = begin()
     torch.manual_seed(rank)
     net = Branches().to(device)
     optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=W)
@@ -337,15 +296,13 @@ def _unused() -> None:
     assert net.never.weight not in optimizer.state
 
 
-def test_branches_that_not_all_ranks_take() -> None:
-    run_ranks(2, _unused, reuse=True)
-
-
 # --- saved state, and the wrong optimizer ----------------------------------------------------------------------------
 
 
-def _resumed(at: int, wrapped_last: bool) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("wrapped_last", [True, False])
+@pytest.mark.parametrize("at", [W - 1, W, W + 1, W + 3])
+@on_ranks(2)
+def test_state_goes_on_bit_for_bit(rank: int, device: torch.device, at: int, wrapped_last: bool) -> None:
     model, optimizer = _trained(rank, device, at)
     file = io.BytesIO()
     torch.save([model.state_dict(), optimizer.state_dict(), model.bagua_ddp.state_dict()], file)
@@ -366,14 +323,8 @@ def _resumed(at: int, wrapped_last: bool) -> None:
     check_equal(other, model, f"at {at}")
 
 
-@pytest.mark.parametrize("wrapped_last", [True, False])
-@pytest.mark.parametrize("at", [W - 1, W, W + 1, W + 3])
-def test_state_goes_on_bit_for_bit(at: int, wrapped_last: bool) -> None:
-    run_ranks(2, _resumed, at, wrapped_last, reuse=True)
-
-
-def _wrong_optimizers() -> None:
-    _, device = begin()
+@on_ranks(1)
+def test_the_wrong_optimizer(device: torch.device) -> None:
     net, other = mlp(0, device), mlp(1, device)
     optimizer, of_other = QAdamOptimizer(net.parameters()), QAdamOptimizer(other.parameters())
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -385,13 +336,9 @@ def _wrong_optimizers() -> None:
     assert "steps no parameter" in wrong
 
 
-def test_the_wrong_optimizer() -> None:
-    run_ranks(1, _wrong_optimizers, reuse=True)
-
-
-def _copies() -> None:
+@on_ranks(2)
+def test_a_copy_of_the_wrapper(rank: int, device: torch.device) -> None:
     """A copy of the wrapper has no optimizer: its gradients are averaged, those of the original are not any more."""
-    rank, device = begin()
     model, _ = _trained(rank, device, 2 * W, "wrapper")
     duplicate = copy.deepcopy(model)
     loss_of(duplicate, batches(rank, 1, device)[0]).backward()
@@ -399,17 +346,9 @@ def _copies() -> None:
     check_equal(duplicate, model)
 
 
-def test_a_copy_of_the_wrapper() -> None:
-    run_ranks(2, _copies, reuse=True)
-
-
-def _uneven() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_uneven_inputs_are_refused(rank: int, device: torch.device) -> None:
+    """A rank that has run out would miss the switch."""
     for steps in (0, W + 1):
         model, _ = _trained(rank, device, steps, "wrapper")
         assert "begins to in some step" in message_of(NotImplementedError, model.join)
-
-
-def test_uneven_inputs_are_refused() -> None:
-    """A rank that has run out would miss the switch."""
-    run_ranks(2, _uneven, reuse=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     ConvNet,
@@ -40,8 +41,11 @@ def _losses(net: nn.Module, optimizer: torch.optim.Optimizer, data: list[Any], s
     return losses
 
 
-def _equals_adam(foreach: bool, bytes_at_a_time: int) -> None:
-    _, device = begin()
+@pytest.mark.parametrize(("foreach", "bytes_at_a_time"), [(True, 1 << 20), (False, 1 << 20), (True, 100), (True, 1)])
+@on_ranks(1, fresh=True)
+def test_a_thousand_steps_of_warm_up_are_those_of_adam(
+    device: torch.device, foreach: bool, bytes_at_a_time: int
+) -> None:
     q_adam_optimizer._BYTES_AT_A_TIME = bytes_at_a_time
     ours, theirs = mlp(0, device), mlp(0, device)
     data = batches(0, 1000, device)
@@ -49,11 +53,6 @@ def _equals_adam(foreach: bool, bytes_at_a_time: int) -> None:
     adam = torch.optim.Adam(theirs.parameters(), lr=1e-3, weight_decay=0.1, foreach=foreach)
     assert _losses(ours, optimizer, data) == _losses(theirs, adam, data)
     check_equal(ours, theirs)
-
-
-@pytest.mark.parametrize(("foreach", "bytes_at_a_time"), [(True, 1 << 20), (False, 1 << 20), (True, 100), (True, 1)])
-def test_a_thousand_steps_of_warm_up_are_those_of_adam(foreach: bool, bytes_at_a_time: int) -> None:
-    run_ranks(1, _equals_adam, foreach, bytes_at_a_time, reuse=True)
 
 
 def _most_in_a_step() -> int:
@@ -95,9 +94,9 @@ class Wide(nn.Module):
         return self.third((x * self.turn).real)
 
 
-def _unusual_parameters() -> None:
+@on_ranks(1)
+def test_unusual_parameters_follow_adam(device: torch.device) -> None:
     """Layouts, dtypes, options by group, and gradients that are zeroed in place; to the last step of warm-up."""
-    _, device = begin()
     for make, shape in ((ConvNet, (2, 3, 8, 8)), (Scaled, (4, 2)), (Wide, (4, 2))):
         torch.manual_seed(1)
         ours = make().to(device)
@@ -109,10 +108,6 @@ def _unusual_parameters() -> None:
         for set_to_none, part in ((True, data[:10]), (False, data[10:])):
             assert _losses(ours, optimizer, part, set_to_none) == _losses(theirs, adam, part, set_to_none)
             check_equal(ours, theirs, make.__name__)
-
-
-def test_unusual_parameters_follow_adam() -> None:
-    run_ranks(1, _unusual_parameters, reuse=True)
 
 
 # --- the formula, with numbers of one tensor -------------------------------------------------------------------------
@@ -142,8 +137,9 @@ class _Formula:
         self.p = (p - self.lr / (1 - b1**self.t) * update).to(self.p.dtype)
 
 
-def _follows_formula(dtype: torch.dtype) -> None:
-    _, device = begin()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@on_ranks(1)
+def test_steps_follow_the_formula_before_and_after_warm_up(device: torch.device, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     starts = [torch.randn(shape, generator=generator).to(device, dtype) for shape in ((3, 5), (7,))]
     parameters = [nn.Parameter(one.clone()) for one in starts]
@@ -172,11 +168,6 @@ def _follows_formula(dtype: torch.dtype) -> None:
             torch.testing.assert_close(state["exp_avg_sq"], formula.v)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_steps_follow_the_formula_before_and_after_warm_up(dtype: torch.dtype) -> None:
-    run_ranks(1, _follows_formula, dtype, reuse=True)
-
-
 def test_steps_do_not_grow_after_warm_up() -> None:
     """With the gradient always the same, each step of Adam is `lr` long."""
     frozen, grown = (nn.Parameter(torch.zeros((), dtype=torch.float64)) for _ in range(2))
@@ -188,9 +179,9 @@ def test_steps_do_not_grow_after_warm_up() -> None:
     assert growth[-1] > 6
 
 
-def _half_with_zero_gradients() -> None:
+@on_ranks(1)
+def test_small_and_absent_gradients_in_float16(device: torch.device) -> None:
     """In float16 eps is zero: state of the parameter's own dtype would give 0 / 0."""
-    _, device = begin()
     parameter = nn.Parameter(torch.ones(3, dtype=torch.float16, device=device))
     optimizer = QAdamOptimizer([parameter], lr=0.1, warmup_steps=W)
     for _ in range(2 * W):
@@ -200,10 +191,6 @@ def _half_with_zero_gradients() -> None:
     torch.testing.assert_close(
         parameter[1:].detach().float(), torch.tensor([0.2, 0.2], device=device), atol=0.3, rtol=0
     )
-
-
-def test_small_and_absent_gradients_in_float16() -> None:
-    run_ranks(1, _half_with_zero_gradients, reuse=True)
 
 
 def _unseen(seen_rows: int) -> float:

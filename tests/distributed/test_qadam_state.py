@@ -8,8 +8,8 @@ import pickle
 
 import pytest
 import torch
-from support.ranks import run_ranks
-from support.training import batches, begin, check_equal, mlp, step_lengths, three_groups, train
+from support.rank_tests import on_ranks
+from support.training import batches, check_equal, mlp, step_lengths, three_groups, train
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
@@ -28,8 +28,10 @@ class Half(nn.Module):
         return self.second(torch.relu(self.first(x)).bfloat16()).float()
 
 
-def _resumed(how: str, at: int) -> None:
-    _, device = begin()
+@pytest.mark.parametrize("how", ["state_dict", "copy", "pickle"])
+@pytest.mark.parametrize("at", [1, W - 1, W, W + 2])
+@on_ranks(1)
+def test_state_goes_on_bit_for_bit(device: torch.device, how: str, at: int) -> None:
     torch.manual_seed(0)
     net: nn.Module = Half().to(device)
     data = batches(0, at + 3, device)
@@ -52,15 +54,10 @@ def _resumed(how: str, at: int) -> None:
     check_equal(other, net, f"{how} at {at}")
 
 
-@pytest.mark.parametrize("how", ["state_dict", "copy", "pickle"])
-@pytest.mark.parametrize("at", [1, W - 1, W, W + 2])
-def test_state_goes_on_bit_for_bit(how: str, at: int) -> None:
-    run_ranks(1, _resumed, how, at, reuse=True)
-
-
-def _resumed_from_before(how: str) -> None:
+@pytest.mark.parametrize("how", ["state_dict", "pickle"])
+@on_ranks(1)
+def test_state_from_before_the_option_goes_on_bit_for_bit(device: torch.device, how: str) -> None:
     """State without the option, saved when its only behaviour was False."""
-    _, device = begin()
     for at in (1, W, W + 2):
         torch.manual_seed(0)
         net: nn.Module = Half().to(device)
@@ -84,11 +81,6 @@ def _resumed_from_before(how: str) -> None:
         assert loaded.param_groups[3]["freeze_bias_correction"] is (how == "state_dict")
 
 
-@pytest.mark.parametrize("how", ["state_dict", "pickle"])
-def test_state_from_before_the_option_goes_on_bit_for_bit(how: str) -> None:
-    run_ranks(1, _resumed_from_before, how, reuse=True)
-
-
 def test_the_saved_option_wins() -> None:
     parameters = [nn.Parameter(torch.ones(1)) for _ in range(2)]
     saved = QAdamOptimizer([{"params": [parameters[0]], "freeze_bias_correction": False}, {"params": [parameters[1]]}])
@@ -98,8 +90,8 @@ def test_the_saved_option_wins() -> None:
         assert [group["freeze_bias_correction"] for group in loaded.param_groups] == [False, True]
 
 
-def _state_of_adam() -> None:
-    _, device = begin()
+@on_ranks(1)
+def test_the_state_of_adam_is_taken_over(device: torch.device) -> None:
     net = mlp(0, device)
     data = batches(0, 2 * W, device)
     adam = torch.optim.Adam(net.parameters(), weight_decay=0.1)
@@ -112,10 +104,6 @@ def _state_of_adam() -> None:
     train(net, adam, data[2:W])
     train(other, optimizer, data[2:W])
     check_equal(other, net)
-
-
-def test_the_state_of_adam_is_taken_over() -> None:
-    run_ranks(1, _state_of_adam, reuse=True)
 
 
 @pytest.mark.parametrize("freeze", [True, False])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import DEVICE_VARIABLE, run_ranks
 from support.training import batches, begin, check_equal, check_ranks_equal, message_of, mlp, momentum, torch_ddp, train
 from torch import Tensor, nn
@@ -43,9 +44,10 @@ def _accumulate(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
     nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
 
 
-def _rebuilt(name: str) -> None:
+@pytest.mark.parametrize("name", ALGORITHMS)
+@on_ranks(2)
+def test_buckets_are_rebuilt_between_steps(rank: int, device: torch.device, name: str) -> None:
     """Between two steps, before one, and between the passes of one: with other sizes, too."""
-    rank, device = begin()
     (model, optimizer), (twin, other) = _pair(rank, device, name)
     data = batches(rank, 9, device)
     for number in range(0, 9, 3):
@@ -78,14 +80,9 @@ def _rebuilt(name: str) -> None:
     check_ranks_equal(model)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_buckets_are_rebuilt_between_steps(name: str) -> None:
-    run_ranks(2, _rebuilt, name, reuse=True)
-
-
-def _frozen_in_turn() -> None:
+@on_ranks(2)
+def test_halves_that_are_frozen_in_turn(rank: int, device: torch.device) -> None:
     """As torch's wrapper with both halves trained, and None for the gradients of the frozen one."""
-    rank, device = begin()
     ours = mlp(rank, device)
     theirs = copy.deepcopy(ours)
     halves = [(net[:2], net[2:]) for net in (ours, theirs)]
@@ -155,10 +152,6 @@ def _frozen_in_turn() -> None:
     check_ranks_equal(ours)
 
 
-def test_halves_that_are_frozen_in_turn() -> None:
-    run_ranks(2, _frozen_in_turn, reuse=True)
-
-
 def _frozen_by_one_rank() -> str:
     long_waits.ASK_S, long_waits.REPEAT_S, long_waits.ANSWER_S = 0.6, 0.8, 0.6
     rank, device = begin()
@@ -184,9 +177,9 @@ def test_one_rank_alone_freezes_a_layer() -> None:
     assert "Check that all ranks run the same operations" in first
 
 
-def _unfrozen_later() -> None:
+@on_ranks(2)
+def test_a_layer_that_was_frozen_when_the_module_was_wrapped(rank: int, device: torch.device) -> None:
     """What was never synchronized is broadcast when it is unfrozen, once."""
-    rank, device = begin()
     net: Any = mlp(0, device)
     net[0].requires_grad_(False)
     with torch.no_grad():
@@ -199,10 +192,6 @@ def _unfrozen_later() -> None:
     net[0].requires_grad_(True)
     train(net, optimizer, data)
     check_ranks_equal(net)
-
-
-def test_a_layer_that_was_frozen_when_the_module_was_wrapped() -> None:
-    run_ranks(2, _unfrozen_later, reuse=True)
 
 
 # --- what algorithms declare -----------------------------------------------------------------------------------------
@@ -255,23 +244,6 @@ def test_an_algorithm_without_tensors_and_settings_that_differ_by_rank() -> None
             assert word in message
 
 
-def _phases() -> None:
-    """An algorithm that goes from gradients to nothing, between two forward passes."""
-    rank, device = begin()
-    net: Any = mlp(rank, device)
-    optimizer = momentum(net)
-    net.with_bagua([optimizer], Fading())
-    assert len(net.bagua_buckets) == 1
-    train(net, optimizer, batches(rank, 2, device))
-    check_ranks_equal(net)
-    net.bagua_algorithm.phase = "alone"
-    train(net, optimizer, batches(rank, 2, device))
-    assert net.bagua_buckets == []
-    sums = [torch.zeros(()) for _ in range(2)]
-    dist.all_gather(sums, net[0].weight.detach().sum().cpu())
-    assert sums[0] != sums[1]
-
-
 class Fading(Algorithm):
     def reify(self, process_group: Any) -> AlgorithmImpl:
         return FadingImpl(process_group)
@@ -287,5 +259,18 @@ class FadingImpl(AlgorithmImpl):
         bucket.append_centralized_synchronous_op(group=self.process_group)
 
 
-def test_a_phase_of_an_algorithm() -> None:
-    run_ranks(2, _phases, reuse=True)
+@on_ranks(2)
+def test_a_phase_of_an_algorithm(rank: int, device: torch.device) -> None:
+    """An algorithm that goes from gradients to nothing, between two forward passes."""
+    net: Any = mlp(rank, device)
+    optimizer = momentum(net)
+    net.with_bagua([optimizer], Fading())
+    assert len(net.bagua_buckets) == 1
+    train(net, optimizer, batches(rank, 2, device))
+    check_ranks_equal(net)
+    net.bagua_algorithm.phase = "alone"
+    train(net, optimizer, batches(rank, 2, device))
+    assert net.bagua_buckets == []
+    sums = [torch.zeros(()) for _ in range(2)]
+    dist.all_gather(sums, net[0].weight.detach().sum().cpu())
+    assert sums[0] != sums[1]

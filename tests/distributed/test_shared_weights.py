@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import Batch, batches, begin, check_close, check_tensor_on_ranks, message_of, train
 from torch import Tensor, nn
@@ -75,8 +76,9 @@ def _addresses(net: Tied) -> list[int]:
     return [tensor.data_ptr() for tensor in (*net.parameters(), net.seen)]
 
 
-def _shared(algorithm: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@on_ranks(2)
+def test_weights_keep_their_memory(rank: int, device: torch.device, algorithm: str) -> None:
     for tie in TIES:
         torch.manual_seed(0)
         net: Any = Tied().to(device)
@@ -96,14 +98,10 @@ def _shared(algorithm: str) -> None:
         assert torch.equal(seen_by_others, net.first.weight[1])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_weights_keep_their_memory(algorithm: str) -> None:
-    run_ranks(2, _shared, algorithm, reuse=True)
-
-
-def _as_one_parameter(algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", ["decentralized", "low_precision_decentralized"])
+@on_ranks(2)
+def test_two_parameters_in_one_memory_are_exchanged_as_one(rank: int, device: torch.device, algorithm: str) -> None:
     """One parameter that two layers have is stepped with the sum of the gradients; so are two in the same memory."""
-    rank, device = begin()
     nets: list[Any] = []
     for is_one in (True, False):
         torch.manual_seed(0)
@@ -118,11 +116,6 @@ def _as_one_parameter(algorithm: str) -> None:
         nets.append(net)
     # Two in the same bucket have the same differences, in the same range.
     check_close(nets[1], nets[0], algorithm)
-
-
-@pytest.mark.parametrize("algorithm", ["decentralized", "low_precision_decentralized"])
-def test_two_parameters_in_one_memory_are_exchanged_as_one(algorithm: str) -> None:
-    run_ranks(2, _as_one_parameter, algorithm, reuse=True)
 
 
 # --- other memory ----------------------------------------------------------------------------------------------------
@@ -207,9 +200,10 @@ def test_parameters_that_are_replaced_are_named(algorithm: str, convert: Any) ->
         assert "wrap it again" in message.lower() or "no gradient in the last backward pass: first.weight" in message
 
 
-def _converted_in_a_round(algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", ["decentralized", "low_precision_decentralized"])
+@on_ranks(2)
+def test_a_conversion_in_the_middle_of_a_round_is_refused(device: torch.device, algorithm: str) -> None:
     """Between a backward pass and the step, where an exchange is under way or owed: the remedy works there, too."""
-    _, device = begin()
     net: Any = Tied().to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     _wrap(net, optimizer, algorithm)
@@ -224,11 +218,6 @@ def _converted_in_a_round(algorithm: str) -> None:
         net.float()
         _wrap(net, optimizer, algorithm)
     check_tensor_on_ranks(torch.tensor([net.bagua_ddp.bagua_train_step_counter]), "a step counter")
-
-
-@pytest.mark.parametrize("algorithm", ["decentralized", "low_precision_decentralized"])
-def test_a_conversion_in_the_middle_of_a_round_is_refused(algorithm: str) -> None:
-    run_ranks(2, _converted_in_a_round, algorithm, reuse=True)
 
 
 @torch.no_grad()
@@ -262,8 +251,9 @@ def _converted_to_what_it_is(net: nn.Module) -> None:
 INNOCENT = (_copied, _loaded, _same_memory, _other_memory, _other_strides, _converted_to_what_it_is)
 
 
-def _innocent(algorithm: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("algorithm", ["decentralized", "low_precision_decentralized"])
+@on_ranks(2)
+def test_other_memory_with_the_same_values_changes_nothing(rank: int, device: torch.device, algorithm: str) -> None:
     changed, unchanged = nets = [Tied().to(device) for _ in range(2)]
     unchanged.load_state_dict(changed.state_dict())
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9) for net in nets]
@@ -274,8 +264,3 @@ def _innocent(algorithm: str) -> None:
         for net, optimizer in zip(nets, optimizers, strict=True):
             train(net, optimizer, _data(rank, device, 2))
         check_close(changed, unchanged, change.__name__)  # with other strides, products are added up otherwise
-
-
-@pytest.mark.parametrize("algorithm", ["decentralized", "low_precision_decentralized"])
-def test_other_memory_with_the_same_values_changes_nothing(algorithm: str) -> None:
-    run_ranks(2, _innocent, algorithm, reuse=True)

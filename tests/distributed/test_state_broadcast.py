@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 from torch import nn
 
@@ -140,10 +141,12 @@ def test_eight_optimizers(name: str) -> None:
 # --- what is there on some ranks only ---------------------------------------------------------------------------------
 
 
-def have_state_on(ranks_with_state: tuple[int, ...], settings: dict[str, Any]) -> Any:
+@pytest.mark.parametrize("ranks_with_state", [(0,), (1, 2), (), (0, 1, 2)])
+@on_ranks(WORLD_SIZE, joined=False)
+def test_state_is_created_and_removed(ranks_with_state: tuple[int, ...]) -> None:
     rank, device, communicator = start()
     model = mlp(rank, device)
-    optimizer = make_optimizer("Adam", settings if rank == 0 else {}, model, lr=0.01 * (rank + 1))
+    optimizer = make_optimizer("Adam", {"amsgrad": True, "eps": 1e-5} if rank == 0 else {}, model, lr=0.01 * (rank + 1))
     if rank in ranks_with_state:
         train(model, optimizer, seed=rank, steps=2 + rank, device=device)
     # One parameter without gradient on rank 0, another on the others: they have state for different ones.
@@ -151,30 +154,20 @@ def have_state_on(ranks_with_state: tuple[int, ...], settings: dict[str, Any]) -
     broadcast(model, optimizer, communicator)
     train(model, optimizer, seed=99, steps=5, device=device)
     assert_equal_on_all_ranks([model.state_dict(), optimizer.state_dict()], communicator, "state")
-    return len(optimizer.state), {
-        str(key): value for key, value in optimizer.param_groups[1].items() if key != "params"
-    }
+    options = optimizer.param_groups[1]
+    assert len(optimizer.state) == 6
+    assert (options["lr"], options["amsgrad"], options["eps"]) == (0.01, True, 1e-5)
 
 
-@pytest.mark.parametrize("ranks_with_state", [(0,), (1, 2), (), (0, 1, 2)])
-def test_state_is_created_and_removed(ranks_with_state: tuple[int, ...]) -> None:
-    for states, options in run_ranks(WORLD_SIZE, have_state_on, ranks_with_state, {"amsgrad": True, "eps": 1e-5}):
-        assert states == 6
-        assert (options["lr"], options["amsgrad"], options["eps"]) == (0.01, True, 1e-5)
-
-
-def remove_state() -> int:
+@on_ranks(2, joined=False)
+def test_state_that_rank_0_lacks_is_removed() -> None:
     rank, device, communicator = start()
     model = mlp(rank, device)
     optimizer = make_optimizer("Adam", {}, model, 0.01)
     if rank != 0:
         train(model, optimizer, seed=rank, steps=1, device=device)
     broadcast_optimizer_state(optimizer, communicator)
-    return len(optimizer.state)
-
-
-def test_state_that_rank_0_lacks_is_removed() -> None:
-    assert run_ranks(2, remove_state) == [0, 0]
+    assert len(optimizer.state) == 0
 
 
 class OddOptimizer(torch.optim.Optimizer):
@@ -203,7 +196,8 @@ class OddOptimizer(torch.optim.Optimizer):
         state[f"only on {rank}"] = rank
 
 
-def broadcast_odd_state() -> None:
+@on_ranks(WORLD_SIZE, joined=False)
+def test_state_of_any_python_shape() -> None:
     rank, device, communicator = start()
     parameters = [nn.Parameter(torch.zeros(3, 2, device=device)) for _ in range(3)]
     optimizer = OddOptimizer(parameters, rank)
@@ -218,11 +212,8 @@ def broadcast_odd_state() -> None:
     assert first["alias"] is first["nested"]["list"][0], "one tensor has become two"
 
 
-def test_state_of_any_python_shape() -> None:
-    run_ranks(WORLD_SIZE, broadcast_odd_state)
-
-
-def keep_addresses() -> None:
+@on_ranks(2, joined=False)
+def test_tensors_that_fit_are_overwritten_in_place() -> None:
     rank, device, communicator = start()
     model = mlp(rank, device)
     rate = torch.tensor(0.01 * (rank + 1))
@@ -238,11 +229,8 @@ def keep_addresses() -> None:
     assert rate.item() == torch.tensor(0.01).item()
 
 
-def test_tensors_that_fit_are_overwritten_in_place() -> None:
-    run_ranks(2, keep_addresses)
-
-
-def separate_rates() -> list[float]:
+@on_ranks(2, joined=False)
+def test_one_tensor_here_may_be_two_on_rank_0() -> None:
     rank, device, communicator = start()
     parameters = [nn.Parameter(torch.zeros(1, device=device)) for _ in range(2)]
     shared = torch.tensor(9.0)
@@ -250,11 +238,7 @@ def separate_rates() -> list[float]:
     groups = [{"params": [parameter], "lr": rate} for parameter, rate in zip(parameters, rates, strict=True)]
     optimizer = torch.optim.Adam(groups)
     broadcast_optimizer_state(optimizer, communicator)
-    return [float(group["lr"]) for group in optimizer.param_groups]
-
-
-def test_one_tensor_here_may_be_two_on_rank_0() -> None:
-    assert run_ranks(2, separate_rates) == [[0.25, 0.5], [0.25, 0.5]]
+    assert [float(group["lr"]) for group in optimizer.param_groups] == [0.25, 0.5]
 
 
 def keep_what_cannot_be_sent() -> list[str]:

@@ -8,6 +8,7 @@ from functools import reduce
 import pytest
 import torch
 from support.messages import counted_messages
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import begin
 from torch import Tensor
@@ -56,25 +57,17 @@ def _check_sums(group: BaguaCommunicator) -> None:
             assert torch.equal(values, expected), (dtype, length)
 
 
-def _sums() -> None:
-    begin()
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@on_ranks(fresh=True)
+def test_every_rank_has_the_sum_to_the_bit() -> None:
     _check_sums(_get_default_group().get_global_communicator())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_rank_has_the_sum_to_the_bit(ranks: int) -> None:
-    run_ranks(ranks, _sums)
-
-
-def _sums_of_some() -> None:
-    rank, _ = begin()
+@on_ranks(4, fresh=True)
+def test_a_group_of_some_ranks(rank: int) -> None:
     group = bagua.communication.new_group([1, 3])
     if rank in (1, 3):
         _check_sums(group.get_global_communicator())
-
-
-def test_a_group_of_some_ranks() -> None:
-    run_ranks(4, _sums_of_some)
 
 
 def _messages(values: Tensor) -> tuple[int, list[int]]:
@@ -143,8 +136,9 @@ def test_much_goes_by_messages_and_little_by_a_collective(values: Tensor, sizes:
     assert [one for _, one in run_ranks(2, _messages, values)] == [sizes, sizes]
 
 
-def _bucket_of_a_mebibyte(average: bool) -> list[int]:
-    rank, _ = begin()
+@pytest.mark.parametrize("average", [True, False])
+@on_ranks(2)
+def test_gradients_of_large_buckets_go_by_messages(rank: int, average: bool) -> None:
     net: torch.nn.Module = torch.nn.Linear(512, 512, bias=False)
     torch.nn.init.constant_(net.weight, 0.5)
     algorithm = bagua.algorithms.Algorithm.init("gradient_allreduce", average=average)
@@ -154,9 +148,4 @@ def _bucket_of_a_mebibyte(average: bool) -> list[int]:
         with counted_messages() as sizes:
             model(torch.full((1, 512), float(rank + 1))).sum().backward()
         assert torch.equal(net.weight.grad, torch.full((512, 512), 1.5 if average else 3.0))
-    return sizes
-
-
-@pytest.mark.parametrize("average", [True, False])
-def test_gradients_of_large_buckets_go_by_messages(average: bool) -> None:
-    assert run_ranks(2, _bucket_of_a_mebibyte, average) == [[MIB // 2] * 2] * 2
+    assert sizes == [MIB // 2] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.dying_rank import VICTIM, begin_to_lose_one, die
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.training import begin, check_close, check_tensor_on_ranks, counted_all_reduces, message_of, wrap
+from support.training import check_close, check_tensor_on_ranks, counted_all_reduces, message_of, wrap
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -118,14 +118,11 @@ def _check_case(name: str, case: Case, rank: int, device: torch.device) -> None:
             check_tensor_on_ranks(buffer, f"{what}: {key}")
 
 
-def _check_all(names: Sequence[str]) -> None:
-    rank, device = begin()
+@on_ranks(3)
+def test_ranks_compute_what_one_large_batch_does(rank: int, device: torch.device) -> None:
+    names = list(CASES)
     for name in names:
         _check_case(name, CASES[name], rank, device)
-
-
-def test_ranks_compute_what_one_large_batch_does() -> None:
-    run_ranks(3, _check_all, list(CASES), reuse=True)
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -163,8 +160,12 @@ class _Mean(Algorithm):
         return _MeanImpl(process_group)
 
 
-def _train_like_one_process(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize(
+    ("ranks", "how"), [(2, "with_bagua"), (2, "wrapper"), (2, "an operation of users"), (3, "with_bagua")]
+)
+@on_ranks(env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"})
+def test_data_parallel_training_is_that_of_one_process(rank: int, device: torch.device, ranks: int, how: str) -> None:
+    # Buckets of a tensor each: gradients are communicated while the layers communicate in backward.
     ranks, size = dist.get_world_size(), 4
     torch.manual_seed(3)
     alone = _ConvNet().to(device).double()  # in float32, GPUs may convolve in less
@@ -190,19 +191,11 @@ def _train_like_one_process(how: str) -> None:
     torch.testing.assert_close(ours(x), alone(x), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "how"), [(2, "with_bagua"), (2, "wrapper"), (2, "an operation of users"), (3, "with_bagua")]
-)
-def test_data_parallel_training_is_that_of_one_process(ranks: int, how: str) -> None:
-    # Buckets of a tensor each: gradients are communicated while the layers communicate in backward.
-    run_ranks(ranks, _train_like_one_process, how, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"}, reuse=True)
-
-
 # --- groups, and what is not communicated ----------------------------------------------------------------------------
 
 
-def _some_ranks() -> None:
-    rank, device = begin()
+@on_ranks(3)
+def test_groups(rank: int, device: torch.device) -> None:
     torch.manual_seed(0)
     data = torch.randn(3, 4, CHANNELS, device=device)
     bagua_group, torch_group = new_group([0, 2]), dist.new_group([0, 2])
@@ -220,12 +213,8 @@ def _some_ranks() -> None:
     dist.barrier()
 
 
-def test_groups() -> None:
-    run_ranks(3, _some_ranks, reuse=True)
-
-
-def _without_communication() -> None:
-    rank, device = begin()
+@on_ranks(3)
+def test_evaluation_and_inputs_without_gradient_do_not_communicate(rank: int, device: torch.device) -> None:
     torch.manual_seed(rank)
     data = torch.randn(4, CHANNELS, 3, device=device)
     layer = SyncBatchNorm(CHANNELS).to(device)
@@ -246,12 +235,8 @@ def _without_communication() -> None:
     dist.barrier()
 
 
-def test_evaluation_and_inputs_without_gradient_do_not_communicate() -> None:
-    run_ranks(3, _without_communication, reuse=True)
-
-
-def _compiled_and_checkpointed() -> None:
-    rank, device = begin()
+@on_ranks(3)
+def test_compiled_checkpointed_and_in_autocast(rank: int, device: torch.device) -> None:
     torch.manual_seed(0)
     alone = nn.Sequential(nn.Linear(4, CHANNELS), nn.BatchNorm1d(CHANNELS), nn.Linear(CHANNELS, 2)).to(device)
     data = torch.randn(3, 6, 4, device=device)
@@ -278,12 +263,8 @@ def _compiled_and_checkpointed() -> None:
         _close(gradient, alone[0].weight.grad, tolerance, how)
 
 
-def test_compiled_checkpointed_and_in_autocast() -> None:
-    run_ranks(3, _compiled_and_checkpointed, reuse=True)
-
-
-def _refused() -> None:
-    rank, device = begin()
+@on_ranks(3)
+def test_what_is_refused(rank: int, device: torch.device) -> None:
     layer = SyncBatchNorm(CHANNELS).to(device)
     before = copy.deepcopy(layer.state_dict())
     small = torch.zeros(1 if rank == 1 else 0, CHANNELS, device=device)
@@ -294,10 +275,6 @@ def _refused() -> None:
     x = torch.randn(3, CHANNELS, device=device, requires_grad=True)
     (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
     assert "differentiate twice" in message_of(RuntimeError, lambda: gradient.sum().backward())
-
-
-def test_what_is_refused() -> None:
-    run_ranks(3, _refused, reuse=True)
 
 
 def _lose_one(where: str) -> tuple[str, tuple[int, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     Branches,
@@ -58,8 +59,15 @@ class Root(nn.Module):
         return nn.functional.linear(x, self.weight, self.bias)
 
 
-def _like_ddp(make: Callable[[], nn.Module]) -> list[str]:
-    rank, device = begin()
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [(Tied, ["shift", "first.weight", "second.bias"]), (Root, ["weight", "bias"])],
+    ids=["tied", "root"],
+)
+@on_ranks(2)
+def test_each_parameter_once_under_its_first_name(
+    rank: int, device: torch.device, make: Callable[[], nn.Module], names: list[str]
+) -> None:
     torch.manual_seed(rank)
     ours: Any = make().to(device)
     theirs = copy.deepcopy(ours)
@@ -68,20 +76,12 @@ def _like_ddp(make: Callable[[], nn.Module]) -> list[str]:
     train(ours, optimizer, batches(rank, 5, device))
     train(torch_ddp(theirs), other, batches(rank, 5, device))
     check_equal(ours, theirs)
-    return [name for name, _ in ours.bagua_build_params()]
+    assert [name for name, _ in ours.bagua_build_params()] == names
 
 
-@pytest.mark.parametrize(
-    ("make", "names"),
-    [(Tied, ["shift", "first.weight", "second.bias"]), (Root, ["weight", "bias"])],
-    ids=["tied", "root"],
-)
-def test_each_parameter_once_under_its_first_name(make: Callable[[], nn.Module], names: list[str]) -> None:
-    assert run_ranks(2, _like_ddp, make) == [names, names]
-
-
-def _ignored(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", ["bagua", "ddp", "expert"])
+@on_ranks(2)
+def test_ignored_and_expert_parameters_stay_with_their_rank(rank: int, device: torch.device, how: str) -> None:
     torch.manual_seed(rank)
     net: Any = Branches().to(device)
     net.loose = nn.Parameter(torch.full((1,), float(rank), device=device))
@@ -108,13 +108,9 @@ def _ignored(how: str) -> None:
     check_tensor_on_ranks(net.trunk.weight, "trunk")
 
 
-@pytest.mark.parametrize("how", ["bagua", "ddp", "expert"])
-def test_ignored_and_expert_parameters_stay_with_their_rank(how: str) -> None:
-    run_ranks(2, _ignored, how)
-
-
-def _state_of_what_is_left_out(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", ["bagua", "expert"])
+@on_ranks(2)
+def test_optimizer_state_of_what_is_left_out_stays_with_its_rank(rank: int, device: torch.device, how: str) -> None:
     torch.manual_seed(rank)
     net: Any = Branches().to(device)
     # A part of something larger, cut unevenly, and a branch that only one rank takes.
@@ -150,11 +146,6 @@ def _state_of_what_is_left_out(how: str) -> None:
         check_tensor_on_ranks(optimizer.state[net.trunk.weight]["exp_avg"], change)
 
 
-@pytest.mark.parametrize("how", ["bagua", "expert"])
-def test_optimizer_state_of_what_is_left_out_stays_with_its_rank(how: str) -> None:
-    run_ranks(2, _state_of_what_is_left_out, how)
-
-
 def _renamed() -> list[str]:
     rank, device = begin()
     net: Any = mlp(rank, device)
@@ -175,8 +166,8 @@ def test_parameters_that_are_renamed_on_the_way() -> None:
     assert run_ranks(2, _renamed) == [names, names]
 
 
-def _frozen_late() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_parameters_frozen_and_unfrozen_on_the_way(rank: int, device: torch.device) -> None:
     net, twin = mlp(rank, device), mlp(rank, device)
     optimizer, other = (torch.optim.Adam(one.parameters(), lr=0.01) for one in (net, twin))
     frozen = [0]
@@ -207,12 +198,8 @@ def _frozen_late() -> None:
     with_algorithm(taken, _sgd(taken))
 
 
-def test_parameters_frozen_and_unfrozen_on_the_way() -> None:
-    run_ranks(2, _frozen_late)
-
-
-def _replaced_layer() -> str:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_layer_that_was_replaced_is_noticed(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)
     optimizer = _sgd(net)
     with_algorithm(net, optimizer)
@@ -229,19 +216,15 @@ def _replaced_layer() -> str:
     # The old layer is free to be part of something else.
     other: Any = nn.ModuleDict({"head": old})
     with_algorithm(other, _sgd(other))
-    return message
+    assert "4.weight" in message
+    assert "other parameters now" in message
+    assert "wrap it again" in message
 
 
-def test_a_layer_that_was_replaced_is_noticed() -> None:
-    for message in run_ranks(2, _replaced_layer):
-        assert "4.weight" in message
-        assert "other parameters now" in message
-        assert "wrap it again" in message
-
-
-def _converted(set_to_none: bool) -> list[str]:
+@pytest.mark.parametrize("set_to_none", [True, False])
+@on_ranks(2)
+def test_conversions_and_lazy_layers_are_named(rank: int, device: torch.device, set_to_none: bool) -> None:
     """What changes the parameters under our hands is said, not mixed up."""
-    rank, device = begin()
     net = mlp(rank, device)
     with_algorithm(net, _sgd(net))
     loss_of(net, batches(rank, 1, device)[0]).backward()
@@ -254,30 +237,11 @@ def _converted(set_to_none: bool) -> list[str]:
     check_tensor_on_ranks(net[0].weight.grad, "gradient")
     lazy: Any = nn.Sequential(nn.LazyLinear(4)).to(device)
     messages.append(message_of(ValueError, lambda: with_algorithm(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))))
-    return messages
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_conversions_and_lazy_layers_are_named(set_to_none: bool) -> None:
-    for converted, lazy in run_ranks(2, _converted, set_to_none):
-        assert "'4.bias'" in converted
-        assert "wrap it again" in converted
-        assert "0.weight" in lazy
-        assert "one forward pass" in lazy
-
-
-def _sparse_embedding() -> list[str]:
-    rank, device = begin()
-    sparse: Any = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 4)).to(device)
-    refused = message_of(NotImplementedError, lambda: with_algorithm(sparse, _sgd(sparse)))
-    sparse._bagua_params_and_buffers_to_ignore = ["0.weight"]
-    with_algorithm(sparse, _sgd(sparse))
-    sparse(torch.tensor([rank], device=device)).sum().backward()
-    assert sparse[0].weight.grad.is_sparse
-    # One that nobody can know beforehand:
-    hidden: Any = Hidden().to(device)
-    with_algorithm(hidden, _sgd(hidden))
-    return [refused, message_of(NotImplementedError, lambda: hidden(torch.tensor([rank], device=device)).backward())]
+    (converted, lazy) = messages
+    assert "'4.bias'" in converted
+    assert "wrap it again" in converted
+    assert "0.weight" in lazy
+    assert "one forward pass" in lazy
 
 
 class Hidden(nn.Module):
@@ -289,8 +253,21 @@ class Hidden(nn.Module):
         return nn.functional.embedding(index, self.table, sparse=True).sum()
 
 
-def test_sparse_gradients_are_refused_by_name() -> None:
-    for declared, hidden in run_ranks(2, _sparse_embedding):
-        assert "0.weight" in declared
-        assert "sparse=False" in declared
-        assert "'table'" in hidden
+@on_ranks(2)
+def test_sparse_gradients_are_refused_by_name(rank: int, device: torch.device) -> None:
+    sparse: Any = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 4)).to(device)
+    refused = message_of(NotImplementedError, lambda: with_algorithm(sparse, _sgd(sparse)))
+    sparse._bagua_params_and_buffers_to_ignore = ["0.weight"]
+    with_algorithm(sparse, _sgd(sparse))
+    sparse(torch.tensor([rank], device=device)).sum().backward()
+    assert sparse[0].weight.grad.is_sparse
+    # One that nobody can know beforehand:
+    hidden: Any = Hidden().to(device)
+    with_algorithm(hidden, _sgd(hidden))
+    (declared, hidden) = [
+        refused,
+        message_of(NotImplementedError, lambda: hidden(torch.tensor([rank], device=device)).backward()),
+    ]
+    assert "0.weight" in declared
+    assert "sparse=False" in declared
+    assert "'table'" in hidden

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import run_ranks
+from support.rank_tests import on_ranks
 from support.training import (
     batches,
-    begin,
     check_close,
     check_equal,
     check_ranks_equal,
@@ -57,8 +56,9 @@ class SignVote(Algorithm):
         return SignVoteImpl(process_group, self.scale)
 
 
-def _registered(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
+@on_ranks(3)
+def test_a_short_algorithm_by_its_name(rank: int, device: torch.device, how: str) -> None:
     GlobalAlgorithmRegistry.register("sign_vote", SignVote, "a vote on the sign")
     assert "sign_vote" in GlobalAlgorithmRegistry.available_algorithms()
     algorithm = Algorithm.init("sign_vote", scale=0.5)
@@ -82,11 +82,6 @@ def _registered(how: str) -> None:
             parameter.grad = total.sign() * 0.5
         other.step()
         check_equal(net, alone, f"step {step}")
-
-
-@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
-def test_a_short_algorithm_by_its_name(how: str) -> None:
-    run_ranks(3, _registered, how)
 
 
 # --- in the style of the old core ------------------------------------------------------------------------------------
@@ -171,8 +166,9 @@ class OldStyle(Algorithm):
         return OldStyleImpl(process_group)
 
 
-def _old_style(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
+@on_ranks(3)
+def test_an_algorithm_for_the_old_core(rank: int, device: torch.device, how: str) -> None:
     net, twin = mlp(rank, device), mlp(rank, device)
     optimizer, other = momentum(net), momentum(twin)
     if how == "wrapper":
@@ -190,11 +186,6 @@ def _old_style(how: str) -> None:
     for bucket in model.bagua_buckets:
         assert bucket.flattened_tensor().numel() % 3 == 0
         assert bucket.check_flatten() == (how != "with_bagua unflattened")
-
-
-@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
-def test_an_algorithm_for_the_old_core(how: str) -> None:
-    run_ranks(3, _old_style, how)
 
 
 # --- weights instead of gradients ------------------------------------------------------------------------------------
@@ -229,8 +220,8 @@ class WeightMean(Algorithm):
         return WeightMeanImpl(process_group)
 
 
-def _weights() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_weights_can_be_communicated_as_well(rank: int, device: torch.device) -> None:
     net, twin = mlp(rank, device), mlp(0, device)
     optimizer, other = momentum(net), momentum(twin)
     net.with_bagua([optimizer], WeightMean())
@@ -252,10 +243,6 @@ def _weights() -> None:
     memory.zero_()
     for parameter, value in zip(net.parameters(), before, strict=True):
         assert torch.equal(parameter, value)
-
-
-def test_weights_can_be_communicated_as_well() -> None:
-    run_ranks(2, _weights)
 
 
 # --- beginning anew --------------------------------------------------------------------------------------------------
@@ -281,8 +268,8 @@ class Resetting(Algorithm):
         return ResettingImpl(process_group)
 
 
-def _resetting() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_an_algorithm_that_begins_anew(rank: int, device: torch.device) -> None:
     net, twin = mlp(rank, device), mlp(rank, device)
     optimizer, other = momentum(net), momentum(twin)
     net.with_bagua([optimizer], Resetting())
@@ -304,10 +291,6 @@ def _resetting() -> None:
     assert net.bagua_algorithm.begun == 4
 
 
-def test_an_algorithm_that_begins_anew() -> None:
-    run_ranks(2, _resetting)
-
-
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -324,8 +307,8 @@ class Failing(Algorithm):
         return FailingImpl(process_group)
 
 
-def _failing() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_an_error_of_an_operation_ends_the_backward_pass(rank: int, device: torch.device) -> None:
     net: Any = nn.Linear(2, 4).to(device)
     net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], Failing())
     message = message_of(KeyError, lambda: loss_of(net, batches(rank, 1, device)[0]).backward())
@@ -335,10 +318,6 @@ def _failing() -> None:
     net.with_bagua([optimizer], Algorithm.init("gradient_allreduce"))
     train(net, optimizer, batches(rank, 3, device))
     check_ranks_equal(net)
-
-
-def test_an_error_of_an_operation_ends_the_backward_pass() -> None:
-    run_ranks(2, _failing)
 
 
 class UnfinishedImpl(AlgorithmImpl):
@@ -351,8 +330,8 @@ class Unfinished(Algorithm):
         return UnfinishedImpl(process_group)
 
 
-def _unfinished() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_module_is_free_again_if_an_algorithm_cannot_begin(rank: int, device: torch.device) -> None:
     net: Any = mlp(rank, device)
     optimizer = momentum(net)
     for _ in range(2):
@@ -365,10 +344,6 @@ def _unfinished() -> None:
     check_ranks_equal(net)
 
 
-def test_a_module_is_free_again_if_an_algorithm_cannot_begin() -> None:
-    run_ranks(2, _unfinished)
-
-
 class EndlessImpl(GradientAllReduceAlgorithmImpl):
     def finish(self, bagua_ddp: Any) -> None:
         raise KeyError("cannot be ended")
@@ -379,8 +354,8 @@ class Endless(Algorithm):
         return EndlessImpl(process_group)
 
 
-def _endless() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_module_is_free_again_if_an_algorithm_cannot_end(rank: int, device: torch.device) -> None:
     net: Any = mlp(rank, device)
     optimizer = momentum(net)
     net.with_bagua([optimizer], Endless())
@@ -392,12 +367,8 @@ def _endless() -> None:
     check_ranks_equal(net)
 
 
-def test_a_module_is_free_again_if_an_algorithm_cannot_end() -> None:
-    run_ranks(2, _endless)
-
-
-def _registry() -> None:
-    begin()
+@on_ranks(1)
+def test_the_registry() -> None:
     assert GlobalAlgorithmRegistry.get("gradient_allreduce") is not None
     assert GlobalAlgorithmRegistry.description("gradient_allreduce")
     message_of(ValueError, lambda: GlobalAlgorithmRegistry.register("gradient_allreduce", SignVote))
@@ -408,7 +379,3 @@ def _registry() -> None:
         NotImplementedError, lambda: net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], Algorithm())
     )
     assert "reify" in unfinished
-
-
-def test_the_registry() -> None:
-    run_ranks(1, _registry)

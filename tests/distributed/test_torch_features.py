@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     NormNet,
@@ -37,8 +38,9 @@ def _compare(both: list[tuple[Any, Any]], what: str = "") -> None:
 # --- precision, clipping, optimizers ---------------------------------------------------------------------------------
 
 
-def _autocast(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", HOW)
+@on_ranks(2)
+def test_autocast_and_gradient_scaling(rank: int, device: torch.device, how: str) -> None:
     both = pair(how, rank, device)
     for model, optimizer in both:
         scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, growth_interval=2)
@@ -57,11 +59,6 @@ def _autocast(how: str) -> None:
     check_ranks_equal(both[0][0])
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_autocast_and_gradient_scaling(how: str) -> None:
-    run_ranks(2, _autocast, how, reuse=True)
-
-
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "foreach": lambda module: torch.optim.Adam(module.parameters(), lr=0.01, foreach=True),
     "not foreach": lambda module: torch.optim.Adam(module.parameters(), lr=0.01, foreach=False),
@@ -71,22 +68,19 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
-def _optimizer(kind: str, how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper without views"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@on_ranks(2)
+def test_kinds_of_optimizers(rank: int, device: torch.device, kind: str, how: str) -> None:
     both = pair(how, rank, device, make_optimizer=OPTIMIZERS[kind])
     for model, optimizer in both:
         train(model, optimizer, batches(rank, 10, device))
     _compare(both)
 
 
-@pytest.mark.parametrize("how", ["with_bagua", "wrapper without views"])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_kinds_of_optimizers(kind: str, how: str) -> None:
-    run_ranks(2, _optimizer, kind, how, reuse=True)
-
-
-def _schedule(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", HOW)
+@on_ranks(2)
+def test_schedules_closures_and_groups_that_come_later(rank: int, device: torch.device, how: str) -> None:
     both = pair(how, rank, device, make_optimizer=lambda net: torch.optim.SGD(net[0].parameters(), lr=0.1))
     for model, optimizer in both:
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
@@ -103,13 +97,9 @@ def _schedule(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_schedules_closures_and_groups_that_come_later(how: str) -> None:
-    run_ranks(2, _schedule, how, reuse=True)
-
-
-def _closure(how: str) -> None:
+@on_ranks(2)
+def test_a_step_with_a_closure(rank: int, device: torch.device, how: str) -> None:
     """The step itself runs forward and backward."""
-    rank, device = begin()
     both = pair(how, rank, device)
     for model, optimizer in both:
         for batch in batches(rank, 5, device):
@@ -124,11 +114,6 @@ def _closure(how: str) -> None:
     _compare(both)
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_a_step_with_a_closure(how: str) -> None:
-    run_ranks(2, _closure, how, reuse=True)
-
-
 def _parametrized() -> nn.Module:
     net = mlp()
     nn.utils.parametrizations.weight_norm(net[0])
@@ -136,21 +121,18 @@ def _parametrized() -> nn.Module:
     return net
 
 
-def _with_parametrizations() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_parametrized_layers(rank: int, device: torch.device) -> None:
     both = pair("wrapper", rank, device, _parametrized)
     for model, optimizer in both:
         train(model, optimizer, batches(rank, 5, device))
     _compare(both)
 
 
-def test_parametrized_layers() -> None:
-    run_ranks(2, _with_parametrizations, reuse=True)
-
-
-def _gradient_penalty(how: str) -> None:
+@pytest.mark.parametrize("how", HOW)
+@on_ranks(2)
+def test_gradient_penalty(rank: int, device: torch.device, how: str) -> None:
     """Backward through a gradient: autograd.grad runs through the module's outputs, too."""
-    rank, device = begin()
     both = pair(how, rank, device)
     for model, optimizer in both:
         for x, y in batches(rank, 4, device):
@@ -161,11 +143,6 @@ def _gradient_penalty(how: str) -> None:
             ((output - y).square().mean() + slope.square().mean()).backward()
             optimizer.step()
     _compare(both)
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_gradient_penalty(how: str) -> None:
-    run_ranks(2, _gradient_penalty, how, reuse=True)
 
 
 # --- inputs and outputs ----------------------------------------------------------------------------------------------
@@ -211,8 +188,10 @@ def _tensors(output: Any) -> list[Tensor]:
     return [one for part in output for one in _tensors(part)] if isinstance(output, (list, tuple)) else []
 
 
-def _structured(kind: str, how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", ["dict", "tuple", "named tuple", "dataclass"])
+@on_ranks(2)
+def test_structured_outputs_and_keywords(rank: int, device: torch.device, kind: str, how: str) -> None:
     both = pair(how, rank, device, Packing)
     for model, optimizer in both:
         for x, y in batches(rank, 4, device):
@@ -221,12 +200,6 @@ def _structured(kind: str, how: str) -> None:
             ((first + second - y) ** 2).mean().backward()
             optimizer.step()
     _compare(both)
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("kind", ["dict", "tuple", "named tuple", "dataclass"])
-def test_structured_outputs_and_keywords(kind: str, how: str) -> None:
-    run_ranks(2, _structured, kind, how, reuse=True)
 
 
 class Table(nn.Module):
@@ -240,8 +213,8 @@ class Table(nn.Module):
         return self.table
 
 
-def _own_parameter() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_module_that_gives_its_parameter(rank: int, device: torch.device) -> None:
     ((model, optimizer),) = pair("with_bagua", rank, device, Table)[:1]
     for x, y in batches(rank, 5, device):
         optimizer.zero_grad()
@@ -249,10 +222,6 @@ def _own_parameter() -> None:
         optimizer.step()
     check_ranks_equal(model)
     assert not model.table._backward_hooks, "one more in every step"
-
-
-def test_a_module_that_gives_its_parameter() -> None:
-    run_ranks(2, _own_parameter, reuse=True)
 
 
 class Averaging(nn.Module):
@@ -270,12 +239,8 @@ class Averaging(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Averaging, NormNet])
-def test_buffers_follow_the_first_rank(make: Callable[[], nn.Module]) -> None:
-    run_ranks(2, _buffers, make, reuse=True)
-
-
-def _buffers(make: Callable[[], nn.Module]) -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_buffers_follow_the_first_rank(rank: int, device: torch.device, make: Callable[[], nn.Module]) -> None:
     both = pair("wrapper", rank, device, make)
     (ours, optimizer), (theirs, other) = both
     for number, batch in enumerate(batches(rank, 6, device)):
@@ -290,8 +255,8 @@ def _buffers(make: Callable[[], nn.Module]) -> None:
     assert ours.state_dict().keys() == theirs.state_dict().keys()
 
 
-def _buffer_memory() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_buffers_that_were_given_other_memory_follow_the_first_rank(rank: int, device: torch.device) -> None:
     both = pair("wrapper", rank, device, NormNet)
     data = batches(rank, 4, device)
     for model, optimizer in both:
@@ -305,15 +270,12 @@ def _buffer_memory() -> None:
     check_ranks_equal(both[0][0].module)
 
 
-def test_buffers_that_were_given_other_memory_follow_the_first_rank() -> None:
-    run_ranks(2, _buffer_memory, reuse=True)
-
-
 # --- without gradients, and errors -----------------------------------------------------------------------------------
 
 
-def _inference(how: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("how", HOW)
+@on_ranks(2)
+def test_forward_without_gradients_in_between(rank: int, device: torch.device, how: str) -> None:
     both = pair(how, rank, device)
     ours = both[0][0]
     inner = ours.module if how == "wrapper" else ours
@@ -335,13 +297,9 @@ def _inference(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_forward_without_gradients_in_between(how: str) -> None:
-    run_ranks(2, _inference, how, reuse=True)
-
-
-def _changed_without_gradients(how: str) -> None:
+@on_ranks(2)
+def test_a_change_that_inference_meets_first(rank: int, device: torch.device, how: str) -> None:
     """The first forward pass after a change is one without gradients: what is made then serves the later ones."""
-    rank, device = begin()
     ours, optimizer = pair(how, rank, device)[0]
     train(ours, optimizer, batches(rank, 2, device))
     (ours.module if how == "wrapper" else ours)[0].requires_grad_(False)
@@ -349,11 +307,6 @@ def _changed_without_gradients(how: str) -> None:
         ours(batches(rank, 1, device)[0][0])
     train(ours, optimizer, batches(rank, 4, device, seed=1), set_to_none=False)
     check_ranks_equal(ours)
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_a_change_that_inference_meets_first(how: str) -> None:
-    run_ranks(2, _changed_without_gradients, how, reuse=True)
 
 
 class Stumbling(nn.Module):
@@ -446,8 +399,9 @@ class _SideBySide(nn.Module):
         return first + second
 
 
-def _branches_on_streams(algorithm: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
+@on_ranks(2)
+def test_branches_on_streams_of_their_own(rank: int, device: torch.device, algorithm: str) -> None:
     net: Any = _SideBySide(device)
     net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], Algorithm.init(algorithm))
     generator = torch.Generator().manual_seed(rank)
@@ -460,8 +414,3 @@ def _branches_on_streams(algorithm: str) -> None:
         net(inputs).sum().backward()
         for branch in (net.first, net.second):
             torch.testing.assert_close(branch.weight.grad, expected / 2, rtol=0.02, atol=0.05)
-
-
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
-def test_branches_on_streams_of_their_own(algorithm: str) -> None:
-    run_ranks(2, _branches_on_streams, algorithm, reuse=True)

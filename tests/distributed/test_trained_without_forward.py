@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import run_ranks
-from support.training import begin, check_tensor_on_ranks, message_of
+from support.rank_tests import on_ranks
+from support.training import check_tensor_on_ranks, message_of
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms import Algorithm
@@ -55,8 +55,9 @@ def _in_evaluation(job: Job) -> None:
     job.steps(5, job.net)
 
 
-def _never_exchanged(algorithm: str) -> None:
-    begin()
+@pytest.mark.parametrize("algorithm", ["decentralized", "async"])
+@on_ranks(2)
+def test_ten_steps_without_a_forward_pass_are_refused(algorithm: str) -> None:
     # Two listed optimizers step in each round: these are the last two of ten steps.
     for train in (lambda job: job.steps(5), _in_evaluation):
         job = Job(algorithm)
@@ -75,11 +76,6 @@ def _never_exchanged(algorithm: str) -> None:
     job.net(torch.randn(4, 4))
     job.steps(4)
     job.net.bagua_ddp.detach()
-
-
-@pytest.mark.parametrize("algorithm", ["decentralized", "async"])
-def test_ten_steps_without_a_forward_pass_are_refused(algorithm: str) -> None:
-    run_ranks(2, _never_exchanged, algorithm, reuse=True)
 
 
 # --- what is no sign of that -----------------------------------------------------------------------------------------
@@ -155,8 +151,9 @@ INNOCENT = (
 )
 
 
-def _innocent(algorithm: str) -> None:
-    begin()
+@pytest.mark.parametrize("algorithm", ["decentralized", "async"])
+@on_ranks(2)
+def test_healthy_training_is_not_taken_for_that(algorithm: str) -> None:
     options = {"communication_interval": 1000} if algorithm == "decentralized" else {"sync_interval_ms": 0}
     for situation in INNOCENT:
         job = Job(algorithm, **options)
@@ -175,24 +172,15 @@ def _innocent(algorithm: str) -> None:
         check_tensor_on_ranks(job.net.layer.weight, "averaged weights")
 
 
-@pytest.mark.parametrize("algorithm", ["decentralized", "async"])
-def test_healthy_training_is_not_taken_for_that(algorithm: str) -> None:
-    run_ranks(2, _innocent, algorithm, reuse=True)
-
-
-def _alone() -> None:
-    begin()
+@on_ranks(1)
+def test_one_rank_alone_has_nobody_to_exchange_with() -> None:
     for algorithm in ("decentralized", "async"):
         Job(algorithm).steps(12)
 
 
-def test_one_rank_alone_has_nobody_to_exchange_with() -> None:
-    run_ranks(1, _alone, reuse=True)
-
-
-def _others() -> None:
+@on_ranks(2)
+def test_other_algorithms_communicate_without_a_forward_pass() -> None:
     """Algorithms that communicate after gradients or steps need no forward pass."""
-    begin()
     for algorithm in ("gradient_allreduce", "bytegrad", "low_precision_decentralized"):
         for is_training in (True, False):
             job = Job(algorithm)
@@ -208,7 +196,3 @@ def _others() -> None:
             for weight in weights:
                 check_tensor_on_ranks(weight, algorithm)
             job.net.bagua_ddp.detach()
-
-
-def test_other_algorithms_communicate_without_a_forward_pass() -> None:
-    run_ranks(2, _others, reuse=True)

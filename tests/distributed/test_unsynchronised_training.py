@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     Branches,
@@ -39,9 +40,9 @@ def _sgd(module: nn.Module) -> torch.optim.SGD:
 # --- what is one rank's own business, and a step of which nobody was told -------------------------------------------
 
 
-def _own_business() -> None:
+@on_ranks(2, timeout=40)
+def test_a_rank_may_differentiate_alone(rank: int, device: torch.device) -> None:
     """Gradients of inputs, on one rank; gradients of single samples, on all."""
-    rank, device = begin()
     net = mlp(rank, device)
     model = DistributedDataParallel(net, find_unused_parameters=True)
     optimizer = _sgd(model)
@@ -61,10 +62,6 @@ def _own_business() -> None:
     assert of_samples["0.weight"].shape == (len(x), *net[0].weight.shape)
     train(model, optimizer, data[2:])
     check_ranks_equal(net)
-
-
-def test_a_rank_may_differentiate_alone() -> None:
-    run_ranks(2, _own_business, timeout=40, reuse=True)
 
 
 def _sgd_as(name: str, net: nn.Module) -> torch.optim.Optimizer:
@@ -105,8 +102,15 @@ def _jvp(net: Any, x: Tensor) -> None:
         torch.func.jvp(net, (x,), (x,))
 
 
-def _before_backward(name: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("wrapper", "find unused", "gradient_allreduce", "bytegrad", "qadam", "async"),
+        *("decentralized", "low_precision_decentralized"),
+    ],
+)
+@on_ranks(2, timeout=40)
+def test_what_one_rank_does_before_its_backward_pass(rank: int, device: torch.device, name: str) -> None:
     nets = [mlp(5, device), mlp(5, device)]
     optimizers = [_sgd_as(name, net) for net in nets]
     models = [_wrapped_as(name, net, optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
@@ -125,17 +129,6 @@ def _before_backward(name: str) -> None:
         check_ranks_equal(nets[0])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("wrapper", "find unused", "gradient_allreduce", "bytegrad", "qadam", "async"),
-        *("decentralized", "low_precision_decentralized"),
-    ],
-)
-def test_what_one_rank_does_before_its_backward_pass(name: str) -> None:
-    run_ranks(2, _before_backward, name, timeout=40, reuse=True)
-
-
 class Skipping(nn.Module):
     """May leave out all that it has."""
 
@@ -147,9 +140,11 @@ class Skipping(nn.Module):
         return x * 2 if skip else self.layer(x)
 
 
-def _reaches_nothing() -> None:
+@on_ranks(2, timeout=40)
+def test_a_pass_that_reaches_no_parameter_counts_where_unused_ones_are_looked_for(
+    rank: int, device: torch.device
+) -> None:
     """A backward pass that reaches none of the module's parameters, on one rank: those of another one."""
-    rank, device = begin()
     net, outer = Skipping().to(device), nn.Linear(2, 2).to(device)
     model = DistributedDataParallel(net, find_unused_parameters=True)
     for x, _ in batches(rank, 3, device):
@@ -158,10 +153,6 @@ def _reaches_nothing() -> None:
         bias = net.layer.bias.grad
         assert bias is not None
         assert torch.equal(bias, torch.full_like(bias, 2.0)), "the mean of four samples and none"
-
-
-def test_a_pass_that_reaches_no_parameter_counts_where_unused_ones_are_looked_for() -> None:
-    run_ranks(2, _reaches_nothing, timeout=40, reuse=True)
 
 
 def _missing_in_the_last_step(listed: bool) -> str | None:
@@ -203,8 +194,8 @@ class TwoLayers(nn.Module):
         return self.second(torch.relu(self.first(x))).square().mean()
 
 
-def _unused_in_eval() -> str:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_missing_gradient_is_noticed_in_eval_mode(rank: int, device: torch.device) -> None:
     torch.manual_seed(rank)
     net = Branches().to(device)
     model = DistributedDataParallel(net).eval()
@@ -212,16 +203,13 @@ def _unused_in_eval() -> str:
     loss_of(model, first).backward()
     with torch.no_grad():
         model(first[0])  # an evaluation is not asked
-    return message_of(RuntimeError, lambda: loss_of(model, second))
+    message = message_of(RuntimeError, lambda: loss_of(model, second))
+    assert "never.weight" in message
 
 
-def test_a_missing_gradient_is_noticed_in_eval_mode() -> None:
-    for message in run_ranks(2, _unused_in_eval, reuse=True):
-        assert "never.weight" in message
-
-
-def _unfrozen(how: str) -> str:
-    rank, device = begin()
+@pytest.mark.parametrize("how", ["eval", "method"])
+@on_ranks(2)
+def test_a_parameter_that_is_unfrozen_where_nobody_looks(rank: int, device: torch.device, how: str) -> None:
     torch.manual_seed(rank)
     net: Any = TwoLayers().to(device)
     net.first.requires_grad_(False)
@@ -252,19 +240,13 @@ def _unfrozen(how: str) -> str:
         step()
     check_ranks_equal(net.first)
     check_ranks_equal(net.second)
-    return message
+    assert "'first." in message
+    assert "not synchronized" in message
+    assert "train() mode" in message
 
 
-@pytest.mark.parametrize("how", ["eval", "method"])
-def test_a_parameter_that_is_unfrozen_where_nobody_looks(how: str) -> None:
-    for message in run_ranks(2, _unfrozen, how, reuse=True):
-        assert "'first." in message
-        assert "not synchronized" in message
-        assert "train() mode" in message
-
-
-def _frozen_in_eval() -> str:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_parameter_that_is_frozen_in_eval_mode(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)
     optimizer = _sgd(net)
     model = DistributedDataParallel(net, optimizers=[optimizer]).eval()
@@ -275,18 +257,13 @@ def _frozen_in_eval() -> str:
     model.train()
     train(model, optimizer, data)
     check_ranks_equal(net)
-    return message
+    assert message.startswith("before optimizer.step()")
+    assert "0.weight, 0.bias: frozen since" in message
 
 
-def test_a_parameter_that_is_frozen_in_eval_mode() -> None:
-    for message in run_ranks(2, _frozen_in_eval, reuse=True):
-        assert message.startswith("before optimizer.step()")
-        assert "0.weight, 0.bias: frozen since" in message
-
-
-def _of_another_module() -> None:
+@on_ranks(2)
+def test_a_parameter_that_another_module_synchronises(rank: int, device: torch.device) -> None:
     """What is frozen in one module may be trained as part of another one, which synchronises it."""
-    rank, device = begin()
     net: Any = mlp(rank, device)
     net[0].requires_grad_(False)
     with_algorithm(net, _sgd(net))
@@ -300,15 +277,15 @@ def _of_another_module() -> None:
     check_ranks_equal(part)
 
 
-def test_a_parameter_that_another_module_synchronises() -> None:
-    run_ranks(2, _of_another_module, reuse=True)
-
-
 # --- the whole module frozen -----------------------------------------------------------------------------------------
 
 
-def _adversarial(how: str, is_eval: bool) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("is_eval", [False, True])
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper", "find unused"])
+@on_ranks(2)
+def test_a_discriminator_that_is_frozen_in_the_step_of_the_generator(
+    rank: int, device: torch.device, how: str, is_eval: bool
+) -> None:
     torch.manual_seed(rank)
     generator, discriminator = nn.Linear(3, 2).to(device), mlp(rank + 10, device)
     twins = copy.deepcopy((generator, discriminator))
@@ -343,12 +320,6 @@ def _adversarial(how: str, is_eval: bool) -> None:
         check_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("is_eval", [False, True])
-@pytest.mark.parametrize("how", ["with_bagua", "wrapper", "find unused"])
-def test_a_discriminator_that_is_frozen_in_the_step_of_the_generator(how: str, is_eval: bool) -> None:
-    run_ranks(2, _adversarial, how, is_eval, reuse=True)
-
-
 class Renewing(Algorithm):
     """Asks once for a re-initialization."""
 
@@ -369,8 +340,8 @@ class RenewingImpl(GradientAllReduceAlgorithmImpl):
         return super().init_tensors(bagua_ddp)
 
 
-def _reset_while_frozen() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_what_is_due_while_all_is_frozen_comes_later(rank: int, device: torch.device) -> None:
     net: Any = mlp(rank, device)
     optimizer = _sgd(net)
     net.with_bagua([optimizer], Renewing())
@@ -393,12 +364,9 @@ def _reset_while_frozen() -> None:
     check_ranks_equal(net)
 
 
-def test_what_is_due_while_all_is_frozen_comes_later() -> None:
-    run_ranks(2, _reset_while_frozen, reuse=True)
-
-
-def _failed_beginning(how: str) -> list[str]:
-    rank, device = begin()
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+@on_ranks(2)
+def test_a_new_beginning_that_fails_ends_training(rank: int, device: torch.device, how: str) -> None:
     net: Any = mlp(rank, device)
     optimizer = _sgd(net)
     model: Any = with_algorithm(net, optimizer) if how == "with_bagua" else DistributedDataParallel(net)
@@ -415,17 +383,12 @@ def _failed_beginning(how: str) -> list[str]:
     model = with_algorithm(net, optimizer) if how == "with_bagua" else DistributedDataParallel(net)
     train(model, optimizer, data)
     check_ranks_equal(net)
-    return messages
-
-
-@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
-def test_a_new_beginning_that_fails_ends_training(how: str) -> None:
-    for first, *later in run_ranks(2, _failed_beginning, how, reuse=True):
-        assert "The ranks have different parameters" in first
-        for message in later:
-            assert "not synchronized any more" in message
-            assert "wrap the module again" in message
-            assert first in message, "the cause"
+    (first, *later) = messages
+    assert "The ranks have different parameters" in first
+    for message in later:
+        assert "not synchronized any more" in message
+        assert "wrap the module again" in message
+        assert first in message, "the cause"
 
 
 # --- an exception in a backward pass, and another pass without a forward pass in between -----------------------------
@@ -452,17 +415,23 @@ def _raise(_: Tensor) -> None:
     raise MemoryError
 
 
-def _interrupted(where: str, find_unused: bool, then: str) -> str | None:
-    rank, device = begin()
+@pytest.mark.parametrize("then", ["backward", "forward"])
+@pytest.mark.parametrize(
+    ("where", "find_unused"), [("start", False), ("middle", False), ("end", False), ("middle", True)]
+)
+@on_ranks(2)
+def test_a_backward_pass_after_one_that_raised(
+    rank: int, device: torch.device, where: str, find_unused: bool, then: str
+) -> None:
     torch.manual_seed(rank)
     net = Stumbling().to(device)
     optimizer = _sgd(net)
     model = DistributedDataParallel(
         net, bucket_cap_mb=1e-6, find_unused_parameters=find_unused, gradient_as_bucket_view=find_unused
     )
-    data = batches(rank, 4, device)
-    message = None
-    for x, _ in data[:2]:
+    place = "beginning of a backward pass" if then == "backward" else "next forward pass"
+    named = "first.weight" if where == "middle" else "not waited for"
+    for x, _ in batches(rank, 2, device):
         optimizer.zero_grad()
         losses = [model(x, where), model(x)]
         message_of(MemoryError, losses[0].backward)
@@ -472,34 +441,33 @@ def _interrupted(where: str, find_unused: bool, then: str) -> str | None:
             again()
         else:
             message = message_of(RuntimeError, again)
+            assert all(words in message for words in ("ended with an exception", place, named)), message
             if then == "forward":  # what was zeroed stays so
                 assert all(parameter.grad is None for parameter in net.parameters())
             optimizer.zero_grad()
             model(x).backward()
         optimizer.step()
         check_ranks_equal(net)
-    return message
-
-
-@pytest.mark.parametrize("then", ["backward", "forward"])
-@pytest.mark.parametrize(
-    ("where", "find_unused"), [("start", False), ("middle", False), ("end", False), ("middle", True)]
-)
-def test_a_backward_pass_after_one_that_raised(where: str, find_unused: bool, then: str) -> None:
-    for message in run_ranks(2, _interrupted, where, find_unused, then, reuse=True):
-        if where == "start":
-            assert message is None
-            continue
-        assert "ended with an exception" in message
-        assert ("beginning of a backward pass" if then == "backward" else "next forward pass") in message
-        assert ("first.weight" if where == "middle" else "not waited for") in message
 
 
 # --- other parameters ------------------------------------------------------------------------------------------------
 
 
-def _replaced(what: str, how: str) -> str:
-    rank, device = begin()
+@pytest.mark.parametrize(
+    ("what", "how", "name"),
+    [
+        ("all", "with_bagua", "0.weight"),
+        ("all", "find unused", "0.weight"),
+        ("late", "with_bagua", "0.weight"),
+        ("late", "find unused", "0.weight"),
+        ("head", "with_bagua", "2.weight"),
+        ("one more", "wrapper", "6.weight"),
+    ],
+)
+@on_ranks(2)
+def test_parameters_that_the_module_did_not_have(
+    rank: int, device: torch.device, what: str, how: str, name: str
+) -> None:
     net: Any = mlp(rank, device)
     net[0].requires_grad_(what != "head")
     options = {"find_unused_parameters": how == "find unused"}
@@ -518,30 +486,14 @@ def _replaced(what: str, how: str) -> str:
     model = with_algorithm(net, optimizer) if how == "with_bagua" else DistributedDataParallel(net, **options)
     train(model, optimizer, data)
     check_ranks_equal(net[1:])
-    return message
+    assert "did not have them when it was wrapped" in message
+    assert name in message
+    assert "Wrap it again" in message
 
 
-@pytest.mark.parametrize(
-    ("what", "how", "name"),
-    [
-        ("all", "with_bagua", "0.weight"),
-        ("all", "find unused", "0.weight"),
-        ("late", "with_bagua", "0.weight"),
-        ("late", "find unused", "0.weight"),
-        ("head", "with_bagua", "2.weight"),
-        ("one more", "wrapper", "6.weight"),
-    ],
-)
-def test_parameters_that_the_module_did_not_have(what: str, how: str, name: str) -> None:
-    for message in run_ranks(2, _replaced, what, how, reuse=True):
-        assert "did not have them when it was wrapped" in message
-        assert name in message
-        assert "Wrap it again" in message
-
-
-def _passed_in() -> None:
+@on_ranks(2)
+def test_parameters_of_one_call(rank: int, device: torch.device) -> None:
     """Parameters that a call alone has instead of the module's are its own affair, and so are those left out."""
-    rank, device = begin()
     net: Any = TwoLayers().to(device)
     net._bagua_params_and_buffers_to_ignore = ["extra.weight", "extra.bias"]
     optimizer = _sgd(net)
@@ -555,7 +507,3 @@ def _passed_in() -> None:
         assert own["first.weight"].grad is not None
     train(net, optimizer, data)
     check_ranks_equal(net.first)
-
-
-def test_parameters_of_one_call() -> None:
-    run_ranks(2, _passed_in, reuse=True)

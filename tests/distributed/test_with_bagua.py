@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     Branches,
@@ -44,8 +45,8 @@ def _train(model: Any, optimizer: torch.optim.Optimizer, rank: int, device: torc
         optimizer.step()
 
 
-def _function_and_method() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_the_function_and_the_method_train_as_torch_ddp_does(rank: int, device: torch.device) -> None:
     first = _net(rank, device)
     second: Any = copy.deepcopy(first)
     third = copy.deepcopy(first)
@@ -59,10 +60,6 @@ def _function_and_method() -> None:
     check_equal(first, third)
 
 
-def test_the_function_and_the_method_train_as_torch_ddp_does() -> None:
-    run_ranks(2, _function_and_method)
-
-
 def test_the_method_is_the_function() -> None:
     method: Any = nn.Module.with_bagua
     assert method is bagua.with_bagua is bagua.BaguaModule.with_bagua
@@ -70,8 +67,8 @@ def test_the_method_is_the_function() -> None:
     assert list(inspect.signature(module.with_bagua).parameters)[:2] == ["optimizers", "algorithm"]
 
 
-def _by_name() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_an_algorithm_by_name(rank: int, device: torch.device) -> None:
     named, made = _net(rank, device), _net(rank, device)
     optimizers = [_sgd(named), _sgd(made)]
     bagua.with_bagua(named, [optimizers[0]], "bytegrad")
@@ -85,12 +82,8 @@ def _by_name() -> None:
     assert isinstance(again.bagua_algorithm, ByteGradAlgorithmImpl)
 
 
-def test_an_algorithm_by_name() -> None:
-    run_ranks(2, _by_name)
-
-
-def _qadam_by_name() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_qadam_by_name_finds_its_optimizer(rank: int, device: torch.device) -> None:
     net: Any = _net(rank, device)
     head = nn.Linear(4, 1).to(device)
     optimizer, other = QAdamOptimizer(net.parameters(), warmup_steps=2), _sgd(head)
@@ -108,12 +101,8 @@ def _qadam_by_name() -> None:
     check_ranks_equal(net)
 
 
-def test_qadam_by_name_finds_its_optimizer() -> None:
-    run_ranks(2, _qadam_by_name)
-
-
-def _refuse_names() -> None:
-    rank, device = begin()
+@on_ranks(1)
+def test_an_unknown_name_is_refused_with_those_that_are_known(rank: int, device: torch.device) -> None:
     net: Any = _net(rank, device)
     optimizer = _sgd(net)
     known = "Did you mean 'bytegrad'? Known algorithms: async, bytegrad, decentralized, gradient_allreduce, "
@@ -129,10 +118,6 @@ def _refuse_names() -> None:
         TypeError, lambda: DistributedDataParallel(net, algorithm=wrong)
     )
     bagua.with_bagua(net, [optimizer])  # nothing is left behind
-
-
-def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
-    run_ranks(1, _refuse_names)
 
 
 class _Calling(torch.optim.Optimizer):
@@ -157,8 +142,8 @@ class _Owning(torch.optim.SGD):
         self.optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
 
 
-def _calls_another() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_an_optimizer_that_only_calls_another_one(rank: int, device: torch.device) -> None:
     ours = _net(rank, device)
     theirs = copy.deepcopy(ours)
     optimizer, other = torch.optim.Adam(ours.parameters()), torch.optim.Adam(theirs.parameters())
@@ -173,37 +158,6 @@ def _calls_another() -> None:
     owning = _Owning(theirs.parameters())
     wrapper = DistributedDataParallel(_net(rank, device), optimizers=[owning])
     assert wrapper.bagua_optimizers == [owning]
-
-
-def test_an_optimizer_that_only_calls_another_one() -> None:
-    run_ranks(2, _calls_another)
-
-
-def _unused() -> None:
-    rank, device = begin()
-    torch.manual_seed(rank)
-    ours: Any = Branches().to(device)
-    theirs = copy.deepcopy(ours)
-    optimizer, other = _sgd(ours), _sgd(theirs)
-    bagua.with_bagua(ours, [optimizer], find_unused_parameters=True)
-    reference = torch_ddp(theirs, find_unused_parameters=True)
-    takes = [("left",), ("right",), ("left", "right")]
-    for number, batch in enumerate(batches(rank, 6, device)):
-        take = takes[(number + rank) % len(takes)]
-        for model, one in ((ours, optimizer), (reference, other)):
-            one.zero_grad()
-            loss_of(model, batch, take=take).backward()
-            one.step()
-    check_equal(ours, theirs)
-    assert ours.never.weight.grad is None
-    # Without it, the error says where to pass it.
-    strict: Any = Branches().to(device)
-    one = _sgd(strict)
-    bagua.with_bagua(strict, [one])
-    loss_of(strict, batches(rank, 1, device)[0], take=("left",)).backward()
-    assert "pass find_unused_parameters=True to with_bagua() or to" in message_of(RuntimeError, one.step)
-    # What any rank used in the last pass.
-    assert not [name for name, _ in ours.bagua_build_params() if name.startswith("never")]
 
 
 class _Warnings(logging.Handler):
@@ -247,8 +201,31 @@ def test_optimizers_of_another_model_alone_are_a_warning() -> None:
     assert others == [[]] * 9
 
 
-def test_unused_parameters_as_with_torch_ddp() -> None:
-    run_ranks(2, _unused)
+@on_ranks(2)
+def test_unused_parameters_as_with_torch_ddp(rank: int, device: torch.device) -> None:
+    torch.manual_seed(rank)
+    ours: Any = Branches().to(device)
+    theirs = copy.deepcopy(ours)
+    optimizer, other = _sgd(ours), _sgd(theirs)
+    bagua.with_bagua(ours, [optimizer], find_unused_parameters=True)
+    reference = torch_ddp(theirs, find_unused_parameters=True)
+    takes = [("left",), ("right",), ("left", "right")]
+    for number, batch in enumerate(batches(rank, 6, device)):
+        take = takes[(number + rank) % len(takes)]
+        for model, one in ((ours, optimizer), (reference, other)):
+            one.zero_grad()
+            loss_of(model, batch, take=take).backward()
+            one.step()
+    check_equal(ours, theirs)
+    assert ours.never.weight.grad is None
+    # Without it, the error says where to pass it.
+    strict: Any = Branches().to(device)
+    one = _sgd(strict)
+    bagua.with_bagua(strict, [one])
+    loss_of(strict, batches(rank, 1, device)[0], take=("left",)).backward()
+    assert "pass find_unused_parameters=True to with_bagua() or to" in message_of(RuntimeError, one.step)
+    # What any rank used in the last pass.
+    assert not [name for name, _ in ours.bagua_build_params() if name.startswith("never")]
 
 
 @pytest.mark.parametrize("name", ["find_unused_parameters", "autotune", "allow"])

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support.ranks import run_ranks
+from support.rank_tests import on_ranks
 from support.training import (
     batches,
-    begin,
     check_ranks_equal,
     check_tensor_on_ranks,
     counted_all_reduces,
@@ -50,8 +49,8 @@ def _net(seed: int = 0) -> Any:
     return nn.Sequential(mlp(seed), nn.Linear(4, 4))
 
 
-def _refused() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_torchs_ddp_and_bagua_of_one_parameter_are_refused(rank: int, device: torch.device) -> None:
     for ours in OURS.values():
         for first_of, second_of in ((_whole, _whole), (_child, _whole), (_whole, _child)):
             # torch's DDP of what Bagua has, as Accelerate's prepare() makes it. Nothing is sent, and all goes on.
@@ -86,12 +85,8 @@ def _refused() -> None:
             ours(second)
 
 
-def test_torchs_ddp_and_bagua_of_one_parameter_are_refused() -> None:
-    run_ranks(2, _refused)
-
-
-def _innocents() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_who_owns_no_parameter_in_common_passes(rank: int, device: torch.device) -> None:
     data = batches(rank, 2, device)
 
     # A copy of what Bagua has, one that was detached, and one whose wrapper is gone.
@@ -155,13 +150,9 @@ def _innocents() -> None:
         gc.collect()
 
 
-def test_who_owns_no_parameter_in_common_passes() -> None:
-    run_ranks(2, _innocents)
-
-
-def _alone() -> None:
+@on_ranks(1)
+def test_groups_of_one_rank_are_no_exception(device: torch.device) -> None:
     """On one rank, too, so that a trial run shows what would be wrong on more."""
-    _, device = begin()
     group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     net = mlp().to(device)
     ddp = nn.parallel.DistributedDataParallel(net, process_group=group)
@@ -175,15 +166,11 @@ def _alone() -> None:
     message_of(ValueError, lambda: with_algorithm(copied, momentum(copied)))
 
 
-def test_groups_of_one_rank_are_no_exception() -> None:
-    run_ranks(1, _alone)
-
-
-def _replicas_stay() -> None:
+@on_ranks(2)
+def test_a_parent_of_a_wrapped_module_is_refused_before_anything_is_sent(rank: int, device: torch.device) -> None:
     """A refusal overwrites nothing: not even where replicas differ on purpose."""
     from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 
-    rank, device = begin()
     net = _net(rank).to(device)
     net[0].with_bagua([momentum(net[0])], DecentralizedAlgorithm())
     with torch.no_grad():
@@ -192,7 +179,3 @@ def _replicas_stay() -> None:
     for ours in OURS.values():
         assert "Wrap one module that contains both" in message_of(ValueError, lambda ours=ours: ours(net))  # type: ignore[misc]
     assert torch.equal(net[0][0].weight, kept)
-
-
-def test_a_parent_of_a_wrapped_module_is_refused_before_anything_is_sent() -> None:
-    run_ranks(2, _replicas_stay)

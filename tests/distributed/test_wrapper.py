@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranks import run_ranks
+from support.rank_tests import on_ranks
 from support.training import (
     NormNet,
     batches,
-    begin,
     check_equal,
     check_ranks_equal,
     check_tensor_on_ranks,
@@ -52,8 +51,8 @@ def test_arguments_have_the_places_of_torch() -> None:
     assert wrapper_module.DistributedDataParallel_V1_9_0 is DistributedDataParallel
 
 
-def _attributes() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_what_a_wrapper_has(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)
     optimizer = momentum(net)
     model: Any = DistributedDataParallel(net, optimizers=[optimizer])
@@ -86,12 +85,8 @@ def _attributes() -> None:
     assert not local.will_sync_module_buffers()
 
 
-def test_what_a_wrapper_has() -> None:
-    run_ranks(2, _attributes)
-
-
-def _arguments() -> None:
-    _, device = begin()
+@on_ranks(1)
+def test_arguments_that_mean_nothing_are_refused(device: torch.device) -> None:
 
     def made(net: nn.Module, **options: Any) -> Any:
         return DistributedDataParallel(net.to(device), **options)
@@ -119,19 +114,11 @@ def _arguments() -> None:
     made(net(), dim=1, check_reduction=True, output_device=device if device.type == "cuda" else None)
 
 
-def test_arguments_that_mean_nothing_are_refused() -> None:
-    run_ranks(1, _arguments)
-
-
-def _moved() -> None:
-    rank, device = begin()
+@on_ranks(1)
+def test_outputs_are_moved_where_asked(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)
     model: Any = DistributedDataParallel(net, output_device=torch.device("cpu"))
     assert model(batches(rank, 1, device)[0][0]).device.type == "cpu"
-
-
-def test_outputs_are_moved_where_asked() -> None:
-    run_ranks(1, _moved)
 
 
 class _Told(torch.Tensor):
@@ -149,8 +136,8 @@ def test_nobody_reads_on_the_cpu_before_outputs_have_come() -> None:
         assert output.told == ((device,), {"non_blocking": beside})
 
 
-def _torch_defaults() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_none_is_the_default_as_in_torch(rank: int, device: torch.device) -> None:
     net = NormNet().to(device)
     model: Any = DistributedDataParallel(net, broadcast_buffers=None, bucket_cap_mb=None, optimizers=None)
     assert model.bucket_cap_mb == 25
@@ -162,12 +149,8 @@ def _torch_defaults() -> None:
     check_ranks_equal(net)
 
 
-def test_none_is_the_default_as_in_torch() -> None:
-    run_ranks(2, _torch_defaults)
-
-
-def _caps() -> None:
-    _, device = begin()
+@on_ranks(1)
+def test_bucket_sizes_that_mean_nothing_are_refused(device: torch.device) -> None:
     net = nn.Linear(2, 2).to(device)
     for cap in (float("inf"), float("nan"), 1e308, -1):
         message = message_of(ValueError, lambda cap=cap: DistributedDataParallel(net, bucket_cap_mb=cap))  # type: ignore[misc]
@@ -181,12 +164,8 @@ def _caps() -> None:
     )
 
 
-def test_bucket_sizes_that_mean_nothing_are_refused() -> None:
-    run_ranks(1, _caps)
-
-
-def _late_failures() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_wrap_that_fails_late_leaves_an_ordinary_module(rank: int, device: torch.device) -> None:
 
     def refused(net: nn.Module, kind: type[Exception]) -> str:
         message = message_of(kind, lambda: DistributedDataParallel(net))
@@ -215,12 +194,8 @@ def _late_failures() -> None:
     check_tensor_on_ranks(net[0].weight.grad, "gradient")
 
 
-def test_a_wrap_that_fails_late_leaves_an_ordinary_module() -> None:
-    run_ranks(2, _late_failures)
-
-
-def _log_level() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_the_log_level_is_read_before_anything_is_sent(rank: int, device: torch.device) -> None:
     net: Any = mlp(rank, device)
     kept = net[0].weight.clone()
     os.environ["BAGUA_LOG_LEVEL"] = "loud"
@@ -236,12 +211,11 @@ def _log_level() -> None:
         assert torch.equal(net[0].weight, kept), "nothing was broadcast"
 
 
-def test_the_log_level_is_read_before_anything_is_sent() -> None:
-    run_ranks(2, _log_level)
-
-
-def _shared(options: dict[str, Any]) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": False}, {"find_unused_parameters": True}])
+@on_ranks(2)
+def test_parameters_of_two_wrapped_modules_are_refused(
+    rank: int, device: torch.device, options: dict[str, Any]
+) -> None:
     shared = nn.Linear(10, 50)
     first = nn.Sequential(nn.Linear(2, 10), shared, nn.Linear(50, 4)).to(device)
     second = nn.Sequential(nn.Linear(2, 10), shared).to(device)
@@ -265,13 +239,8 @@ def _shared(options: dict[str, Any]) -> None:
     check_ranks_equal(second)
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": False}, {"find_unused_parameters": True}])
-def test_parameters_of_two_wrapped_modules_are_refused(options: dict[str, Any]) -> None:
-    run_ranks(2, _shared, options)
-
-
-def _clipped() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_gradients_whose_data_is_assigned_stay_those_of_torch(rank: int, device: torch.device) -> None:
     both = pair("wrapper", rank, device)
     for batch in batches(rank, 4, device):
         for model, optimizer in both:
@@ -287,12 +256,8 @@ def _clipped() -> None:
     check_equal(both[0][0], both[1][0])
 
 
-def test_gradients_whose_data_is_assigned_stay_those_of_torch() -> None:
-    run_ranks(2, _clipped)
-
-
-def _ignore_lists() -> None:
-    _, device = begin()
+@on_ranks(1)
+def test_ignore_lists_that_ignore_nothing_are_noticed(device: torch.device) -> None:
 
     def wrapped(ignored: Any) -> Any:
         net: Any = NormNet().to(device)
@@ -313,13 +278,9 @@ def _ignore_lists() -> None:
     assert net.parameters_to_ignore == ["scale", "later"]
 
 
-def test_ignore_lists_that_ignore_nothing_are_noticed() -> None:
-    run_ranks(1, _ignore_lists)
-
-
-def _changed_before_the_first_forward() -> None:
+@on_ranks(2)
+def test_buffers_that_change_before_the_first_forward_pass(rank: int, device: torch.device) -> None:
     """As `load_state_dict` on one rank does."""
-    rank, device = begin()
     ((ours, optimizer), (theirs, other)) = pair("wrapper", rank, device, NormNet)
     for model in (ours.module, theirs.module):
         model.norm.running_mean.fill_(1.0 + rank)
@@ -332,13 +293,9 @@ def _changed_before_the_first_forward() -> None:
     check_equal(ours, theirs)
 
 
-def test_buffers_that_change_before_the_first_forward_pass() -> None:
-    run_ranks(2, _changed_before_the_first_forward)
-
-
-def _on_its_device() -> None:
+@on_ranks(2)
+def test_device_ids_move_the_inputs(rank: int, device: torch.device) -> None:
     """Inputs come from the CPU, which device_ids is for. On CPUs it is empty, as torch wants it there."""
-    rank, device = begin()
     ids = [device.index] if device.type == "cuda" else []
     torch.manual_seed(rank)
     net = mlp(rank, device)
@@ -355,7 +312,3 @@ def _on_its_device() -> None:
             nn.functional.mse_loss(output, target.to(device)).backward()
             one.step()
     check_equal(ours, theirs)
-
-
-def test_device_ids_move_the_inputs() -> None:
-    run_ranks(2, _on_its_device)

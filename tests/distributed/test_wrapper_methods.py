@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import run_ranks
+from support.rank_tests import on_ranks
 from support.training import (
     NormNet,
     batches,
-    begin,
     check_close,
     check_equal,
     check_ranks_equal,
@@ -55,8 +54,9 @@ def _reference(rank: int, device: torch.device, make: Any = mlp) -> Any:
 # --- optimizers that step in the backward pass -----------------------------------------------------------------------
 
 
-def _in_backward(is_first: bool) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("is_first", [True, False], ids=["before wrapping", "after wrapping"])
+@on_ranks(2)
+def test_an_optimizer_in_backward_steps_with_the_mean_gradient(rank: int, device: torch.device, is_first: bool) -> None:
     net = mlp(rank, device)
     if is_first:
         _step_in_backward(net)
@@ -70,22 +70,13 @@ def _in_backward(is_first: bool) -> None:
     check_ranks_equal(model)
 
 
-@pytest.mark.parametrize("is_first", [True, False], ids=["before wrapping", "after wrapping"])
-def test_an_optimizer_in_backward_steps_with_the_mean_gradient(is_first: bool) -> None:
-    run_ranks(2, _in_backward, is_first, reuse=True)
-
-
-def _in_backward_refused() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_an_optimizer_in_backward_needs_an_algorithm_that_averages_gradients(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)
     model: Any = DistributedDataParallel(net, algorithm="decentralized")
     _step_in_backward(net)
     text = message_of(NotImplementedError, lambda: model(batches(rank, 1, device)[0][0]))
     assert text.startswith("optimizers in backward: DecentralizedAlgorithm")
-
-
-def test_an_optimizer_in_backward_needs_an_algorithm_that_averages_gradients() -> None:
-    run_ranks(2, _in_backward_refused, reuse=True)
 
 
 # --- buffers ---------------------------------------------------------------------------------------------------------
@@ -120,8 +111,12 @@ class _Averaging:
         return []
 
 
-def _with_buffer_hook(place: str, in_background: bool) -> None:
-    rank, device = begin()
+# Futures are waited for at the end of the backward pass, so that a forward pass that follows would not find the result.
+@pytest.mark.parametrize(
+    ("place", "in_background"), [("PRE_FORWARD", False), ("POST_FORWARD", False), ("POST_FORWARD", True)]
+)
+@on_ranks(2)
+def test_a_buffer_hook_replaces_the_broadcast(rank: int, device: torch.device, place: str, in_background: bool) -> None:
     model: Any = DistributedDataParallel(_norm_net(rank, device))
     hook = _Averaging(in_background)
     model.module.norm.register_forward_hook(lambda *_: hook.events.append("module"))
@@ -144,16 +139,8 @@ def _with_buffer_hook(place: str, in_background: bool) -> None:
         check_ranks_equal(model.module.norm, "averaged before the next forward pass")
 
 
-# Futures are waited for at the end of the backward pass, so that a forward pass that follows would not find the result.
-@pytest.mark.parametrize(
-    ("place", "in_background"), [("PRE_FORWARD", False), ("POST_FORWARD", False), ("POST_FORWARD", True)]
-)
-def test_a_buffer_hook_replaces_the_broadcast(place: str, in_background: bool) -> None:
-    run_ranks(2, _with_buffer_hook, place, in_background, reuse=True)
-
-
-def _buffer_hook_refused() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_buffer_hook_that_could_not_run_is_refused(rank: int, device: torch.device) -> None:
     model: Any = DistributedDataParallel(_norm_net(rank, device))
     assert "must be callable, got NoneType" in message_of(
         TypeError, lambda: model._register_buffer_comm_hook(None, None)
@@ -164,14 +151,16 @@ def _buffer_hook_refused() -> None:
     asynchronous.bagua_algorithm.abort(asynchronous)
 
 
-def test_a_buffer_hook_that_could_not_run_is_refused() -> None:
-    run_ranks(2, _buffer_hook_refused, reuse=True)
-
-
-def _broadcasts(forward_sync_buffers: bool | None, broadcast_buffers: bool) -> bool:
-    rank, device = begin()
+@pytest.mark.parametrize(
+    ("forward_sync", "broadcast", "expected"),
+    [(None, True, True), (None, False, False), (False, True, False), (True, False, True)],
+)
+@on_ranks(2)
+def test_forward_sync_buffers_overrides_broadcast_buffers(
+    rank: int, device: torch.device, forward_sync: bool | None, broadcast: bool, expected: bool
+) -> None:
     model: Any = DistributedDataParallel(
-        _norm_net(rank, device), broadcast_buffers=broadcast_buffers, forward_sync_buffers=forward_sync_buffers
+        _norm_net(rank, device), broadcast_buffers=broadcast, forward_sync_buffers=forward_sync
     )
     assert model.forward_sync_buffers == model.broadcast_buffers
     train(model, _plain_sgd(model), batches(rank, 1, device))
@@ -179,24 +168,14 @@ def _broadcasts(forward_sync_buffers: bool | None, broadcast_buffers: bool) -> b
     model(batches(rank, 1, device)[0][0])
     gathered = [torch.empty_like(model.module.norm.running_mean) for _ in range(2)]
     dist.all_gather(gathered, model.module.norm.running_mean)
-    return torch.equal(*gathered)
-
-
-@pytest.mark.parametrize(
-    ("forward_sync", "broadcast", "expected"),
-    [(None, True, True), (None, False, False), (False, True, False), (True, False, True)],
-)
-def test_forward_sync_buffers_overrides_broadcast_buffers(
-    forward_sync: bool | None, broadcast: bool, expected: bool
-) -> None:
-    assert run_ranks(2, _broadcasts, forward_sync, broadcast, reuse=True) == [expected] * 2
+    assert torch.equal(*gathered) == expected
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
 
 
-def _in_mesh() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_mesh_of_one_dimension_names_the_ranks(rank: int, device: torch.device) -> None:
     mesh = init_device_mesh(device.type, (2, 1), mesh_dim_names=("replicate", "shard"))
     model: Any = DistributedDataParallel(mlp(rank, device), device_mesh=mesh["replicate"])
     assert model.process_group is mesh["replicate"].get_group(0)
@@ -215,15 +194,11 @@ def _in_mesh() -> None:
         )
 
 
-def test_a_mesh_of_one_dimension_names_the_ranks() -> None:
-    run_ranks(2, _in_mesh, reuse=True)
-
-
 # --- communication hooks ---------------------------------------------------------------------------------------------
 
 
-def _fused() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_fused_optimizer_steps_in_the_backward_pass(rank: int, device: torch.device) -> None:
     model: Any = DistributedDataParallel(mlp(rank, device))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # as in _step_in_backward
@@ -238,12 +213,9 @@ def _fused() -> None:
     )
 
 
-def test_a_fused_optimizer_steps_in_the_backward_pass() -> None:
-    run_ranks(2, _fused, reuse=True)
-
-
-def _builtin(kind: str) -> None:
-    rank, device = begin()
+@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
+@on_ranks(2)
+def test_hooks_that_torch_has_in_cpp(rank: int, device: torch.device, kind: str) -> None:
     model: Any = DistributedDataParallel(mlp(rank, device))
     start = copy.deepcopy(model.module)
     hook_type = getattr(dist.BuiltinCommHookType, kind)  # type: ignore[attr-defined]
@@ -260,8 +232,3 @@ def _builtin(kind: str) -> None:
         )
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), start.parameters(), strict=True))
     assert "only be called once" in message_of(RuntimeError, lambda: model._register_builtin_comm_hook(hook_type))
-
-
-@pytest.mark.parametrize("kind", ["ALLREDUCE", "FP16_COMPRESS"])
-def test_hooks_that_torch_has_in_cpp(kind: str) -> None:
-    run_ranks(2, _builtin, kind, reuse=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     batches,
@@ -30,8 +31,8 @@ from torch.utils.checkpoint import checkpoint
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 
-def _refusals() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_what_an_algorithm_cannot_do_is_refused(rank: int, device: torch.device) -> None:
     hook = torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16)
     first = mlp(rank, device)
     named = list(first.named_parameters())
@@ -82,29 +83,23 @@ def _refusals() -> None:
     )
 
 
-def test_what_an_algorithm_cannot_do_is_refused() -> None:
-    run_ranks(2, _refusals, reuse=True)
-
-
 def _half(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
     """Half of the sum."""
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda one: one.value()[0] / 2)  # type: ignore[no-any-return]
 
 
-def _gradients_alone(algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
+@on_ranks(2)
+def test_the_graph_of_algorithms_that_average_gradients_may_be_static(
+    rank: int, device: torch.device, algorithm: str
+) -> None:
     """Arguments that any averaging of gradients allows."""
-    rank, device = begin()
     made: Any = DistributedDataParallel(
         mlp(rank, device), algorithm=algorithm, static_graph=True, skip_all_reduce_unused_params=True
     )
     train(made, momentum(made), batches(rank, 3, device))
     check_ranks_equal(made)
-
-
-@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
-def test_the_graph_of_algorithms_that_average_gradients_may_be_static(algorithm: str) -> None:
-    run_ranks(2, _gradients_alone, algorithm, reuse=True)
 
 
 class _Reused(nn.Module):
@@ -123,8 +118,8 @@ class _Reused(nn.Module):
         return x
 
 
-def _reentrant() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_static_graph_may_make_a_gradient_in_several_parts(rank: int, device: torch.device) -> None:
     torch.manual_seed(0)
     ours_net = _Reused().to(device)
     theirs_net = copy.deepcopy(ours_net)
@@ -139,10 +134,6 @@ def _reentrant() -> None:
             assert (mine.grad is None) == (other.grad is None), name
             if mine.grad is not None and other.grad is not None:
                 torch.testing.assert_close(mine.grad, other.grad)
-
-
-def test_a_static_graph_may_make_a_gradient_in_several_parts() -> None:
-    run_ranks(2, _reentrant)
 
 
 class _Switched(nn.Module):
@@ -178,18 +169,14 @@ def test_a_static_graph_that_changes_is_an_error(both: list[bool]) -> None:
     assert run_ranks(2, _changing, [True] * 3) == [[], []]
 
 
-def _static_on_one_rank() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_ranks_that_do_not_all_have_a_static_graph_are_refused(rank: int, device: torch.device) -> None:
+    """One would wait for the agreement on unused parameters that the other leaves out."""
     text = message_of(
         RuntimeError,
         lambda: DistributedDataParallel(mlp(rank, device), static_graph=rank == 0, find_unused_parameters=True),
     )
     assert "static_graph=" in text
-
-
-def test_ranks_that_do_not_all_have_a_static_graph_are_refused() -> None:
-    """One would wait for the agreement on unused parameters that the other leaves out."""
-    run_ranks(2, _static_on_one_rank)
 
 
 def _agreements(static: bool) -> int:
@@ -207,22 +194,6 @@ def _agreements(static: bool) -> int:
 def test_a_static_graph_costs_no_agreement() -> None:
     assert run_ranks(2, _agreements, False) == [2, 2]
     assert run_ranks(2, _agreements, True) == [1, 1]
-
-
-def _skipping(how: str) -> list[str]:
-    _, device = begin()
-    model: Any = DistributedDataParallel(_Switched().to(device), skip_all_reduce_unused_params=True, **{how: True})
-    x = torch.ones(1, 2, device=device)
-    for _ in range(3):
-        model.zero_grad()
-        model(x, False).sum().backward()
-    assert model.module.other.weight.grad is None
-    sent = [record.name for bucket in model.bagua_buckets for record in bucket.records]
-    check_ranks_equal(model)
-    said = message_of(RuntimeError, lambda: model(x, True).sum().backward())
-    assert "'other." in said
-    assert "skip_all_reduce_unused_params" in said
-    return sorted(sent)
 
 
 def _used_by_one_rank() -> list[float]:
@@ -246,8 +217,20 @@ def test_what_one_rank_uses_is_not_left_out() -> None:
 
 
 @pytest.mark.parametrize("how", ["find_unused_parameters", "static_graph"])
-def test_unused_parameters_are_left_out_of_the_communication(how: str) -> None:
-    assert run_ranks(2, _skipping, how) == [["one.bias", "one.weight"]] * 2
+@on_ranks(2)
+def test_unused_parameters_are_left_out_of_the_communication(device: torch.device, how: str) -> None:
+    model: Any = DistributedDataParallel(_Switched().to(device), skip_all_reduce_unused_params=True, **{how: True})
+    x = torch.ones(1, 2, device=device)
+    for _ in range(3):
+        model.zero_grad()
+        model(x, False).sum().backward()
+    assert model.module.other.weight.grad is None
+    sent = [record.name for bucket in model.bagua_buckets for record in bucket.records]
+    check_ranks_equal(model)
+    said = message_of(RuntimeError, lambda: model(x, True).sum().backward())
+    assert "'other." in said
+    assert "skip_all_reduce_unused_params" in said
+    assert sorted(sent) == ["one.bias", "one.weight"]
 
 
 def _in_order() -> list[list[str]]:
@@ -271,8 +254,8 @@ def test_buckets_have_the_order_and_the_sizes_that_are_asked_for() -> None:
     assert run_ranks(2, _in_order) == [expected] * 2
 
 
-def _without_first_broadcast() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_nothing_is_communicated_before_training_if_that_is_not_wanted(rank: int, device: torch.device) -> None:
     net = mlp(rank, device)  # another one on each rank
     before = copy.deepcopy(net.state_dict())
     with counted_all_reduces() as counts:
@@ -288,12 +271,8 @@ def _without_first_broadcast() -> None:
         assert torch.equal(mine, parameter.grad)
 
 
-def test_nothing_is_communicated_before_training_if_that_is_not_wanted() -> None:
-    run_ranks(2, _without_first_broadcast)
-
-
-def _hooked() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_hook_communicates_instead_of_the_algorithm(rank: int, device: torch.device) -> None:
     model: Any = DistributedDataParallel(mlp(rank, device))
     reference: Any = DistributedDataParallel(copy.deepcopy(model.module))
     model.register_comm_hook(None, _half)
@@ -308,10 +287,6 @@ def _hooked() -> None:
     late(batches(rank, 1, device)[0][0]).sum().backward()
     assert "before training loop starts" in message_of(RuntimeError, lambda: late.register_comm_hook(None, _half))
     assert "callable" in message_of(TypeError, lambda: late.register_comm_hook(None, None))
-
-
-def test_a_hook_communicates_instead_of_the_algorithm() -> None:
-    run_ranks(2, _hooked)
 
 
 class _Checkpointed(nn.Module):
@@ -330,8 +305,8 @@ class _Checkpointed(nn.Module):
         return self.head(checkpoint(self.block, x, use_reentrant=self._reentrant))  # type: ignore[no-any-return]
 
 
-def _mixed() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_mixed_precision_and_activation_checkpointing(rank: int, device: torch.device) -> None:
     config = torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     found = []
     for reentrant in (None, False, True):
@@ -350,7 +325,3 @@ def _mixed() -> None:
     for other in found[1:]:
         for mine, same in zip(found[0], other, strict=True):
             assert torch.equal(mine, same), "a forward pass that is repeated computes with the same casts"
-
-
-def test_mixed_precision_and_activation_checkpointing() -> None:
-    run_ranks(2, _mixed)
