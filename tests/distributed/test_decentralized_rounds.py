@@ -12,19 +12,18 @@ import torch
 import torch.distributed as dist
 from support.decentralized import BOTH, Job, Reference, mixed
 from support.rank_tests import on_ranks
-from support.ranks import run_ranks
 from support.replicas import (
     every_rank,
     flat_weights,
-    loss_of,
     train_step,
 )
+from support.round_situations import SITUATIONS, finish, two_losses
 from support.training import (
     Branches,
     batches,
-    begin,
     message_of,
     mlp,
+    wrap_with,
 )
 from torch import Tensor, nn
 
@@ -35,34 +34,6 @@ from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 # --- rounds that are not one forward, one backward and one step ------------------------------------------------------
-
-
-def _accumulation(job: Job) -> None:
-    """In no_sync all gradients are those of the same weights, and there is one exchange."""
-    for round_number in range(4):
-        job.zero_grad()
-        passes = [job.data() for _ in range(3)]
-        with job.engine.no_sync():
-            for data in passes[:2]:
-                job.loss(data).backward()
-        job.loss(passes[2]).backward()
-        for data in passes:
-            job.reference.backward(data)
-        job.reference.set_weights(job.reference.exchange())
-        job.step()
-        job.reference.step()
-        job.check(f"round {round_number} of three passes")
-
-
-def _local_steps(job: Job) -> None:
-    """All of it in no_sync: nothing is exchanged, and nothing is counted."""
-    with job.engine.no_sync():
-        for _ in range(3):
-            data = job.data()
-            train_step(job.model, job.optimizers, data[job.rank])
-            job.reference.round(data, exchange=False)
-            job.check("a local step")
-    assert job.net.bagua_buckets[0].operation.exchanges == job.reference.exchanges
 
 
 def _accumulation_with_communication(job: Job) -> None:
@@ -76,57 +47,6 @@ def _accumulation_with_communication(job: Job) -> None:
         job.step()
         job.reference.step()
         job.check(f"round {round_number} of two passes")
-
-
-def _two_losses(job: Job) -> None:
-    for round_number in range(3):
-        job.zero_grad()
-        data = job.data()
-        loss = job.loss(data)
-        loss.backward(retain_graph=True)
-        (2 * loss).backward()
-        for scale in (1, 2):
-            for net, batch in zip(job.reference.nets, data, strict=True):
-                (scale * loss_of(net, batch)).backward()
-        job.reference.set_weights(job.reference.exchange())
-        job.step()
-        job.reference.step()
-        job.check(f"two losses in round {round_number}")
-
-
-def _gradient_penalty(job: Job) -> None:
-    def penalised(net: Any, batch: Any) -> Tensor:
-        x = batch[0].clone().requires_grad_()
-        output = net(x)
-        (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
-        again = net(batch[0])  # a forward pass after the inner backward pass
-        return nn.functional.mse_loss(output + again, batch[1]) + gradient.square().mean()
-
-    for round_number in range(3):
-        job.zero_grad()
-        data = job.data()
-        penalised(job.model, data[job.rank]).backward()
-        for net, batch in zip(job.reference.nets, data, strict=True):
-            penalised(net, batch).backward()
-        job.reference.set_weights(job.reference.exchange())
-        job.step()
-        job.reference.step()
-        job.check(f"gradient penalty in round {round_number}")
-
-
-def _forward_without_backward(job: Job) -> None:
-    data = job.data()
-    job.loss(data)  # begins an exchange, which nothing ends
-    job.normal_round("after a forward pass alone")
-    with torch.no_grad():
-        job.loss(data)
-    job.model.eval()
-    job.loss(data)
-    job.model.train()
-    job.normal_round("after forward passes without gradients")
-    job.loss(data)
-    job.loss(data)
-    job.normal_round("after two forward passes alone")
 
 
 def _forward_on_one_rank(job: Job) -> None:
@@ -199,67 +119,12 @@ def _backward_in_no_sync(job: Job) -> None:
     with job.engine.no_sync():
         loss.backward()
     job.reference.backward(data)
-    job.reference.set_weights(job.reference.exchange())
-    job.step()
-    job.reference.step()
-    job.check("backward in no_sync")
+    finish(job, "backward in no_sync")
     data = job.data()
     train_step(job.model, job.optimizers, data[job.rank])
     job.reference.round(data, exchange=False)
     job.check("the end of that round")
     job.normal_round("the next round")
-
-
-def _skipped_steps(job: Job) -> None:
-    """A GradScaler skips the steps of one rank: all still exchange equally often."""
-    scaler = torch.amp.GradScaler(job.device.type, init_scale=4.0, growth_interval=1000)
-    for round_number in range(6):
-        data = job.data()
-        skip = {round_number % 3} & {0, 1} if round_number else {0, 1}
-        job.zero_grad()
-        scaler.scale(job.loss(data)).backward()
-        if job.rank in skip:
-            next(job.net.parameters()).grad[0] = torch.inf
-        for optimizer in job.optimizers:
-            scaler.step(optimizer)
-        scaler.update()
-        if skip:
-            # Read by the next forward pass at the latest.
-            with job.engine.no_sync(), torch.no_grad():
-                job.loss(data)
-        job.reference.round(data, skip=tuple(skip))
-        job.check(f"round {round_number}, skipped on {skip}")
-
-
-def _closures(job: Job) -> None:
-    for round_number in range(3):
-        data = job.data()
-
-        def closure(data: Any = data) -> Tensor:
-            job.net.zero_grad()
-            loss = job.loss(data)
-            loss.backward()
-            return loss
-
-        for optimizer in job.optimizers:
-            optimizer.step(closure)
-        job.reference.round(data)
-        job.check(f"closure in round {round_number}")
-
-
-def _clipping(job: Job) -> None:
-    for _ in range(3):
-        data = job.data()
-        job.zero_grad()
-        job.loss(data).backward()
-        nn.utils.clip_grad_norm_(job.net.parameters(), 0.01)
-        job.reference.backward(data)
-        for net in job.reference.nets:
-            nn.utils.clip_grad_norm_(net.parameters(), 0.01)
-        job.reference.set_weights(job.reference.exchange())
-        job.step()
-        job.reference.step()
-        job.check("clipped")
 
 
 def _unseen_step(job: Job) -> None:
@@ -338,20 +203,12 @@ def _frozen_meanwhile(job: Job) -> None:
     job.normal_round("unfrozen again")
 
 
-SITUATIONS = (
-    _accumulation,
-    _local_steps,
+OWN = (
     _accumulation_with_communication,
-    _two_losses,
-    _gradient_penalty,
-    _forward_without_backward,
     _forward_on_one_rank,
     _loaded_after_a_trial,
     _changed_and_restored_on_one_rank,
     _backward_in_no_sync,
-    _skipped_steps,
-    _closures,
-    _clipping,
     _unseen_step,
     _stale_graph,
     _interrupted,
@@ -359,14 +216,14 @@ SITUATIONS = (
     _frozen_meanwhile,
 )
 # Where the optimizers' steps are not seen, the mean is put in place at the end of the first backward pass.
-NOT_UNLISTED = (_two_losses, _backward_in_no_sync, _unseen_step, _stale_graph, _wrapped_again, _frozen_meanwhile)
+NOT_UNLISTED = (two_losses, _backward_in_no_sync, _unseen_step, _stale_graph, _wrapped_again, _frozen_meanwhile)
 
 
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper unlisted"])
 @on_ranks(2)
 def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
     mode = "all" if how == "with_bagua" else "shift_one"
-    for situation in SITUATIONS:
+    for situation in (*SITUATIONS, *OWN):
         if "unlisted" in how and situation in NOT_UNLISTED:
             continue
         # After a round that is as all are, and before one.
@@ -380,17 +237,11 @@ def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
 @on_ranks(2)
 def test_parameters_that_are_not_used_are_mixed(rank: int, device: torch.device) -> None:
     """A parameter that the loss does not reach is mixed all the same, with and without looking for such ones."""
-    for how in ("with_bagua", "wrapper", "looking for unused"):
+    for how in ("with_bagua", "wrapper", "wrapper finding unused"):
         torch.manual_seed(0)
         net: Any = Branches().to(device)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        algorithm = DecentralizedAlgorithm(False)
-        if how == "with_bagua":
-            model = net.with_bagua([optimizer], algorithm)
-        else:
-            model = DistributedDataParallel(
-                net, optimizers=[optimizer], algorithm=algorithm, find_unused_parameters=how != "wrapper"
-            )
+        model = wrap_with(how, net, [optimizer], DecentralizedAlgorithm(False))
         with torch.no_grad():
             net.never.weight.add_(rank)
         expected = net.never.weight.detach() - rank + 0.5
@@ -407,9 +258,14 @@ def test_parameters_that_are_not_used_are_mixed(rank: int, device: torch.device)
 # --- the exchange runs meanwhile -------------------------------------------------------------------------------------
 
 
-def _overlap(mode: str) -> None:
+@pytest.mark.skipif(
+    os.environ.get("BAGUA_TEST_DEVICE") == "cuda",
+    reason="with CUDA no thread of the host takes part in an exchange; this needs one to stop it",
+)
+@pytest.mark.parametrize("mode", BOTH)
+@on_ranks(2, fresh=True)
+def test_forward_and_backward_run_while_weights_are_exchanged(rank: int, device: torch.device, mode: str) -> None:
     """It is not done before the backward pass has begun, and the pass does not wait for it."""
-    rank, device = begin()
     kind = MeanOfPairs if mode == "shift_one" else MeanOfAll
     original = kind.mix
     backward_is_running = threading.Event()
@@ -424,13 +280,6 @@ def _overlap(mode: str) -> None:
     for _ in range(3):
         backward_is_running.clear()
         job.normal_round("overlapped")
-
-
-@pytest.mark.parametrize("mode", BOTH)
-def test_forward_and_backward_run_while_weights_are_exchanged(mode: str) -> None:
-    if os.environ.get("BAGUA_TEST_DEVICE") == "cuda":
-        pytest.skip("with CUDA no thread of the host takes part in an exchange; this needs one to stop it")
-    run_ranks(2, _overlap, mode)
 
 
 def careful(net: nn.Module) -> list[torch.optim.Optimizer]:

@@ -4,17 +4,18 @@ quantiser; and the copies of the neighbours' weights, which are theirs to the bi
 from __future__ import annotations
 
 import dataclasses
-import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
+from support import decentralized
+from support.decentralized import check_resumed
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.replicas import Replicas, SideBySide, every_rank, flat_weights, gathered, momentum, sgd, train_step
+from support.replicas import Replicas, every_rank, flat_weights, gathered, momentum, sgd, train_step
+from support.round_situations import SITUATIONS
 from support.training import (
     NODES_OF_TWO_AND_ONE,
     TWO_NODES_OF_TWO,
@@ -22,10 +23,10 @@ from support.training import (
     MixedDtypes,
     batches,
     begin,
-    check_equal,
     launched_on,
     message_of,
     mlp,
+    wrap_with,
 )
 from torch import Tensor, nn
 
@@ -35,7 +36,6 @@ from bagua.kernels.minmax_uint8_layout import chunk_layout
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm, LowPrecisionDecentralizedAlgorithm
 from bagua.torch_api.bucket import BaguaBucket
-from bagua.torch_api.data_parallel import DistributedDataParallel
 
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1000"}
 
@@ -86,9 +86,7 @@ class Ring(Replicas):
     def place_of(self, rank: int) -> int:
         return next(place for place, node in enumerate(self.nodes) if rank in node)
 
-    def round(self, data: Sequence[Any], exchange: bool = True, skip: Sequence[int] = ()) -> None:
-        self.zero_grad()
-        self.backward(data)
+    def update(self, exchange: bool = True, skip: Collection[int] = ()) -> None:
         self.step(skip)
         if exchange:
             self.exchange()
@@ -109,35 +107,14 @@ def several(net: nn.Module) -> list[torch.optim.Optimizer]:
     return [torch.optim.SGD(parameters[:3], lr=0.1), torch.optim.SGD(parameters[3:], lr=0.05, momentum=0.9)]
 
 
-@dataclass(frozen=True)
-class Case:
-    interval: int = 1
-    how: str = "with_bagua"
-    make_optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]] = sgd
-    dtype: torch.dtype = torch.float32
-    hierarchical: bool = False
-    steps: int = 10
-    nodes: Any = field(default=None, hash=False)
+class Case(decentralized.Case):
+    wrapper_options: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 1e-3}
 
-    def build(self, rank: int, ranks: int, device: torch.device) -> tuple[Any, Any, Any, Ring]:
-        """(wrapped model, its module, optimizers, reference)."""
-        net: Any = mlp(rank, device).to(self.dtype)
-        optimizers = self.make_optimizers(net)
-        model = self.wrap(net, optimizers)
-        start = mlp(0, device).to(self.dtype)
-        return model, net, optimizers, Ring(start, ranks, self.make_optimizers, bucket_names(net), self.nodes)
+    def algorithm(self) -> Algorithm:
+        return LowPrecisionDecentralizedAlgorithm(self.hierarchical, self.interval)
 
-    def wrap(self, net: Any, optimizers: list[torch.optim.Optimizer]) -> Any:
-        algorithm = LowPrecisionDecentralizedAlgorithm(self.hierarchical, self.interval)
-        if self.how.startswith("with_bagua"):
-            return net.with_bagua(optimizers, algorithm, do_flatten=self.how == "with_bagua")
-        return DistributedDataParallel(
-            net,
-            optimizers=optimizers,
-            algorithm=algorithm,
-            bucket_cap_mb=1e-3,
-            gradient_as_bucket_view="unflattened" not in self.how,
-        )
+    def reference(self, start: nn.Module, ranks: int, net: Any) -> Ring:
+        return Ring(start, ranks, self.make_optimizers, bucket_names(net), self.nodes)
 
 
 def bucket_names(net: Any) -> list[list[str]]:
@@ -180,14 +157,14 @@ def _cases(cases: Sequence[Case]) -> int:
 
 HOWS = ("with_bagua", "with_bagua unflattened", "wrapper", "wrapper unflattened")
 CASES = {
-    1: (Case(make_optimizers=momentum), Case(2, "wrapper unflattened", several, hierarchical=True)),
+    1: (Case(make_optimizers=momentum), Case("", 2, "wrapper unflattened", several, hierarchical=True)),
     2: (
-        *(Case(interval) for interval in (1, 2, 3)),
-        *(Case(2, how, several, steps=5) for how in HOWS),
+        *(Case("", interval) for interval in (1, 2, 3)),
+        *(Case("", 2, how, several, steps=5) for how in HOWS),
         *(Case(dtype=dtype, steps=5) for dtype in (torch.bfloat16, torch.float16)),
     ),
-    3: (Case(make_optimizers=momentum), Case(2, "with_bagua unflattened"), Case(dtype=torch.bfloat16, steps=5)),
-    4: (Case(make_optimizers=momentum), Case(3, "wrapper"), Case(dtype=torch.float16, steps=5)),
+    3: (Case(make_optimizers=momentum), Case("", 2, "with_bagua unflattened"), Case(dtype=torch.bfloat16, steps=5)),
+    4: (Case(make_optimizers=momentum), Case("", 3, "wrapper"), Case(dtype=torch.float16, steps=5)),
 }
 
 
@@ -209,7 +186,7 @@ NODES = {
 def test_nodes_form_the_ring(name: str) -> None:
     env, nodes = NODES[name]
     cases = [
-        Case(interval, how, momentum, dtype, hierarchical=True, steps=5, nodes=nodes)
+        Case("", interval, how, momentum, dtype, hierarchical=True, steps=5, nodes=nodes)
         for interval, how, dtype in (
             (1, "with_bagua", torch.float32),
             (2, "with_bagua unflattened", torch.float32),
@@ -243,41 +220,13 @@ def test_dtypes_that_cannot_be_compressed_are_exchanged_as_differences_too(rank:
 # --- rounds that are not one forward, one backward and one step ------------------------------------------------------
 
 
-class Job(SideBySide):
-    """Of two ranks."""
-
+class Job(decentralized.Job):
     def __init__(self, rank: int, device: torch.device, **options: Any) -> None:
-        super().__init__(rank, device, Case(**options))
+        super().__init__(rank, device, Case, **options)
 
     def check(self, what: str) -> None:
         super().check(what)
         check_replicas(self.net, self.reference.nodes, what)
-
-
-def _accumulation(job: Job) -> None:
-    for _ in range(3):
-        job.zero_grad()
-        passes = [job.data() for _ in range(3)]
-        with job.engine.no_sync():
-            for data in passes[:2]:
-                job.loss(data).backward()
-        job.loss(passes[2]).backward()
-        for data in passes:
-            job.reference.backward(data)
-        job.step()
-        job.reference.step()
-        job.reference.exchange()
-        job.check("three passes")
-
-
-def _local_steps(job: Job) -> None:
-    """All of it in no_sync: the next exchange tells the neighbours."""
-    with job.engine.no_sync():
-        for _ in range(3):
-            data = job.data()
-            train_step(job.model, job.optimizers, data[job.rank])
-            job.reference.round(data, exchange=False)
-            job.reference.check(job.net, job.rank, "a local step")
 
 
 def _accumulation_with_communication(job: Job) -> None:
@@ -294,53 +243,6 @@ def _accumulation_with_communication(job: Job) -> None:
         job.reference.step()
         job.reference.exchange()
         job.check("two passes")
-
-
-def _two_losses(job: Job) -> None:
-    for _ in range(3):
-        job.zero_grad()
-        data = job.data()
-        loss = job.loss(data)
-        loss.backward(retain_graph=True)
-        loss.backward()
-        for _ in range(2):
-            job.reference.backward(data)
-        job.step()
-        job.reference.step()
-        job.reference.exchange()
-        job.check("two losses")
-
-
-def _forward_without_backward(job: Job) -> None:
-    data = job.data()
-    job.loss(data)
-    job.normal_round("after a forward pass alone")
-    with torch.no_grad():
-        job.loss(data)
-    job.model.eval()
-    job.loss(data)
-    job.model.train()
-    job.normal_round("after forward passes without gradients")
-
-
-def _skipped_steps(job: Job) -> None:
-    """A GradScaler skips the steps of one rank: its neighbour waits until it begins the next round."""
-    scaler = torch.amp.GradScaler(job.device.type, init_scale=4.0, growth_interval=1000)
-    for round_number in range(6):
-        data = job.data()
-        skip = {round_number % 3} & {0, 1} if round_number else {0, 1}
-        job.zero_grad()
-        scaler.scale(job.loss(data)).backward()
-        if job.rank in skip:
-            for parameter in job.net.parameters():
-                parameter.grad.view(-1)[0] = torch.inf
-        for optimizer in job.optimizers:
-            scaler.step(optimizer)
-        scaler.update()
-        with torch.no_grad():
-            job.loss(data)
-        job.reference.round(data, skip=tuple(skip))
-        job.check(f"round {round_number}, skipped on {skip}")
 
 
 def _one_of_two_optimizers(job: Job) -> None:
@@ -374,22 +276,6 @@ def _step_twice(job: Job) -> None:
     job.step()
     job.reference.step()
     job.reference.check(job.net, job.rank, "a second step")
-
-
-def _closures(job: Job) -> None:
-    for _ in range(3):
-        data = job.data()
-
-        def closure(data: Any = data) -> Tensor:
-            job.net.zero_grad()
-            loss = job.loss(data)
-            loss.backward()
-            return loss
-
-        (optimizer,) = job.optimizers
-        optimizer.step(closure)
-        job.reference.round(data)
-        job.check("closure")
 
 
 def _rebuilt(job: Job) -> None:
@@ -458,16 +344,10 @@ def _frozen_meanwhile(job: Job) -> None:
     job.normal_round("unfrozen again")
 
 
-SITUATIONS = (
-    (_accumulation, sgd),
-    (_local_steps, sgd),
+OWN = (
     (_accumulation_with_communication, sgd),
-    (_two_losses, sgd),
-    (_forward_without_backward, momentum),
-    (_skipped_steps, sgd),
     (_one_of_two_optimizers, several),
     (_step_twice, several),
-    (_closures, sgd),
     (_rebuilt, momentum),
     (_wrapped_again, sgd),
     (_frozen_meanwhile, sgd),
@@ -477,7 +357,7 @@ SITUATIONS = (
 @pytest.mark.parametrize("how", HOWS)
 @on_ranks(2)
 def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
-    for situation, make in SITUATIONS:
+    for situation, make in (*((situation, sgd) for situation in SITUATIONS), *OWN):
         job = Job(rank, device, how=how, make_optimizers=make)
         job.normal_round("the first round")
         situation(job)
@@ -490,12 +370,8 @@ def test_parameters_that_are_not_used_are_mixed(rank: int, device: torch.device)
         torch.manual_seed(0)
         net: Any = Branches().to(device)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        model = DistributedDataParallel(
-            net,
-            optimizers=[optimizer],
-            algorithm=LowPrecisionDecentralizedAlgorithm(False),
-            find_unused_parameters=find_unused,
-        )
+        how = "wrapper finding unused" if find_unused else "wrapper"
+        model = wrap_with(how, net, [optimizer], LowPrecisionDecentralizedAlgorithm(False))
         with torch.no_grad():
             net.never.weight.add_(rank)
         for step in range(12):
@@ -526,37 +402,15 @@ def test_weights_that_are_not_finite_are_seen(rank: int, device: torch.device) -
 
 def _resumed(cases: Sequence[Case]) -> None:
     rank, device = begin()
-    ranks = dist.get_world_size()
     for case in cases:
-        model, net, optimizers, reference = case.build(rank, ranks, device)
-        data = batches(rank, 10, device)
-        saved = io.BytesIO()
-        for step, batch in enumerate(data):
-            if step == 5:
-                state = {"model": net.state_dict(), "engine": net.bagua_ddp.state_dict()}
-                torch.save({**state, "optimizers": [one.state_dict() for one in optimizers]}, saved)
-            train_step(model, optimizers, batch)
-
-        other: Any = mlp(77 + rank, device).to(case.dtype)
-        other_optimizers = case.make_optimizers(other)
-        other_model = case.wrap(other, other_optimizers)
-        saved.seek(0)
-        loaded = torch.load(saved, map_location=device)
-        other.load_state_dict(loaded["model"])
-        for optimizer, one in zip(other_optimizers, loaded["optimizers"], strict=True):
-            optimizer.load_state_dict(one)
-        other.bagua_ddp.load_state_dict(loaded["engine"])
-        for batch in data[5:]:
-            train_step(other_model, other_optimizers, batch)
-        check_equal(other, net, f"resumed {case}")
+        net, other = check_resumed(case, rank, device)
         for ours, theirs in zip(other.bagua_buckets, net.bagua_buckets, strict=True):
-            for one, another in zip(ours.replicas, theirs.replicas, strict=True):
-                assert torch.equal(one, another)
-        check_replicas(other, reference.nodes, "resumed")
+            assert all(map(torch.equal, ours.replicas, theirs.replicas))
+        check_replicas(other, case.nodes or [[one] for one in range(dist.get_world_size())], "resumed")
 
 
 def test_a_resumed_run_goes_on_bit_for_bit() -> None:
-    cases = [Case(make_optimizers=momentum), Case(3, make_optimizers=several, dtype=torch.bfloat16)]
+    cases = [Case(make_optimizers=momentum), Case("", 3, make_optimizers=several, dtype=torch.bfloat16)]
     run_ranks(3, _resumed, cases, env=SMALL_BUCKETS)
     run_ranks(4, _resumed, [Case(hierarchical=True, nodes=[[0, 1], [2, 3]])], env=TWO_NODES_OF_TWO)
 
@@ -568,8 +422,7 @@ def _wrong_states() -> None:
     good = net.bagua_ddp.state_dict()
     other: Any = mlp(rank, device)
     other.with_bagua(sgd(other), DecentralizedAlgorithm())
-    told = message_of(ValueError, lambda: net.bagua_ddp.load_state_dict(other.bagua_ddp.state_dict()))
-    assert "replicas" in told
+    message_of(ValueError, lambda: net.bagua_ddp.load_state_dict(other.bagua_ddp.state_dict()), "replicas")
     smaller = {**good, "algorithm": {**good["algorithm"], "replicas": [[torch.zeros(3)] * 3]}}
     assert "BAGUA_DEFAULT_BUCKET_SIZE" in message_of(ValueError, lambda: net.bagua_ddp.load_state_dict(smaller))
 

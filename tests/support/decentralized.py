@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import io
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from support.replicas import (
-    Replicas,
-    SideBySide,
-    gathered,
-    sgd,
-)
-from support.training import (
-    check_tensor_on_ranks,
-    mlp,
-)
+import torch.distributed as dist
+from support.replicas import Replicas, SideBySide, gathered, sgd, train_step
+from support.training import batches, check_equal, check_tensor_on_ranks, mlp, wrap_with
 from torch import Tensor, nn
 
+from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
-from bagua.torch_api.data_parallel import DistributedDataParallel
 
 BOTH = ("all", "shift_one")
 
@@ -57,10 +51,8 @@ class Reference(Replicas):
         self.exchanges += 1
         return means
 
-    def round(self, data: Sequence[Any], exchange: bool = True, skip: Sequence[int] = ()) -> None:
-        """A step of each rank, but for those of `skip`, from the mixed weights, with the gradient of the unmixed."""
-        self.zero_grad()
-        self.backward(data)
+    def update(self, exchange: bool = True, skip: Collection[int] = ()) -> None:
+        """Gradients are those of the weights before they are mixed."""
         if exchange:
             self.set_weights(self.exchange())
         self.step(skip)
@@ -87,22 +79,46 @@ class Case:
     steps: int = 10
     nodes: Any = field(default=None, hash=False)
 
-    def build(self, rank: int, ranks: int, device: torch.device) -> tuple[Any, nn.Module, Any, Reference]:
-        """(wrapped model, its module, optimizers, reference)."""
-        start = mlp(0, device).to(self.dtype)
-        reference = Reference(start, ranks, self.make_optimizers, self.mode, self.nodes)
-        net = mlp(rank, device).to(self.dtype)  # other weights on each rank, until it is wrapped
+    wrapper_options: ClassVar[dict[str, Any]] = {}
+
+    def algorithm(self) -> Algorithm:
+        return DecentralizedAlgorithm(self.hierarchical, self.mode, self.interval)
+
+    def reference(self, start: nn.Module, ranks: int, net: Any) -> Replicas:
+        """Of the wrapped `net`, whose replicas begin as `start`."""
+        return Reference(start, ranks, self.make_optimizers, self.mode, self.nodes)
+
+    def build(self, rank: int, ranks: int, device: torch.device, seed: int = 0) -> tuple[Any, Any, Any, Any]:
+        """(wrapped model, its module, optimizers, reference). Each rank has other weights until it is wrapped."""
+        net: Any = mlp(seed + rank, device).to(self.dtype)
         optimizers = self.make_optimizers(net)
-        return self.wrap(net, optimizers), net, optimizers, reference
+        model = self.wrap(net, optimizers)
+        return model, net, optimizers, self.reference(mlp(seed, device).to(self.dtype), ranks, net)
 
     def wrap(self, net: Any, optimizers: list[torch.optim.Optimizer]) -> Any:
-        algorithm = DecentralizedAlgorithm(self.hierarchical, self.mode, self.interval)
-        if self.how.startswith("with_bagua"):
-            return net.with_bagua(optimizers, algorithm, do_flatten=self.how == "with_bagua")
-        listed = [] if "unlisted" in self.how else optimizers
-        return DistributedDataParallel(
-            net, optimizers=listed, algorithm=algorithm, gradient_as_bucket_view="unflattened" not in self.how
-        )
+        return wrap_with(self.how, net, optimizers, self.algorithm(), **self.wrapper_options)
+
+
+def check_resumed(case: Case, rank: int, device: torch.device) -> tuple[Any, Any]:
+    """A run goes on bit for bit from states that were saved in its middle. Returns its module and the resumed one."""
+    ranks = dist.get_world_size()
+    model, net, optimizers, _ = case.build(rank, ranks, device)
+    data = batches(rank, 10, device)
+    saved = io.BytesIO()
+    for step, batch in enumerate(data):
+        if step == 5:
+            torch.save([one.state_dict() for one in (net, *optimizers, net.bagua_ddp)], saved)
+        train_step(model, optimizers, batch)
+    model, other, optimizers, _ = case.build(rank, ranks, device, seed=77)
+    model(data[0][0].to(case.dtype))  # may begin an exchange, which is none of the state's
+    saved.seek(0)
+    for one, state in zip((other, *optimizers, other.bagua_ddp), torch.load(saved, map_location=device), strict=True):
+        one.load_state_dict(state)
+    for batch in data[5:]:
+        train_step(model, optimizers, batch)
+    check_equal(other, net, f"resumed {case}")
+    assert other.bagua_train_step_counter == net.bagua_train_step_counter == 10
+    return net, other
 
 
 def check_peer_weights(net: Any, case: Case, rank: int, ranks: int, exchanges: int) -> None:
@@ -121,5 +137,5 @@ def check_peer_weights(net: Any, case: Case, rank: int, ranks: int, exchanges: i
 class Job(SideBySide):
     """Of two ranks."""
 
-    def __init__(self, rank: int, device: torch.device, **options: Any) -> None:
-        super().__init__(rank, device, Case(**options))
+    def __init__(self, rank: int, device: torch.device, kind: type[Case] = Case, **options: Any) -> None:
+        super().__init__(rank, device, kind(**options))

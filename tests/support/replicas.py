@@ -98,6 +98,16 @@ class Replicas:
         for net, batch in zip(self.nets, data, strict=True):
             loss_of(net, batch).backward()
 
+    def update(self, exchange: bool = True, skip: Collection[int] = ()) -> None:
+        """What the algorithm does after the backward passes of a round: exchanges, and steps."""
+        raise NotImplementedError
+
+    def round(self, data: Sequence[Batch], exchange: bool = True, skip: Collection[int] = ()) -> None:
+        """A round of one batch on each rank."""
+        self.zero_grad()
+        self.backward(data)
+        self.update(exchange, skip)
+
     def step(self, skip: Collection[int] = ()) -> None:
         """All ranks' optimizers but those of `skip`."""
         for rank, optimizers in enumerate(self.optimizers):

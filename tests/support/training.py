@@ -167,14 +167,31 @@ def with_algorithm(module: Any, optimizer: torch.optim.Optimizer, **options: Any
     return module.with_bagua([optimizer], GradientAllReduceAlgorithm(**options))
 
 
-def wrap(how: str, module: Any, optimizer: torch.optim.Optimizer, **options: Any) -> Any:
-    """The module by one of WRAPPERS; `options` are the algorithm's."""
-    algorithm = GradientAllReduceAlgorithm(**options)
+def wrap_with(
+    how: str, module: Any, optimizers: Sequence[torch.optim.Optimizer], algorithm: Any, **options: Any
+) -> Any:
+    """
+    Args:
+        how: "with_bagua" or "wrapper", and any of "unflattened" (or "without views"), "unlisted" (the wrapper does not
+            know the optimizers) and "finding unused".
+        options: of the wrapper.
+    """
+    views = "unflattened" not in how and "without views" not in how
     if how.startswith("with_bagua"):
-        return module.with_bagua([optimizer], algorithm, do_flatten=how == "with_bagua")
+        return module.with_bagua(list(optimizers), algorithm, do_flatten=views)
     return DistributedDataParallel(
-        module, optimizers=[optimizer], algorithm=algorithm, gradient_as_bucket_view=how == "wrapper"
+        module,
+        optimizers=[] if "unlisted" in how else list(optimizers),
+        algorithm=algorithm,
+        gradient_as_bucket_view=views,
+        find_unused_parameters="finding unused" in how,
+        **options,
     )
+
+
+def wrap(how: str, module: Any, optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+    """`wrap_with` gradient all-reduce; `options` are the algorithm's."""
+    return wrap_with(how, module, [optimizer], GradientAllReduceAlgorithm(**options))
 
 
 def engine_of(model: Any) -> Any:
@@ -284,12 +301,15 @@ def counted_all_reduces() -> Iterator[list[int]]:
         dist.ProcessGroup.allreduce = original  # type: ignore[method-assign]
 
 
-def message_of(kind: type[BaseException], call: Callable[[], Any]) -> str:
-    """What `call` raises, which must be of this kind."""
+def message_of(kind: type[BaseException], call: Callable[[], Any], *parts: str) -> str:
+    """What `call` raises, which must be of this kind and have these parts."""
     try:
         call()
     except kind as error:
-        return str(error)
+        message = str(error)
+        missing = [part for part in parts if part not in message]
+        assert not missing, f"{missing} is not in: {message}"
+        return message
     raise AssertionError(f"no {kind.__name__} was raised")
 
 
