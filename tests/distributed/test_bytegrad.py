@@ -32,13 +32,13 @@ from support.training import (
     mlp,
     train,
     with_algorithm,
+    wrap_with,
 )
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 from bagua.torch_api.bucket import BaguaBucket
-from bagua.torch_api.data_parallel import DistributedDataParallel
 
 Nodes = Sequence[Sequence[int]]
 
@@ -84,10 +84,7 @@ def _against_the_formula(nodes: Nodes, how: str) -> None:
         net = mlp(rank, device).to(dtype)
         optimizer = torch.optim.SGD(net.parameters(), **SGD)
         algorithm = Algorithm.init("bytegrad", hierarchical=hierarchical, average=average)
-        if how == "wrapper":
-            wrapped: Any = DistributedDataParallel(net, algorithm=algorithm, optimizers=[optimizer])
-        else:
-            wrapped = net.with_bagua([optimizer], algorithm, do_flatten=how == "with_bagua")
+        wrapped = wrap_with(how, net, [optimizer], algorithm)
         reference = _Reference(wrapped, average, nodes if hierarchical else None, **SGD)
         for step, (x, y) in enumerate(batches(rank, 5, device)):
             optimizer.zero_grad()

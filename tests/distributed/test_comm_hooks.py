@@ -6,28 +6,26 @@ import contextlib
 import copy
 import datetime
 import gc
-import io
 import itertools
 import os
-import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.byte_reference import expected, nodes_of, of_all_ranks, rounded
+from support.byte_reference import expected, nodes_of, of_all_ranks
 from support.dying_rank import VICTIM, begin_to_lose_one, die
+from support.hooked_ddp import Hook, hooked
 from support.rank_tests import on_ranks
 from support.ranks import DEVICE_VARIABLE, device_for, run_ranks
 from support.training import (
     NODES,
     NODES_OF_TWO_AND_ONE,
-    Batch,
     Branches,
     ConvNet,
     MixedDtypes,
@@ -41,8 +39,7 @@ from support.training import (
     mlp,
     torch_ddp,
 )
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch import nn
 
 import bagua
 import bagua.torch_api as bagua_torch
@@ -55,36 +52,7 @@ from bagua.comm_hooks import (
 )
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 
-Hook = Callable[..., Any]
-
 SGD = {"lr": 0.3, "momentum": 0.9}
-
-
-class Recorder:
-    """Stands between DDP and a hook, and keeps what each bucket held before it was communicated."""
-
-    def __init__(self, state: Any, hook: Hook) -> None:
-        self.state, self.hook = state, hook
-        self.buckets: list[tuple[list[Tensor], Tensor]] = []
-
-    def start(self, bucket: Any) -> Any:
-        self.buckets.append((bucket.parameters(), bucket.buffer().clone()))
-        return self.hook(self.state, bucket)
-
-    def taken(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(before, after) of each bucket of the last pass."""
-        for parameters, before in self.buckets:
-            yield before, torch.cat([parameter.grad.reshape(-1) for parameter in parameters])  # type: ignore[union-attr]
-        self.buckets.clear()
-
-
-def _hooked(net: nn.Module, state: Any, hook: Hook, **options: Any) -> tuple[Any, Recorder]:
-    model = torch_ddp(net, **options)
-    recorder = Recorder(state, hook)
-
-    # DDP asks for a function, whose annotations, if it has any, are its own.
-    model.register_comm_hook(None, lambda _, bucket: recorder.start(bucket))
-    return model, recorder
 
 
 # --- the formula -----------------------------------------------------------------------------------------------------
@@ -99,7 +67,7 @@ def _against_the_formula(nodes: Sequence[Sequence[int]]) -> None:
             continue  # in which order a node adds up three is the backend's choice
         net = mlp(rank, device).to(dtype)
         hook = hierarchical_bytegrad if hierarchical else bytegrad
-        model, recorder = _hooked(net, ByteGradState(None, average, hierarchical), hook, **next(options))
+        model, recorder = hooked(net, ByteGradState(None, average, hierarchical), hook, **next(options))
         optimizer = torch.optim.SGD(net.parameters(), **SGD)
         for step, (x, y) in enumerate(batches(rank, 4, device)):
             optimizer.zero_grad()
@@ -193,9 +161,9 @@ def test_unused_parameters_and_two_models_by_turns(rank: int, device: torch.devi
     """Unused parameters, buffers, a bucket for every tensor: DDP's own collectives run in between."""
     torch.manual_seed(0)
     net = Branches().to(device)
-    model, recorder = _hooked(net, None, bytegrad, find_unused_parameters=True, bucket_cap_mb=1e-6)
+    model, recorder = hooked(net, None, bytegrad, find_unused_parameters=True, bucket_cap_mb=1e-6)
     other = ConvNet().to(device)
-    second, other_recorder = _hooked(other, None, bytegrad, bucket_cap_mb=1e-4, gradient_as_bucket_view=True)
+    second, other_recorder = hooked(other, None, bytegrad, bucket_cap_mb=1e-4, gradient_as_bucket_view=True)
     data = zip(batches(rank, 12, device), batches(rank, 12, device, (2, 3, 8, 8)), strict=True)
     for step, (batch, images) in enumerate(data):
         for one in (net, other):
@@ -214,7 +182,7 @@ def test_unused_parameters_and_two_models_by_turns(rank: int, device: torch.devi
 @on_ranks(2)
 def test_no_sync_accumulates(rank: int, device: torch.device) -> None:
     nets = [mlp(0, device), mlp(0, device)]
-    model, recorder = _hooked(nets[0], None, bytegrad, gradient_as_bucket_view=True)
+    model, recorder = hooked(nets[0], None, bytegrad, gradient_as_bucket_view=True)
     data = batches(rank, 9, device)
     for number in range(0, 9, 3):
         for net in nets:
@@ -284,7 +252,7 @@ def test_dtypes_that_are_not_compressed_are_sent_as_they_are(rank: int, device: 
         (ErrorFeedbackState(), error_feedback_bytegrad),
     ):
         net = MixedDtypes().to(device)
-        model, recorder = _hooked(net, state, hook)
+        model, recorder = hooked(net, state, hook)
         for batch in batches(rank, 3, device):
             net.zero_grad()
             loss_of(model, batch).backward()
@@ -307,7 +275,7 @@ def test_hooks_do_not_wait_for_the_communication(rank: int, device: torch.device
     """Rank 1 enters its second pass only when rank 0 has handed over the last bucket of its own: if a hook waited for
     the communication of its bucket, rank 0 would wait for rank 1, and rank 1 for rank 0."""
     net = mlp(0, device)
-    model, recorder = _hooked(net, state() if state else None, hook, bucket_cap_mb=1e-6)
+    model, recorder = hooked(net, state() if state else None, hook, bucket_cap_mb=1e-6)
     store = dist.distributed_c10d._get_default_store()
     inner, entered = recorder.hook, []
 
@@ -330,190 +298,6 @@ def test_hooks_do_not_wait_for_the_communication(rank: int, device: torch.device
     loss_of(model, data[3]).backward()
     assert entered == list(range(6))
     recorder.buckets.clear()
-
-
-# --- error feedback --------------------------------------------------------------------------------------------------
-
-
-class _FeedbackReference:
-    """e and d of all ranks, in plain torch."""
-
-    def __init__(self, ranks: int, elements: int, average: bool) -> None:
-        self.ranks, self.average, self.elements = ranks, average, elements
-        length = elements + -elements % (32 * ranks)
-        self.owed = [torch.zeros(length) for _ in range(ranks)]
-        self.owners = [torch.zeros(length // ranks) for _ in range(ranks)]
-
-    def step(self, flats: Sequence[Tensor]) -> Tensor:
-        sent = []
-        for rank, flat in enumerate(flats):
-            self.owed[rank][: self.elements] += flat
-            sent.append(torch.cat([rounded(chunk) for chunk in self.owed[rank].chunk(self.ranks)]))
-            self.owed[rank] -= sent[rank]
-        result = []
-        for rank, owner in enumerate(self.owners):
-            total = owner * self.ranks if self.average else owner.clone()
-            for one in sent:
-                total += one.chunk(self.ranks)[rank]
-            if self.average:
-                total *= torch.tensor(1.0 / self.ranks)
-            result.append(rounded(total))
-            owner.copy_(total - result[-1])
-        return torch.cat(result)[: self.elements].to(flats[0].dtype)
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-@on_ranks()
-def test_error_feedback_is_its_formula(rank: int, device: torch.device) -> None:
-    for average, dtype in itertools.product((True, False), (torch.float32, torch.bfloat16)):
-        net = nn.Linear(70, 30).to(device, dtype)
-        model, recorder = _hooked(net, ErrorFeedbackState(average=average), error_feedback_bytegrad)
-        for step, (x, _) in enumerate(batches(rank, 8, device, (4, 70))):
-            net.zero_grad()
-            model(x.to(dtype)).square().mean().backward()
-            if step < 2:  # DDP makes new buckets after the first step: what was owed is forgotten
-                reference = _FeedbackReference(dist.get_world_size(), 70 * 30 + 30, average)
-            for before, after in recorder.taken():
-                result = reference.step(of_all_ranks(before))
-                assert torch.equal(after.cpu(), result), (average, dtype, step)
-
-
-def _small_gradients(feedback: bool) -> None:
-    """Some elements are far less than half of the level that others lead to. Of three ranks: what one of them sends
-    late is a third of a level in the mean."""
-    rank, device = begin()
-    ranks, steps = dist.get_world_size(), 100
-    net = nn.Linear(64, 1, bias=False).to(device)
-    model = torch_ddp(net)
-    if feedback:
-        model.register_comm_hook(ErrorFeedbackState(), error_feedback_bytegrad)
-    else:
-        model.register_comm_hook(None, bytegrad)
-    x = torch.full((1, 64), 0.001 * (1 + rank), device=device)
-    x[0, ::2] = 2.0
-    x[0, 2::16] = -2.0
-    total = torch.zeros(64, device=device)
-    for _ in range(steps):
-        net.zero_grad()
-        model(x).sum().backward()
-        total += net.weight.grad.view(-1)
-    wanted = 0.001 * sum(range(1, ranks + 1)) / ranks * steps
-    got = float(total[1])
-    # What ranks and owners owe in the end is at most half a level each.
-    level = 4.1 / 255
-    assert abs(got - wanted) <= level if feedback else got == 0.0, (got, wanted)
-    assert wanted > 10 * level
-
-
-def test_error_feedback_sends_what_is_below_half_a_level() -> None:
-    run_ranks(3, _small_gradients, True, reuse=True)
-    run_ranks(3, _small_gradients, False, reuse=True)
-
-
-def _resumed(hierarchical: bool) -> None:
-    rank, device = begin()
-    data = batches(rank, 8, device)
-
-    def started() -> tuple[nn.Module, Any, torch.optim.Optimizer, ErrorFeedbackState]:
-        net = mlp(0, device)
-        model = torch_ddp(net)
-        state = ErrorFeedbackState(hierarchical=hierarchical)
-        model.register_comm_hook(state, error_feedback_bytegrad)
-        return net, model, torch.optim.SGD(net.parameters(), **SGD), state
-
-    def steps(model: Any, optimizer: torch.optim.Optimizer, data: Sequence[Batch]) -> None:
-        for batch in data:
-            optimizer.zero_grad()
-            loss_of(model, batch).backward()
-            optimizer.step()
-
-    net, model, optimizer, state = started()
-    steps(model, optimizer, data[:4])
-    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict(), state.state_dict()))
-    steps(model, optimizer, data[4:])
-    owes = [one["residual"] for one in saved[2]["buckets"].values()]
-    assert all((one is not None) == (not hierarchical or os.environ["LOCAL_RANK"] == "0") for one in owes)
-
-    # DDP's first pass has the parameters of a bucket in another order than all others: here it is made.
-    outcomes = []
-    for loads in (True, False):
-        again, model, optimizer, state = started()
-        loss_of(model, data[0]).backward()
-        again.load_state_dict(saved[0])
-        optimizer.load_state_dict(saved[1])
-        if loads:
-            state.load_state_dict(saved[2])
-        else:
-            state.load_state_dict({"buckets": {}})
-        steps(model, optimizer, data[4:])
-        outcomes.append(
-            [torch.equal(one, other) for one, other in zip(net.parameters(), again.parameters(), strict=True)]
-        )
-    assert all(outcomes[0]), outcomes
-    assert not all(outcomes[1]), "the state makes no difference"
-
-
-def test_a_run_is_resumed_bit_for_bit_with_the_state() -> None:
-    run_ranks(2, _resumed, False)
-    run_ranks(3, _resumed, True, env=NODES_OF_TWO_AND_ONE)
-
-
-@on_ranks(2)
-def test_states_are_copied_and_pickled(rank: int, device: torch.device) -> None:
-    """As torch's PowerSGDState: with a model (AveragedModel), alone, and by pickle."""
-    group = bagua_torch.communication.new_group([rank])
-    data = batches(rank, 8, device)
-    for how in ("deepcopy", "pickle"):
-        results = []
-        for copies in (False, True):
-            net = mlp(0, device)
-            model = torch_ddp(net)
-            state = ErrorFeedbackState(average=False)
-            model.register_comm_hook(state, error_feedback_bytegrad)
-            for batch in data[:4]:
-                model.zero_grad()
-                loss_of(model, batch).backward()
-            if copies:
-                AveragedModel(model)
-                duplicate = copy.deepcopy(state) if how == "deepcopy" else pickle.loads(pickle.dumps(state))
-                assert not duplicate.average
-                loss_of(model, data[4]).backward()  # which the copy does not see
-                state = duplicate
-            results.append({index: one["residual"].clone() for index, one in state.state_dict()["buckets"].items()})
-        assert all(torch.equal(one, other) for one, other in zip(results[0].values(), results[1].values(), strict=True))
-    # A group of its own stays that of a copy, and is missed in a pickle.
-    mine = ByteGradState(group, hierarchical=True)
-    assert copy.deepcopy(mine).process_group is group
-    assert copy.deepcopy(mine).hierarchical
-    assert f"ranks [{rank}] now has the default group" in message_of(
-        UserWarning, lambda: pickle.loads(pickle.dumps(mine))
-    )
-    file = io.BytesIO()
-    torch.save(ByteGradState(average=False), file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    loaded.process_group = group.torch_group  # set by hand, as torch's
-    model = torch_ddp(mlp(0, device))
-    model.register_comm_hook(loaded, bytegrad)
-    loss_of(model, data[0]).backward()
-
-
-@on_ranks(2)
-def test_a_state_of_another_model_is_refused(rank: int, device: torch.device) -> None:
-    state = ErrorFeedbackState()
-    model = torch_ddp(nn.Linear(4, 4).to(device))
-    model.register_comm_hook(state, error_feedback_bytegrad)
-    for batch in batches(rank, 2, device, (4, 4)):
-        loss_of(model, batch).backward()
-    fresh = ErrorFeedbackState()
-    fresh.load_state_dict(state.state_dict())
-    assert fresh.state_dict() == state.state_dict(), "what was loaded is saved, though no step was made"
-    other = torch_ddp(nn.Linear(5, 4).to(device))
-    other.register_comm_hook(fresh, error_feedback_bytegrad)
-    data = batches(rank, 2, device, (4, 5))
-    loss_of(other, data[0]).backward()
-    message_of(ValueError, loss_of(other, data[1]).backward, "is of other buckets")
-    message_of(ValueError, lambda: fresh.load_state_dict({"residual": 1}))
 
 
 @on_ranks(2)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.training import batches, begin, check_ranks_equal, check_tensor_on_ranks, loss_of
+from support.training import algorithm_of, batches, begin, check_ranks_equal, check_tensor_on_ranks, loss_of
 from torch import Tensor, nn
 
 from bagua.torch_api import communication
@@ -164,11 +164,6 @@ class _OnDefaultGroup(AlgorithmImpl):
         bucket.append_python_op(lambda _: communication.allreduce_inplace(bucket.flattened_tensor(), op=ReduceOp.AVG))
 
 
-class _ThirdParty(Algorithm):
-    def reify(self, process_group: Any) -> AlgorithmImpl:
-        return _OnDefaultGroup(process_group)
-
-
 @pytest.mark.parametrize("third_party", [False, True])
 @on_ranks(2)
 def test_agreeing_on_unused_parameters_is_not_mixed_up_with_operations(
@@ -178,7 +173,7 @@ def test_agreeing_on_unused_parameters_is_not_mixed_up_with_operations(
     models = [
         DistributedDataParallel(
             nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))).to(device),
-            algorithm=_ThirdParty() if third_party else Algorithm.init("bytegrad", hierarchical=False),
+            algorithm=algorithm_of(_OnDefaultGroup) if third_party else Algorithm.init("bytegrad", hierarchical=False),
             bucket_cap_mb=0.001,
             find_unused_parameters=True,
         )

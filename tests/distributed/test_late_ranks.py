@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from support.processes import wait_until
 from support.rank_tests import on_ranks
-from support.training import mlp, momentum
+from support.training import begin, mlp, momentum
 
 import bagua.torch_api as bagua
 from bagua.collectives.communicator import under_way
@@ -30,10 +30,11 @@ def wait_for_inquiries() -> None:
     wait_until(lambda: inquiries() >= before + 4, "inquiries", PATIENCE_S)
 
 
-@on_ranks(3, timeout=200, fresh=True)
-def test_a_rank_that_asks_waits_for_those_that_are_late(rank: int, device: torch.device) -> None:
+@on_ranks(3, timeout=200, joined=False)
+def test_a_rank_that_asks_waits_for_those_that_are_late() -> None:
     long_waits.ASK_S, long_waits.REPEAT_S, long_waits.ANSWER_S, long_waits.NAME_S = 0.6, 0.4, 0.3, 0.6
     job_thread.SLOW_TICK_S = job_thread.TICK_S = 0.1
+    rank, device = begin()
     net: Any = mlp(rank, device)
     net.with_bagua([momentum(net)], GradientAllReduceAlgorithm())
     group = net.bagua_ddp.process_group

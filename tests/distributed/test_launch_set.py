@@ -7,18 +7,10 @@ from typing import Any
 
 import torch
 from support.rank_tests import on_ranks
-from support.training import batches, check_ranks_equal, loss_of, message_of, mlp, momentum
+from support.training import algorithm_of, batches, check_ranks_equal, loss_of, message_of, mlp, momentum
 
-from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.base import AlgorithmImpl
 from bagua.torch_api.bucket import BaguaBucket
-
-
-class Alternating(Algorithm):
-    """The gradients of even buckets are averaged in even steps, those of odd ones in odd steps."""
-
-    def reify(self, process_group: Any) -> AlternatingImpl:
-        return AlternatingImpl(process_group)
 
 
 class AlternatingImpl(AlgorithmImpl):
@@ -42,7 +34,7 @@ def test_some_buckets_are_communicated_in_each_step(rank: int, device: torch.dev
     net: Any = mlp(0, device)
     twin = mlp(0, device)
     optimizer = momentum(net)
-    net.with_bagua([optimizer], Alternating())
+    net.with_bagua([optimizer], algorithm_of(AlternatingImpl))
     every = [batches(one, 6, device) for one in range(2)]
     for step in range(6):
         twin.load_state_dict(net.state_dict())

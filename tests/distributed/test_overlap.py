@@ -8,14 +8,12 @@ import pytest
 import torch
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.training import batches, begin, loss_of, mlp, momentum, train
+from support.training import batches, begin, loss_of, mlp, momentum, train, wrap_with
 from torch import Tensor, nn
 
-from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.base import AlgorithmImpl
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm, GradientAllReduceAlgorithmImpl
 from bagua.torch_api.bucket import BaguaBucket
-from bagua.torch_api.data_parallel import DistributedDataParallel
 
 
 class Noting(GradientAllReduceAlgorithm):
@@ -59,11 +57,7 @@ def _events(how: str, hierarchical: bool) -> list[str]:
     net = mlp(rank, device)
     optimizer = momentum(net)
     events: list[str] = []
-    algorithm: Algorithm = Noting(events, hierarchical=hierarchical)
-    if how == "wrapper":
-        model: Any = DistributedDataParallel(net, bucket_cap_mb=1e-5, optimizers=[optimizer], algorithm=algorithm)
-    else:
-        model = net.with_bagua([optimizer], algorithm, do_flatten=how == "with_bagua")
+    model = wrap_with(how, net, [optimizer], Noting(events, hierarchical=hierarchical), bucket_cap_mb=1e-5)
     # Of parameters, before the engine's hook runs.
     for name, parameter in net.named_parameters():
         parameter.register_hook(_note(events, name))

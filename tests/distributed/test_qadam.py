@@ -20,24 +20,19 @@ from support.training import (
     loss_of,
     mlp,
     train,
+    wrap_with,
 )
 from torch import Tensor, nn
 
 from bagua.kernels.minmax_uint8 import compress, decompress, decompress_reduce_compress
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
-from bagua.torch_api.data_parallel import DistributedDataParallel
 
 W = 5
 STEPS = 3 * W
 
 
 def wrap_qadam(net: Any, optimizer: QAdamOptimizer, how: str = "with_bagua", **options: Any) -> Any:
-    algorithm = QAdamAlgorithm(optimizer, **options)
-    if how.startswith("with_bagua"):
-        return net.with_bagua([optimizer], algorithm, do_flatten=how == "with_bagua")
-    return DistributedDataParallel(
-        net, optimizers=[optimizer], algorithm=algorithm, find_unused_parameters=how == "wrapper, finding unused"
-    )
+    return wrap_with(how, net, [optimizer], QAdamAlgorithm(optimizer, **options))
 
 
 # --- the formula -----------------------------------------------------------------------------------------------------

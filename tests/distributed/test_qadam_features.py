@@ -24,27 +24,18 @@ from support.training import (
     mlp,
     torch_ddp,
     train,
+    wrap_with,
 )
 from torch import nn
 
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
-from bagua.torch_api.data_parallel import DistributedDataParallel
 
 W = 4
 
 
 def _wrap(net: Any, optimizer: QAdamOptimizer, how: str = "with_bagua", **options: Any) -> Any:
-    algorithm = Algorithm.init("qadam", q_adam_optimizer=optimizer, **options)
-    if how.startswith("with_bagua"):
-        return net.with_bagua([optimizer], algorithm, do_flatten=how == "with_bagua")
-    return DistributedDataParallel(
-        net,
-        optimizers=[optimizer],
-        algorithm=algorithm,
-        gradient_as_bucket_view=how != "wrapper without views",
-        find_unused_parameters=how == "finding unused",
-    )
+    return wrap_with(how, net, [optimizer], Algorithm.init("qadam", q_adam_optimizer=optimizer, **options))
 
 
 def _trained(rank: int, device: torch.device, steps: int, how: str = "with_bagua", **options: Any) -> tuple[Any, Any]:
@@ -282,7 +273,7 @@ def test_branches_that_not_all_ranks_take(rank: int, device: torch.device) -> No
     torch.manual_seed(rank)
     net = Branches().to(device)
     optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=W)
-    model = _wrap(net, optimizer, "finding unused")
+    model = _wrap(net, optimizer, "wrapper, finding unused")
     for number, batch in enumerate(batches(rank, 6 * W, device)):
         optimizer.zero_grad()
         take = ("left", "right") if rank == 1 and number % 2 else ("left",)

@@ -13,7 +13,18 @@ import torch
 import torch.distributed as dist
 from support.rank_tests import on_ranks
 from support.ranks import DEVICE_VARIABLE, run_ranks
-from support.training import batches, begin, check_equal, check_ranks_equal, message_of, mlp, momentum, torch_ddp, train
+from support.training import (
+    algorithm_of,
+    batches,
+    begin,
+    check_equal,
+    check_ranks_equal,
+    message_of,
+    mlp,
+    momentum,
+    torch_ddp,
+    train,
+)
 from torch import Tensor, nn
 
 from bagua.collectives import byte_transport
@@ -243,11 +254,6 @@ def test_an_algorithm_without_tensors_and_settings_that_differ_by_rank() -> None
             assert word in message
 
 
-class Fading(Algorithm):
-    def reify(self, process_group: Any) -> AlgorithmImpl:
-        return FadingImpl(process_group)
-
-
 class FadingImpl(AlgorithmImpl):
     phase: Any = "together"
 
@@ -263,7 +269,7 @@ def test_a_phase_of_an_algorithm(rank: int, device: torch.device) -> None:
     """An algorithm that goes from gradients to nothing, between two forward passes."""
     net: Any = mlp(rank, device)
     optimizer = momentum(net)
-    net.with_bagua([optimizer], Fading())
+    net.with_bagua([optimizer], algorithm_of(FadingImpl))
     assert len(net.bagua_buckets) == 1
     train(net, optimizer, batches(rank, 2, device))
     check_ranks_equal(net)

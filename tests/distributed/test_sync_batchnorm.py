@@ -13,13 +13,13 @@ import torch.distributed as dist
 from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.training import check_close, check_tensor_on_ranks, counted_all_reduces, message_of, wrap
+from support.training import algorithm_of, check_close, check_tensor_on_ranks, counted_all_reduces, message_of, wrap
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bagua.job.failure_report import CollectiveError
 from bagua.job.torch_internals import default_store
-from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.base import AlgorithmImpl
 from bagua.torch_api.bucket import BaguaBucket
 from bagua.torch_api.communication import new_group
 from bagua.torch_api.contrib import SyncBatchNorm
@@ -155,11 +155,6 @@ class _MeanImpl(AlgorithmImpl):
         bucket.append_python_op(average)
 
 
-class _Mean(Algorithm):
-    def reify(self, process_group: Any) -> AlgorithmImpl:
-        return _MeanImpl(process_group)
-
-
 @pytest.mark.parametrize(
     ("ranks", "how"), [(2, "with_bagua"), (2, "wrapper"), (2, "an operation of users"), (3, "with_bagua")]
 )
@@ -173,7 +168,7 @@ def test_data_parallel_training_is_that_of_one_process(rank: int, device: torch.
     assert sum(isinstance(layer, SyncBatchNorm) for layer in ours.modules()) == 4
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9) for net in (ours, alone)]
     if how == "an operation of users":
-        model = ours.with_bagua([optimizers[0]], _Mean())
+        model = ours.with_bagua([optimizers[0]], algorithm_of(_MeanImpl))
     else:
         model = wrap(how, ours, optimizers[0])
     for step in range(6):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from support.rank_tests import on_ranks
 from support.training import (
+    algorithm_of,
     batches,
     check_close,
     check_equal,
@@ -21,6 +22,7 @@ from support.training import (
     momentum,
     torch_ddp,
     train,
+    wrap_with,
 )
 from torch import Tensor, nn
 
@@ -57,17 +59,14 @@ class SignVote(Algorithm):
 
 
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
-@on_ranks(3)
+@on_ranks(3, fresh=True)
 def test_a_short_algorithm_by_its_name(rank: int, device: torch.device, how: str) -> None:
     GlobalAlgorithmRegistry.register("sign_vote", SignVote, "a vote on the sign")
     assert "sign_vote" in GlobalAlgorithmRegistry.available_algorithms()
     algorithm = Algorithm.init("sign_vote", scale=0.5)
     net, alone = mlp(0, device), mlp(0, device)
     optimizer, other = momentum(net), momentum(alone)
-    if how == "wrapper":
-        model: Any = DistributedDataParallel(net, algorithm=algorithm, bucket_cap_mb=1e-4)
-    else:
-        model = net.with_bagua([optimizer], algorithm, do_flatten=how == "with_bagua")
+    model = wrap_with(how, net, [optimizer], algorithm, bucket_cap_mb=1e-4)
     every = [batches(one, 10, device) for one in range(3)]
     for step in range(10):
         train(model, optimizer, [every[rank][step]])
@@ -161,20 +160,12 @@ class OldStyleImpl(AlgorithmImpl):
         bucket.append_python_op(double)
 
 
-class OldStyle(Algorithm):
-    def reify(self, process_group: Any) -> OldStyleImpl:
-        return OldStyleImpl(process_group)
-
-
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
 @on_ranks(3)
 def test_an_algorithm_for_the_old_core(rank: int, device: torch.device, how: str) -> None:
     net, twin = mlp(rank, device), mlp(rank, device)
     optimizer, other = momentum(net), momentum(twin)
-    if how == "wrapper":
-        model: Any = DistributedDataParallel(net, optimizers=[optimizer], algorithm=OldStyle())
-    else:
-        model = net.with_bagua([optimizer], OldStyle(), do_flatten=how == "with_bagua")
+    model = wrap_with(how, net, [optimizer], algorithm_of(OldStyleImpl))
     data = batches(rank, 10, device)
     reference = torch_ddp(twin)
     for number, batch in enumerate(data):
@@ -215,16 +206,11 @@ class WeightMeanImpl(AlgorithmImpl):
         bucket.append_centralized_synchronous_op(group=self.process_group)
 
 
-class WeightMean(Algorithm):
-    def reify(self, process_group: Any) -> WeightMeanImpl:
-        return WeightMeanImpl(process_group)
-
-
 @on_ranks(2)
 def test_weights_can_be_communicated_as_well(rank: int, device: torch.device) -> None:
     net, twin = mlp(rank, device), mlp(0, device)
     optimizer, other = momentum(net), momentum(twin)
-    net.with_bagua([optimizer], WeightMean())
+    net.with_bagua([optimizer], algorithm_of(WeightMeanImpl))
     for batch in batches(rank, 5, device):
         train(net, optimizer, [batch])
         for parameter in twin.parameters():
@@ -234,7 +220,7 @@ def test_weights_can_be_communicated_as_well(rank: int, device: torch.device) ->
     check_equal(net, twin)
     assert net.bagua_buckets[0].check_flatten()
     assert not net.bagua_buckets[0].holds_gradients
-    refused = DistributedDataParallel(mlp(rank, device), algorithm=WeightMean())
+    refused = DistributedDataParallel(mlp(rank, device), algorithm=algorithm_of(WeightMeanImpl))
     assert "WeightMean" in message_of(NotImplementedError, refused.join)
     # The module is ordinary when it is done: its parameters have memory of their own again.
     memory = net.bagua_buckets[0].flattened_tensor()
@@ -263,16 +249,11 @@ class ResettingImpl(GradientAllReduceAlgorithmImpl):
         return super().init_tensors(bagua_ddp)
 
 
-class Resetting(Algorithm):
-    def reify(self, process_group: Any) -> ResettingImpl:
-        return ResettingImpl(process_group)
-
-
 @on_ranks(2)
 def test_an_algorithm_that_begins_anew(rank: int, device: torch.device) -> None:
     net, twin = mlp(rank, device), mlp(rank, device)
     optimizer, other = momentum(net), momentum(twin)
-    net.with_bagua([optimizer], Resetting())
+    net.with_bagua([optimizer], algorithm_of(ResettingImpl))
     for number, batch in enumerate(batches(rank, 10, device)):
         with counted_all_reduces() as calls:
             train(net, optimizer, [batch], set_to_none=number % 2 == 0)
@@ -302,15 +283,10 @@ class FailingImpl(AlgorithmImpl):
         bucket.append_python_op(fail)
 
 
-class Failing(Algorithm):
-    def reify(self, process_group: Any) -> FailingImpl:
-        return FailingImpl(process_group)
-
-
 @on_ranks(2)
 def test_an_error_of_an_operation_ends_the_backward_pass(rank: int, device: torch.device) -> None:
     net: Any = nn.Linear(2, 4).to(device)
-    net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], Failing())
+    net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], algorithm_of(FailingImpl))
     message_of(KeyError, lambda: loss_of(net, batches(rank, 1, device)[0]).backward(), "bucket 0 of the algorithm")
     # With another algorithm it works at once.
     optimizer = momentum(net)
@@ -324,18 +300,13 @@ class UnfinishedImpl(AlgorithmImpl):
         raise KeyError("not written yet")
 
 
-class Unfinished(Algorithm):
-    def reify(self, process_group: Any) -> UnfinishedImpl:
-        return UnfinishedImpl(process_group)
-
-
 @on_ranks(2)
 def test_a_module_is_free_again_if_an_algorithm_cannot_begin(rank: int, device: torch.device) -> None:
     net: Any = mlp(rank, device)
     optimizer = momentum(net)
     for _ in range(2):
-        message_of(KeyError, lambda: net.with_bagua([optimizer], Unfinished()))
-        message_of(KeyError, lambda: DistributedDataParallel(net, algorithm=Unfinished()))
+        message_of(KeyError, lambda: net.with_bagua([optimizer], algorithm_of(UnfinishedImpl)))
+        message_of(KeyError, lambda: DistributedDataParallel(net, algorithm=algorithm_of(UnfinishedImpl)))
     assert not net[0].weight.is_bagua_tensor()
     assert not net._forward_pre_hooks
     net.with_bagua([optimizer], Algorithm.init("gradient_allreduce"))
@@ -348,16 +319,11 @@ class EndlessImpl(GradientAllReduceAlgorithmImpl):
         raise KeyError("cannot be ended")
 
 
-class Endless(Algorithm):
-    def reify(self, process_group: Any) -> EndlessImpl:
-        return EndlessImpl(process_group)
-
-
 @on_ranks(2)
 def test_a_module_is_free_again_if_an_algorithm_cannot_end(rank: int, device: torch.device) -> None:
     net: Any = mlp(rank, device)
     optimizer = momentum(net)
-    net.with_bagua([optimizer], Endless())
+    net.with_bagua([optimizer], algorithm_of(EndlessImpl))
     train(net, optimizer, batches(rank, 2, device))
     message_of(KeyError, lambda: net.with_bagua([optimizer], Algorithm.init("gradient_allreduce")))
     assert not net[0].weight.is_bagua_tensor()

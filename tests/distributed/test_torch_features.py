@@ -1,4 +1,4 @@
-"""What users of torch do around a module: precision, clipping, copies, files, odd outputs, errors."""
+"""What users of torch do around a module: precision, clipping, copies, files, odd outputs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.rank_tests import on_ranks
-from support.ranks import run_ranks
 from support.training import (
     NormNet,
     batches,
-    begin,
     check_equal,
     check_ranks_equal,
     counted_all_reduces,
     loss_of,
-    message_of,
     mlp,
     pair,
     train,
@@ -270,7 +267,7 @@ def test_buffers_that_were_given_other_memory_follow_the_first_rank(rank: int, d
     check_ranks_equal(both[0][0].module)
 
 
-# --- without gradients, and errors -----------------------------------------------------------------------------------
+# --- without gradients -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -307,54 +304,6 @@ def test_a_change_that_inference_meets_first(rank: int, device: torch.device, ho
         ours(batches(rank, 1, device)[0][0])
     train(ours, optimizer, batches(rank, 4, device, seed=1), set_to_none=False)
     check_ranks_equal(ours)
-
-
-class Stumbling(nn.Module):
-    """Raises in forward, or in the middle of backward, when told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor, where: str = "") -> Tensor:
-        x = self.first(x)
-        if where == "forward":
-            raise KeyError(where)
-        if where == "backward":
-            x.register_hook(_raise)
-        return self.second(x)
-
-
-def _raise(_: Tensor) -> None:
-    raise KeyError("backward")
-
-
-def _errors(how: str, where: str) -> str | None:
-    rank, device = begin()
-    both = pair(how, rank, device, Stumbling)
-    first, second, third = batches(rank, 3, device)
-    for model, optimizer in both:
-        train(model, optimizer, [first])
-    ours, optimizer = both[0]
-    message_of(KeyError, lambda: ours(second[0], where).sum().backward())
-    message = None
-    if where == "backward":
-        # Not all ranks may have failed, so it is said once.
-        message = message_of(RuntimeError, lambda: ours(third[0]))
-        assert not ours.bagua_ddp.scheduler._started, "what was sent before the error has been waited for"
-    for model, optimizer in both:
-        train(model, optimizer, [third])
-    _compare(both)
-    return message
-
-
-@pytest.mark.parametrize("small_buckets", [True, False])
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_training_goes_on_after_an_error_of_all_ranks(where: str, small_buckets: bool) -> None:
-    env = {"BAGUA_DEFAULT_BUCKET_SIZE": "1"} if small_buckets else None
-    for message in run_ranks(2, _errors, "with_bagua", where, env=env, reuse=True):
-        assert (message is None) == (where == "forward")
-        assert message is None or ("first.weight" in message and "ended with an exception" in message)
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     Branches,
+    algorithm_of,
     batches,
     begin,
     check_equal,
@@ -27,132 +26,12 @@ from support.training import (
 )
 from torch import Tensor, nn
 
-from bagua.torch_api.algorithms.base import Algorithm
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithmImpl
-from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 
 def _sgd(module: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(module.parameters(), lr=0.1)
-
-
-# --- what is one rank's own business, and a step of which nobody was told -------------------------------------------
-
-
-@on_ranks(2, timeout=40)
-def test_a_rank_may_differentiate_alone(rank: int, device: torch.device) -> None:
-    """Gradients of inputs, on one rank; gradients of single samples, on all."""
-    net = mlp(rank, device)
-    model = DistributedDataParallel(net, find_unused_parameters=True)
-    optimizer = _sgd(model)
-    data = batches(rank, 4, device)
-    train(model, optimizer, data[:2])
-    x = data[0][0]
-    if rank == 0:
-        inputs = x.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(model.module.eval()(inputs).sum(), inputs)
-        assert gradient.shape == x.shape
-        assert torch.autograd.grad(net(x).square().sum(), list(net.parameters()))[0].abs().sum() > 0
-        net.train()
-    weights = {name: one.detach() for name, one in net.named_parameters()}
-    of_samples = torch.func.vmap(
-        torch.func.grad(lambda given, one: torch.func.functional_call(net, given, (one[None],)).sum()), (None, 0)
-    )(weights, x)
-    assert of_samples["0.weight"].shape == (len(x), *net[0].weight.shape)
-    train(model, optimizer, data[2:])
-    check_ranks_equal(net)
-
-
-def _sgd_as(name: str, net: nn.Module) -> torch.optim.Optimizer:
-    return QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=2) if name == "qadam" else _sgd(net)
-
-
-def _wrapped_as(name: str, net: Any, optimizer: Any) -> Any:
-    if name == "wrapper":
-        return DistributedDataParallel(net, optimizers=[optimizer])
-    if name == "find unused":
-        return DistributedDataParallel(net, find_unused_parameters=True, optimizers=[optimizer])
-    if name == "qadam":
-        return net.with_bagua([optimizer], QAdamAlgorithm(optimizer))
-    options = {"warmup_steps": 99} if name == "async" else {}
-    return net.with_bagua([optimizer], Algorithm.init(name, **options))
-
-
-# What a rank may do with a loss of the module, in training, before its backward pass.
-OWN_BUSINESS: dict[str, Callable[[Any, Tensor, Tensor], object]] = {
-    "one weight": lambda net, loss, _: torch.autograd.grad(loss, net[0].weight, retain_graph=True),
-    "all weights": lambda net, loss, _: torch.autograd.grad(
-        loss, list(net.parameters()), retain_graph=True, create_graph=True
-    ),
-    "inputs": lambda _, loss, x: torch.autograd.grad(loss, x, retain_graph=True),
-    "accumulated in inputs": lambda _, loss, x: loss.backward(inputs=[x], retain_graph=True),
-    "another forward pass": lambda net, _, x: torch.autograd.grad(net(x * 2).sum(), net[0].weight),
-    "without a backward pass": lambda net, _, x: net(x * 2),
-    "no_grad": lambda net, _, x: torch.no_grad()(net)(x),
-    "inference": lambda net, _, x: torch.inference_mode()(net)(x.detach()),
-    "jvp": lambda net, _, x: _jvp(net, x.detach()),
-    "an error": lambda _, loss, __: message_of(RuntimeError, lambda: torch.autograd.grad(loss, torch.ones(1))),
-}
-
-
-def _jvp(net: Any, x: Tensor) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about its own modules, which the first call imports
-        torch.func.jvp(net, (x,), (x,))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("wrapper", "find unused", "gradient_allreduce", "bytegrad", "qadam", "async"),
-        *("decentralized", "low_precision_decentralized"),
-    ],
-)
-@on_ranks(2, timeout=40)
-def test_what_one_rank_does_before_its_backward_pass(rank: int, device: torch.device, name: str) -> None:
-    nets = [mlp(5, device), mlp(5, device)]
-    optimizers = [_sgd_as(name, net) for net in nets]
-    models = [_wrapped_as(name, net, optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
-    data = batches(rank, len(OWN_BUSINESS), device)
-    for (x, y), do in zip(data, OWN_BUSINESS.values(), strict=True):
-        x.requires_grad_()
-        for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            optimizer.zero_grad()
-            loss = loss_of(model, (x, y))
-            if rank == 0 and number == 0:
-                do(nets[0], loss, x)
-            loss.backward()
-            optimizer.step()
-        check_equal(*nets)
-    if "decentralized" not in name:
-        check_ranks_equal(nets[0])
-
-
-class Skipping(nn.Module):
-    """May leave out all that it has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor, skip: bool) -> Tensor:
-        return x * 2 if skip else self.layer(x)
-
-
-@on_ranks(2, timeout=40)
-def test_a_pass_that_reaches_no_parameter_counts_where_unused_ones_are_looked_for(
-    rank: int, device: torch.device
-) -> None:
-    """A backward pass that reaches none of the module's parameters, on one rank: those of another one."""
-    net, outer = Skipping().to(device), nn.Linear(2, 2).to(device)
-    model = DistributedDataParallel(net, find_unused_parameters=True)
-    for x, _ in batches(rank, 3, device):
-        net.zero_grad()
-        model(outer(x), skip=rank == 1).sum().backward()
-        bias = net.layer.bias.grad
-        assert bias is not None
-        assert torch.equal(bias, torch.full_like(bias, 2.0)), "the mean of four samples and none"
 
 
 def _missing_in_the_last_step(listed: bool) -> str | None:
@@ -319,13 +198,6 @@ def test_a_discriminator_that_is_frozen_in_the_step_of_the_generator(
         check_equal(ours, theirs)
 
 
-class Renewing(Algorithm):
-    """Asks once for a re-initialization."""
-
-    def reify(self, process_group: Any) -> GradientAllReduceAlgorithmImpl:
-        return RenewingImpl(process_group)
-
-
 class RenewingImpl(GradientAllReduceAlgorithmImpl):
     asks = False
     beginnings = 0
@@ -343,7 +215,7 @@ class RenewingImpl(GradientAllReduceAlgorithmImpl):
 def test_what_is_due_while_all_is_frozen_comes_later(rank: int, device: torch.device) -> None:
     net: Any = mlp(rank, device)
     optimizer = _sgd(net)
-    net.with_bagua([optimizer], Renewing())
+    net.with_bagua([optimizer], algorithm_of(RenewingImpl))
     data = batches(rank, 3, device)
     net.requires_grad_(False)
     net.bagua_algorithm.asks = True
@@ -388,65 +260,6 @@ def test_a_new_beginning_that_fails_ends_training(rank: int, device: torch.devic
         assert "not synchronized any more" in message
         assert "wrap the module again" in message
         assert first in message, "the cause"
-
-
-# --- an exception in a backward pass, and another pass without a forward pass in between -----------------------------
-
-
-class Stumbling(nn.Module):
-    """Its backward pass raises where told to: before any gradient is made, in the middle, or after all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 8), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor, where: str = "") -> Tensor:
-        x = x.clone().requires_grad_()
-        middle = self.first(x.clone())
-        loss = self.second(middle).square().mean()
-        for place, tensor in (("end", x), ("middle", middle), ("start", loss)):
-            if place == where:
-                tensor.register_hook(_raise)
-        return loss
-
-
-def _raise(_: Tensor) -> None:
-    raise MemoryError
-
-
-@pytest.mark.parametrize("then", ["backward", "forward"])
-@pytest.mark.parametrize(
-    ("where", "find_unused"), [("start", False), ("middle", False), ("end", False), ("middle", True)]
-)
-@on_ranks(2)
-def test_a_backward_pass_after_one_that_raised(
-    rank: int, device: torch.device, where: str, find_unused: bool, then: str
-) -> None:
-    torch.manual_seed(rank)
-    net = Stumbling().to(device)
-    optimizer = _sgd(net)
-    model = DistributedDataParallel(
-        net, bucket_cap_mb=1e-6, find_unused_parameters=find_unused, gradient_as_bucket_view=find_unused
-    )
-    place = "beginning of a backward pass" if then == "backward" else "next forward pass"
-    named = "first.weight" if where == "middle" else "not waited for"
-    for x, _ in batches(rank, 2, device):
-        optimizer.zero_grad()
-        losses = [model(x, where), model(x)]
-        message_of(MemoryError, losses[0].backward)
-        optimizer.zero_grad()
-        again = losses[1].backward if then == "backward" else lambda x=x: model(x).backward()
-        if where == "start":
-            again()
-        else:
-            message = message_of(RuntimeError, again)
-            assert all(words in message for words in ("ended with an exception", place, named)), message
-            if then == "forward":  # what was zeroed stays so
-                assert all(parameter.grad is None for parameter in net.parameters())
-            optimizer.zero_grad()
-            model(x).backward()
-        optimizer.step()
-        check_ranks_equal(net)
 
 
 # --- other parameters ------------------------------------------------------------------------------------------------

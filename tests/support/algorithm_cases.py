@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support.training import Batch, loss_of, mlp
+from support.training import Batch, loss_of, mlp, wrap_with
 from torch import nn
 
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
-from bagua.torch_api.data_parallel import DistributedDataParallel
 
 WARMUP_STEPS = 5
 
@@ -72,17 +71,8 @@ class Case:
         group: Any = None,
         scaler: Any = None,
     ) -> Any:
-        """`how`: "with_bagua", "with_bagua unflattened", "wrapper" or "wrapper, finding unused"."""
-        algorithm = self.algorithm(optimizer, scaler)
-        if how.startswith("with_bagua"):
-            return module.with_bagua([optimizer], algorithm, process_group=group, do_flatten=how == "with_bagua")
-        return DistributedDataParallel(
-            module,
-            optimizers=[optimizer],
-            algorithm=algorithm,
-            process_group=group,
-            find_unused_parameters=how == "wrapper, finding unused",
-        )
+        """`how`: as of wrap_with."""
+        return wrap_with(how, module, [optimizer], self.algorithm(optimizer, scaler), process_group=group)
 
     def stop(self, model: Any) -> None:
         """What a user does at the end of training."""

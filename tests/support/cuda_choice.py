@@ -41,10 +41,11 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_ranks_with_other_buffers_are_told_which[length]",
     ],
     "copies": ["test_one_rank_alone_may_copy_a_wrapper"],
-    "unsynchronised_training": [
+    "own_business": [
         "test_a_rank_may_differentiate_alone",
-        "test_what_one_rank_does_before_its_backward_pass[find unused]",
+        "test_what_one_rank_does_before_its_backward_pass[wrapper finding unused]",
     ],
+    "interrupted_passes": ["test_training_goes_on_after_an_error_of_all_ranks[middle-True]"],
     "gradient_graphs": ["test_the_graph_of_what_was_communicated_is_refused[wrapper]"],
     "bagua_module": ["test_the_group_is_destroyed_and_made_again"],
     "find_unused": [
@@ -62,7 +63,6 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_autocast_and_gradient_scaling[wrapper]",
         "test_kinds_of_optimizers[fused-with_bagua]",
         "test_buffers_follow_the_first_rank[NormNet]",
-        "test_training_goes_on_after_an_error_of_all_ranks[backward-True]",
     ],
     "communicator_methods": ["test_each_collective"],
     # Copies of states in the background, while training changes them.
@@ -143,12 +143,14 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_fresh_objects_go_on_from_any_step[low_precision_decentralized]",
         f"test_other_processes_go_on[{_SHIFT_ONE}-7]",
     ],
+    "async_warmup": ["test_the_warm_up_is_gradient_all_reduce_bit_for_bit[with_bagua-momentum]"],
     "async_model_average": [
-        "test_the_warm_up_is_gradient_all_reduce_bit_for_bit[with_bagua-momentum]",
         "test_an_average_moves_replicas_to_their_mean_and_not_the_mean[2-MixedDtypes]",
         "test_ranks_at_different_paces[2]",
         "test_abort_and_resume[with_bagua-0]",
         "test_another_algorithm_takes_over",
+    ],
+    "async_ends": [
         "test_a_module_that_is_dropped_ends_its_loop[trains0]",
         "test_survivors_name_the_rank_that_died",
     ],

@@ -19,6 +19,7 @@ from support.ranks import device_for
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
+from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
@@ -168,21 +169,27 @@ def with_algorithm(module: Any, optimizer: torch.optim.Optimizer, **options: Any
 
 
 def wrap_with(
-    how: str, module: Any, optimizers: Sequence[torch.optim.Optimizer], algorithm: Any, **options: Any
+    how: str,
+    module: Any,
+    optimizers: Sequence[torch.optim.Optimizer],
+    algorithm: Algorithm,
+    process_group: Any = None,
+    **options: Any,
 ) -> Any:
     """
     Args:
         how: "with_bagua" or "wrapper", and any of "unflattened" (or "without views"), "unlisted" (the wrapper does not
             know the optimizers) and "finding unused".
-        options: of the wrapper.
+        options: of the wrapper alone.
     """
     views = "unflattened" not in how and "without views" not in how
     if how.startswith("with_bagua"):
-        return module.with_bagua(list(optimizers), algorithm, do_flatten=views)
+        return module.with_bagua(list(optimizers), algorithm, process_group=process_group, do_flatten=views)
     return DistributedDataParallel(
         module,
         optimizers=[] if "unlisted" in how else list(optimizers),
         algorithm=algorithm,
+        process_group=process_group,
         gradient_as_bucket_view=views,
         find_unused_parameters="finding unused" in how,
         **options,
@@ -192,6 +199,16 @@ def wrap_with(
 def wrap(how: str, module: Any, optimizer: torch.optim.Optimizer, **options: Any) -> Any:
     """`wrap_with` gradient all-reduce; `options` are the algorithm's."""
     return wrap_with(how, module, [optimizer], GradientAllReduceAlgorithm(**options))
+
+
+def algorithm_of(kind: Callable[[Any], Any]) -> Algorithm:
+    """An algorithm as users write them, which makes `kind` of a process group."""
+
+    class Own(Algorithm):
+        def reify(self, process_group: Any) -> Any:
+            return kind(process_group)
+
+    return Own()
 
 
 def engine_of(model: Any) -> Any:

@@ -1,0 +1,116 @@
+"""How asynchronous model averaging ends: models that are dropped, ranks that die, programs that end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.async_runs import Run, threads, until
+from support.dying_rank import VICTIM, begin_to_lose_one, die
+from support.rank_tests import on_ranks
+from support.ranks import run_ranks
+from support.training import (
+    batches,
+    message_of,
+)
+
+from bagua.job.failure_report import CollectiveError
+
+
+@pytest.mark.parametrize("trains", [(0, 1), (0,)])
+@on_ranks(2)
+def test_a_module_that_is_dropped_ends_its_loop(rank: int, device: torch.device, trains: Sequence[int]) -> None:
+    groups = len(dist.distributed_c10d._world.pg_map)
+    run = Run(rank, device, interval_ms=10)
+    if rank in trains:
+        run.train(batches(rank, 5, device))
+    assert threads() == 1
+    engine = weakref.ref(run.net.bagua_ddp)
+    del run
+    gc.collect()
+    assert engine() is None
+    until(lambda: threads() == 0)
+    until(lambda: len(dist.distributed_c10d._world.pg_map) <= groups)  # an earlier one may end, too
+
+
+def _killed() -> tuple[str, tuple[int, ...]]:
+    rank, device = begin_to_lose_one()
+    run = Run(rank, device)
+    data = batches(rank, 5, device)
+    if rank == VICTIM:
+        run.train_until_averaged(data, times=2)
+        die()
+    with pytest.raises(CollectiveError) as raised:
+        run.train_until(lambda: False, data)
+    assert run.algorithm.status == "failed"
+    assert message_of(CollectiveError, run.abort) == str(raised.value)
+    run.net.bagua_ddp.detach()  # does not wait for anybody
+    return str(raised.value), raised.value.missing_ranks
+
+
+def test_survivors_name_the_rank_that_died() -> None:
+    told = run_ranks(3, _killed, expect_death={VICTIM}, timeout=50)
+    for message, missing in (told[0], told[2]):
+        assert missing == (VICTIM,), message
+        assert f"rank {VICTIM}" in message
+        assert "averag" in message
+
+
+@on_ranks(2, fresh=True)
+def test_shutting_torch_down_while_the_loop_runs_is_an_error_of_the_next_step(rank: int, device: torch.device) -> None:
+    run = Run(rank, device, interval_ms=1)
+    data = batches(rank, 5, device)
+    run.train(data)
+    dist.destroy_process_group()
+    told = "abort(model) on every rank before destroy_process_group()"
+    message_of(RuntimeError, lambda: run.train_until(lambda: False, data), told)
+
+
+FORGETFUL = """
+import sys, torch, torch.distributed as dist
+import bagua.torch_api as bagua
+from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
+
+rank, path = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
+bagua.init_process_group()
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.with_bagua([optimizer], AsyncModelAverageAlgorithm(sync_interval_ms=20))
+for _ in range(20 + 20 * rank):
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_program_that_forgets_abort_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORGETFUL]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, output
+            assert "Traceback" not in output, output
+            assert "abort(model)" not in output, "the ranks found each other ending"
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
