@@ -62,7 +62,7 @@ def test_much_goes_by_messages_and_little_by_collectives(device: torch.device) -
         with counted_messages() as messages:
             _check_exchange(group, elements // group.nranks(), torch.float32, device)
         sizes.append(messages)
-    (large, small) = sizes[0], sizes[1]
+    large, small = sizes[0], sizes[1]
     assert large == [1 << 19, 1 << 19]
     assert small == []
 
