@@ -6,30 +6,33 @@ Every rank of the communicator has to call them in the same order, and no other 
 
 from __future__ import annotations
 
-import io
-import pickle
 import warnings
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
-from torch import nn
 
 from bagua.collectives.arguments import repeats_elements
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.object_collectives import all_gather_object, broadcast_object
 from bagua.error_text import listed, one_line
+from bagua.replicas.optimizer_description import (
+    MAX_PROBLEM_LENGTH,
+    Description,
+    EntryKey,
+    Kept,
+    Shape,
+    Slot,
+    describe,
+    entries_in,
+    entries_of,
+    items_of,
+    parameters_of,
+    shapes_of,
+)
 from bagua.replicas.tensor_broadcast import broadcast_tensors, why_unsendable
 
 MAX_PROBLEMS = 3  # that one error tells
-MAX_PROBLEM_LENGTH = 300  # characters
-
-# What of an optimizer an entry belongs to, and its position there: ("group", index), ("defaults", 0),
-# ("state", position of the parameter) or ("shared", key of state that belongs to no parameter).
-EntryKey = tuple[str, Hashable]
-# None: of a parameter that is left out.
-_Shape = tuple[int, ...] | None
 
 
 def broadcast_parameters(named_tensors: Iterable[tuple[str, torch.Tensor]], communicator: BaguaCommunicator) -> None:
@@ -83,14 +86,14 @@ def broadcast_optimizer_state(
     if communicator.nranks() == 1:
         return
     is_source = communicator.rank() == 0
-    description: _Description | str | None = None
+    description: Description | str | None = None
     tensors: list[torch.Tensor] = []
     entries: dict[EntryKey, Any] = {}
     if is_source:
-        description, tensors = _describe(optimizer, left_out)
+        description, tensors = describe(optimizer, left_out)
     description = broadcast_object(description, 0, communicator)
     problem: str | None = None
-    if not isinstance(description, _Description):
+    if not isinstance(description, Description):
         problem = description if is_source else None
     elif not is_source:
         try:
@@ -99,7 +102,7 @@ def broadcast_optimizer_state(
             problem = one_line(error, MAX_PROBLEM_LENGTH)
     _raise_together(problem, communicator)
     broadcast_tensors(tensors, communicator)
-    assert isinstance(description, _Description)
+    assert isinstance(description, Description)
     if not is_source:
         _install(optimizer, entries, left_out)
     elif any(one.reason for one in description.kept):
@@ -116,178 +119,7 @@ def refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """Place of a tensor in rank 0's optimizer."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device_type: str
-    entry: EntryKey
-    name: Hashable  # under which the entry, a dict, holds the tensor itself; None: it lies deeper
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """A value that is not sent."""
-
-    entry: EntryKey
-    name: Hashable  # in the entry; None: all of it
-    reason: str  # empty: it is, or holds, a module
-
-    def __str__(self) -> str:
-        kind, key = self.entry
-        place = {"group": f"param_groups[{key}]", "defaults": "defaults"}.get(kind, f"{kind} {key}")
-        return place if self.name is None else f"{place}[{self.name!r}]"
-
-
-@dataclass
-class _Description:
-    """Rank 0's optimizer without the values of its tensors. Travels pickled."""
-
-    shapes: list[list[_Shape]]  # of the parameters, by group
-    entries: list[bytes]  # each a pair of EntryKey and value
-    slots: list[_Slot]
-    kept: list[_Kept]  # what stays as each rank has it
-
-
-class _SlotTable:
-    """The tensors met while rank 0's optimizer is pickled. Holds them, so that no id is used twice."""
-
-    def __init__(self) -> None:
-        self.tensors: list[torch.Tensor] = []
-        self.slots: list[_Slot] = []
-        self._numbers: dict[int, int] = {}
-
-    def number_of(self, tensor: torch.Tensor, entry: EntryKey, name: Hashable) -> int:
-        if id(tensor) not in self._numbers:
-            problem = why_unsendable(tensor)
-            if problem is not None:
-                raise _UnsendableTensorError(problem)
-            self._numbers[id(tensor)] = len(self.tensors)
-            self.tensors.append(tensor)
-            self.slots.append(_Slot(tuple(tensor.shape), tensor.dtype, tensor.device.type, entry, name))
-        return self._numbers[id(tensor)]
-
-    def forget_after(self, count: int) -> None:
-        """The tensors behind the first so many: of a value that cannot be sent."""
-        for tensor in self.tensors[count:]:
-            del self._numbers[id(tensor)]
-        del self.tensors[count:], self.slots[count:]
-
-
-class _UnsendableTensorError(ValueError):
-    """Replicas would differ without it."""
-
-
-class _ModuleFoundError(Exception):
-    """A value refers to a module, of which each rank has its own."""
-
-
-class _EntryPickler(pickle.Pickler):
-    """Pickles an entry. Tensors in it, however deep, become numbers of slots; a tensor met again is the same slot."""
-
-    def __init__(self, file: io.BytesIO, table: _SlotTable, entry: EntryKey, value: object) -> None:
-        super().__init__(file)
-        self._table = table
-        self._entry = entry
-        self._names = {id(item): name for name, item in _items(value) if isinstance(item, torch.Tensor)}
-
-    def persistent_id(self, value: object) -> int | None:
-        if isinstance(value, nn.Module):
-            raise _ModuleFoundError
-        if not isinstance(value, torch.Tensor):
-            return None
-        return self._table.number_of(value, self._entry, self._names.get(id(value)))
-
-
-class _EntryUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-
-    def persistent_load(self, number: int) -> torch.Tensor:
-        return self._tensors[number]
-
-
-def _items(value: object) -> Iterable[tuple[Any, Any]]:
-    return value.items() if isinstance(value, Mapping) else ()
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _shapes(optimizer: torch.optim.Optimizer, left_out: Collection[int]) -> list[list[_Shape]]:
-    return [
-        [None if id(parameter) in left_out else tuple(parameter.shape) for parameter in group["params"]]
-        for group in optimizer.param_groups
-    ]
-
-
-def _entries(optimizer: torch.optim.Optimizer, left_out: Collection[int]) -> dict[EntryKey, Any]:
-    entries: dict[EntryKey, Any] = {}
-    for index, group in enumerate(optimizer.param_groups):
-        entries["group", index] = {name: value for name, value in group.items() if name != "params"}
-    entries["defaults", 0] = optimizer.defaults
-    for position, parameter in enumerate(_parameters(optimizer)):
-        if id(parameter) not in left_out and parameter in optimizer.state:  # reading what is absent would create it
-            entries["state", position] = optimizer.state[parameter]
-    state: dict[Any, Any] = optimizer.state
-    entries.update((("shared", key), value) for key, value in state.items() if not isinstance(key, torch.Tensor))
-    return entries
-
-
-def _describe(
-    optimizer: torch.optim.Optimizer, left_out: Collection[int]
-) -> tuple[_Description | str, list[torch.Tensor]]:
-    """The description and the tensors of its slots; a text instead of the description says why there is none."""
-    table = _SlotTable()
-    pickles: list[bytes] = []
-    kept: list[_Kept] = []
-    for key, value in _entries(optimizer, left_out).items():
-        try:
-            kept.extend(_pickled(table, key, value, pickles))
-        except _UnsendableTensorError as error:
-            return f"{key[0]} {key[1]} cannot be sent: {error}", []
-    return _Description(_shapes(optimizer, left_out), pickles, table.slots, kept), table.tensors
-
-
-def _pickled(table: _SlotTable, key: EntryKey, value: object, pickles: list[bytes]) -> list[_Kept]:
-    """Adds the pickle of an entry, without what cannot be sent, which it returns."""
-    data = _try(table, key, value)
-    if isinstance(data, bytes):
-        pickles.append(data)
-        return []
-    if not isinstance(value, dict):
-        return [_Kept(key, None, data)]
-    kept = []
-    for name, item in value.items():
-        count = len(table.tensors)
-        problem = _try(table, key, {name: item})
-        table.forget_after(count)
-        if isinstance(problem, str):
-            kept.append(_Kept(key, name, problem))
-    if not kept:  # only together
-        return [_Kept(key, None, data)]
-    left = {one.name for one in kept}
-    return kept + _pickled(table, key, {name: item for name, item in value.items() if name not in left}, pickles)
-
-
-def _try(table: _SlotTable, key: EntryKey, value: object) -> bytes | str:
-    """Its pickle, or why there is none: nothing, if it refers to a module."""
-    file, count = io.BytesIO(), len(table.tensors)
-    try:
-        _EntryPickler(file, table, key, value).dump((key, value))
-    except _UnsendableTensorError:
-        raise
-    except Exception as error:  # whatever a __reduce__ raises; the other ranks wait for us
-        table.forget_after(count)
-        return "" if isinstance(error, _ModuleFoundError) else one_line(error, MAX_PROBLEM_LENGTH)
-    return file.getvalue()
-
-
-def _about_kept(optimizer: torch.optim.Optimizer, kept: Sequence[_Kept]) -> str:
+def _about_kept(optimizer: torch.optim.Optimizer, kept: Sequence[Kept]) -> str:
     told = [f"{one} ({one.reason})" for one in kept if one.reason]
     return (
         f"Of {type(optimizer).__name__}, values that cannot be sent stay as each rank has them:"
@@ -297,30 +129,28 @@ def _about_kept(optimizer: torch.optim.Optimizer, kept: Sequence[_Kept]) -> str:
 
 
 def _prepare(
-    optimizer: torch.optim.Optimizer, description: _Description, left_out: Collection[int]
+    optimizer: torch.optim.Optimizer, description: Description, left_out: Collection[int]
 ) -> tuple[dict[EntryKey, Any], list[torch.Tensor]]:
     """The entries as rank 0 has them, and the tensors in them, which wait for their values."""
-    shapes = _shapes(optimizer, left_out)
+    shapes = shapes_of(optimizer, left_out)
     if shapes != description.shapes:
         raise ValueError(_difference(shapes, description.shapes))
-    local = _entries(optimizer, left_out)
-    parameters = _parameters(optimizer)
+    local = entries_of(optimizer, left_out)
+    parameters = parameters_of(optimizer)
     tensors: list[torch.Tensor] = []
     taken: set[int] = set()
     for slot in description.slots:
-        present = dict(_items(local.get(slot.entry))).get(slot.name)
+        present = dict(items_of(local.get(slot.entry))).get(slot.name)
         tensor = present if _fits(present, slot) and id(present) not in taken else _allocate(slot, parameters)
         taken.add(id(tensor))
         tensors.append(tensor)
-    entries: dict[EntryKey, Any] = dict(
-        _EntryUnpickler(io.BytesIO(data), tensors).load() for data in description.entries
-    )
+    entries = entries_in(description, tensors)
     for kept in description.kept:
         mine = local.get(kept.entry)
         if kept.name is None and kept.entry in local:
             entries[kept.entry] = mine
-        elif kept.name is not None and kept.name in dict(_items(mine)):
-            entries[kept.entry][kept.name] = dict(_items(mine))[kept.name]
+        elif kept.name is not None and kept.name in dict(items_of(mine)):
+            entries[kept.entry][kept.name] = dict(items_of(mine))[kept.name]
         else:
             raise ValueError(
                 f"rank 0's {kept} cannot be sent ({kept.reason or 'it refers to a module'}), and is not here"
@@ -328,7 +158,7 @@ def _prepare(
     return entries, tensors
 
 
-def _fits(present: object, slot: _Slot) -> TypeGuard[torch.Tensor]:
+def _fits(present: object, slot: Slot) -> TypeGuard[torch.Tensor]:
     """Whether rank 0's values can be written into a tensor that is there."""
     return (
         isinstance(present, torch.Tensor)
@@ -338,7 +168,7 @@ def _fits(present: object, slot: _Slot) -> TypeGuard[torch.Tensor]:
     )
 
 
-def _allocate(slot: _Slot, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+def _allocate(slot: Slot, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """On the parameter's device, if of that kind, and with its strides: fused kernels rely on equal ones."""
     kind, key = slot.entry
     owner = parameters[key] if kind == "state" and isinstance(key, int) else next(iter(parameters), None)
@@ -351,7 +181,7 @@ def _allocate(slot: _Slot, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _install(optimizer: torch.optim.Optimizer, entries: Mapping[EntryKey, Any], left_out: Collection[int]) -> None:
     """The dicts that are there stay the same objects: schedulers and captured graphs may hold them."""
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     positions = {id(one): position for position, one in enumerate(parameters) if id(one) not in left_out}
     state: dict[Any, Any] = optimizer.state
     for key in list(state):
@@ -382,7 +212,7 @@ def _assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
     target.update(source)
 
 
-def _difference(ours: Sequence[Sequence[_Shape]], theirs: Sequence[Sequence[_Shape]]) -> str:
+def _difference(ours: Sequence[Sequence[Shape]], theirs: Sequence[Sequence[Shape]]) -> str:
     if len(ours) != len(theirs):
         return f"{len(ours)} param_groups, rank 0 has {len(theirs)}"
     group = next(index for index, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their)
