@@ -43,8 +43,7 @@ class TorchGroupReference:
 
 class BaguaCommunicator:
     """
-    A thin view of one torch group. Ranks are positions in the group, unless named global. Importing bagua.torch_api
-    adds the collectives as methods, as Bagua 0.9 has them.
+    A thin view of one torch group. Ranks are positions in the group, unless named global.
 
     Attributes:
         ranks: global ranks, by rank of the communicator.

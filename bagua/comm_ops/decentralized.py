@@ -102,7 +102,7 @@ class PeerWeightAverage:
         """Make the mean the weights. The exchange has been waited for; on the current stream.
 
         Args:
-            bucket: `bucket.backend_bucket` of the bucket that this operation belongs to.
+            bucket: That this operation belongs to.
 
         Raises:
             RuntimeError: they were converted or moved, and do not fit any more.

@@ -14,17 +14,15 @@ from bagua.distributed import torchrun
 from bagua.distributed.caller import end_with_caller
 from bagua.distributed.options import (
     DEFAULT_MASTER_PORT,
-    add_autotune_options,
+    add_further_options,
     add_option,
     add_script_options,
     add_training_options,
     port,
     positive,
     processes,
-    say_without_effect,
     say_without_gpu,
     training_variables,
-    tune_server,
 )
 
 PROGRAM = "python -m bagua.distributed.launch"
@@ -59,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_script_options(parser, script_help="what each process runs")
     add_training_options(parser)
-    add_autotune_options(parser)
+    add_further_options(parser)
     add_option(parser, "host_list", help=argparse.SUPPRESS)
     add_option(parser, "ssh_port", help=argparse.SUPPRESS)
     # Given by baguarun: ssh closes our stdin when it ends, and tells us in no other way.
@@ -83,7 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def check(options: argparse.Namespace) -> None:
     """Raises CommandError for what torchrun would report once per process, late, or not in words."""
-    say_without_effect(PROGRAM, options, "report_metrics")
     if options.host_list:
         raise CommandError(
             f"--host_list={options.host_list}: this command starts the processes of one node only.\n"
@@ -111,8 +108,7 @@ def check(options: argparse.Namespace) -> None:
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
     """What the processes of this node get besides the variables of torchrun."""
-    given = training_variables(options)
-    return {"NODE_RANK": str(options.node_rank), **given, **tune_server(given, options.master_addr)}
+    return {"NODE_RANK": str(options.node_rank), **training_variables(options, options.master_addr)}
 
 
 def torchrun_arguments(options: argparse.Namespace) -> list[str]:

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from bagua.env import EnvironmentValueError, read_size
 from bagua.gpu_presence import has_gpu
 
 DEFAULT_MASTER_PORT = 29500
-_DEFAULT_SERVICE_PORT = 29501
 
-# Flag -> the variable that carries its value to the ranks.
-_VARIABLES = {
-    "default_bucket_size": "BAGUA_DEFAULT_BUCKET_SIZE",
-    "bagua_service_port": "BAGUA_SERVICE_PORT",
-    "autotune_level": "BAGUA_AUTOTUNE",
-    "autotune_max_samples": "BAGUA_AUTOTUNE_MAX_SAMPLES",
-    "autotune_sampling_confidence_time": "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S",
-    "autotune_warmup_time": "BAGUA_AUTOTUNE_WARMUP_TIME_S",
-}
-_SWITCHES = {"enable_bagua_net": "ENABLE_BAGUA_NET", "is_output_autotune_log": "BAGUA_IS_OUTPUT_AUTOTUNE_LOG"}
+
+class FurtherFlags(Protocol):
+    """Flags that others add to `launch` and `run`."""
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def variables(self, options: argparse.Namespace, master_addr: str | None) -> dict[str, str]:
+        """What they set in the ranks. `master_addr`: of `launch`; None: of `run`, whose rendezvous tells the ranks."""
+        ...
+
+
+further_flags: list[FurtherFlags] = []
 
 
 def add_option(parser: argparse._ActionsContainer, name: str, **keywords: Any) -> None:
@@ -52,33 +52,10 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_autotune_options(parser: argparse.ArgumentParser) -> None:
-    """Those of Bagua 0.9 for autotuning. All but the level are about its service: they set their variables, of which
-    the ranks say that nothing reads them."""
-    group = parser.add_argument_group("autotuning; all but the level without effect in this version")
-    add_option(
-        group,
-        "autotune_level",
-        type=int,
-        metavar="LEVEL",
-        help="1 or more tunes the size of buckets; sets BAGUA_AUTOTUNE",
-    )
-    add_option(
-        group,
-        "bagua_service_port",
-        type=port,
-        metavar="PORT",
-        help=f"of the autotune service (default with --autotune_level: {_DEFAULT_SERVICE_PORT})",
-    )
-    add_option(
-        group, "autotune_max_samples", type=positive, metavar="N", help="number of configurations to try (0.9: 60)"
-    )
-    add_option(
-        group, "autotune_sampling_confidence_time", type=float, metavar="SECONDS", help="per configuration (0.9: 5)"
-    )
-    add_option(group, "autotune_warmup_time", type=float, metavar="SECONDS", help="before the first (0.9: 30)")
-    add_option(group, "is_output_autotune_log", action="store_true", help="log the configurations tried")
-    add_option(group, "report_metrics", action="store_true", help="not used by 0.9 either")
+def add_further_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `further_flags`."""
+    for flags in further_flags:
+        flags.add_to(parser)
 
 
 def add_script_options(parser: argparse.ArgumentParser, *, script_help: str) -> None:
@@ -113,27 +90,14 @@ def say_without_gpu(program: str, options: argparse.Namespace) -> None:
         )
 
 
-def training_variables(options: argparse.Namespace) -> dict[str, str]:
+def training_variables(options: argparse.Namespace, master_addr: str | None = None) -> dict[str, str]:
     """The variables that the flags mean. Flags that were not given set none: the defaults are those of the readers."""
-    values = {name: getattr(options, name, None) for name in _VARIABLES}
-    if values["autotune_level"] and values["bagua_service_port"] is None:
-        values["bagua_service_port"] = _DEFAULT_SERVICE_PORT
-    variables = {_VARIABLES[name]: str(value) for name, value in values.items() if value is not None}
-    return variables | {variable: "1" for name, variable in _SWITCHES.items() if getattr(options, name, False)}
-
-
-def tune_server(variables: Mapping[str, str], master_addr: str) -> dict[str, str]:
-    """Where the ranks of 0.9 found the autotune service, if it was on."""
-    if variables.get("BAGUA_AUTOTUNE", "0") == "0":
-        return {}
-    return {"AUTO_TUNE_SERVER_ADDR": f"{master_addr}:{variables['BAGUA_SERVICE_PORT']}"}
-
-
-def say_without_effect(program: str, options: argparse.Namespace, *names: str) -> None:
-    """Of flags that set no variable of which a rank could say so."""
-    for name in names:
-        if getattr(options, name):
-            print(f"{program}: --{name} has no effect in this version.", file=sys.stderr)
+    variables = {"ENABLE_BAGUA_NET": "1"} if options.enable_bagua_net else {}
+    if options.default_bucket_size is not None:
+        variables["BAGUA_DEFAULT_BUCKET_SIZE"] = options.default_bucket_size
+    for flags in further_flags:
+        variables |= flags.variables(options, master_addr)
+    return variables
 
 
 # --- types of arguments ----------------------------------------------------------------------------------------------

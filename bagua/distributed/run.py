@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from bagua.cli.errors import EXIT_USAGE, CommandError
 from bagua.distributed import torchrun
 from bagua.distributed.options import (
-    add_autotune_options,
+    add_further_options,
     add_process_options,
     add_training_options,
     processes,
-    say_without_effect,
     say_without_gpu,
     training_variables,
 )
@@ -31,7 +30,7 @@ def make_bagua_parser() -> argparse.ArgumentParser:
     )
     add_process_options(parser)
     add_training_options(parser)
-    add_autotune_options(parser)
+    add_further_options(parser)
     return parser
 
 
@@ -61,7 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    say_without_effect(PROGRAM, options, "report_metrics")
     try:
         if options.nproc_per_node.lstrip("-").isdigit():
             processes(options.nproc_per_node)

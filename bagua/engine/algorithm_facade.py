@@ -94,11 +94,6 @@ class AlgorithmFacade:
         return plan.scheduler
 
     @property
-    def _bagua_backend(self) -> CommScheduler:
-        """The scheduler, by the name that algorithms written for the old core use."""
-        return self.scheduler
-
-    @property
     def synchronized_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) in the module's order, used or not: what `init_tensors` communicates."""
         return list(self._steps.plans.parameters)

@@ -69,11 +69,6 @@ class Bucket(BucketMemory):
         self._scales: list[float | None] = []
 
     @property
-    def backend_bucket(self) -> Bucket:
-        """This bucket: what operations of old code are handed."""
-        return self
-
-    @property
     def ops(self) -> Sequence[BucketOp]:
         """In the order in which they run."""
         return self._ops

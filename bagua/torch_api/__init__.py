@@ -1,8 +1,8 @@
 """Bagua for PyTorch: `import bagua.torch_api as bagua`.
 
-Importing it adds `with_bagua` and what belongs to it to torch.nn.Module, the methods of BaguaTensor to torch.Tensor,
-`bagua_patch` and what belongs to it to torch.distributed.ProcessGroup, and the collectives, as methods, to Bagua's
-communicators. It sets up nothing else: no CUDA, no process group.
+Importing it adds `with_bagua` and what belongs to it to torch.nn.Module and, for code written for Bagua 0.9, methods to
+torch.Tensor, torch.distributed.ProcessGroup and Bagua's communicators (bagua.legacy, which only this file installs). It
+sets up nothing else: no CUDA, no process group.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if importlib.util.find_spec("torch") is None:
         name="torch",
     )
 
+from bagua.legacy.installation import install_in_torch_api
 from bagua.torch_api import algorithms, communication, data_parallel, env, tensor
 from bagua.torch_api.communication import (
     ReduceOp,
@@ -44,10 +45,8 @@ from bagua.torch_api.communication import (
     scatter_inplace,
     send,
 )
-from bagua.torch_api.communicator_methods import patch_communicator
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_rank, get_world_size
-from bagua.torch_api.process_group_patch import patch_process_group
 from bagua.torch_api.tensor import BaguaTensor
 from bagua.torch_api.wrapping import with_bagua
 
@@ -102,8 +101,7 @@ _LAZY = {
 # Of the package bagua, as which this module is often imported.
 _OUTSIDE = ("comm_hooks", "kernels", "net")
 
-patch_communicator()
-patch_process_group()
+install_in_torch_api()
 
 
 def __getattr__(name: str) -> Any:

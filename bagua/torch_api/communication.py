@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
 from bagua.collectives.coalesced import allreduce_coalesced_inplace, broadcast_coalesced
 from bagua.collectives.collectives import (
     allgather,
@@ -52,8 +50,6 @@ __all__ = [
     "CommMember",
     "ReduceOp",
     "_get_default_group",
-    "_rank_not_in_comm",
-    "_rank_not_in_group",
     "_torch_to_bagua_pg_map",
     "allgather",
     "allgather_inplace",
@@ -68,7 +64,6 @@ __all__ = [
     "broadcast",
     "broadcast_coalesced",
     "broadcast_object",
-    "comm",
     "from_torch_group",
     "gather",
     "gather_inplace",
@@ -88,12 +83,6 @@ __all__ = [
 ]
 
 
-class comm:  # noqa: N801 - the name of Bagua 0.9
-    """`WORLD` is CommMember.WORLD."""
-
-    WORLD = CommMember.WORLD
-
-
 def get_backend(model_name: str) -> CommScheduler:
     """
     What launches the buckets of the module whose `bagua_module_name` this is.
@@ -105,15 +94,3 @@ def get_backend(model_name: str) -> CommScheduler:
     if engine is None:
         raise ValueError(f"no module named {model_name!r} is trained with Bagua; there are {sorted(owners_by_name)}")
     return engine.scheduler
-
-
-def _rank_not_in_comm(comm: BaguaCommunicator | None = None) -> bool:
-    """Whether this process is no member. None stands for the global communicator of the default group."""
-    return comm is CommMember.NON_COMM_MEMBER
-
-
-def _rank_not_in_group(group: BaguaProcessGroup | dist.ProcessGroup | None = None) -> bool:
-    """Whether this process is no member. None stands for the default group."""
-    if isinstance(group, BaguaProcessGroup):
-        return not group.is_member
-    return group is not None and not isinstance(group, dist.ProcessGroup)

@@ -47,11 +47,12 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"replicas", "collectives", "job", "kernels", "tuning"},
     "comm_ops": {"engine", "collectives", "job", "kernels"},
     "comm_hooks": {"comm_ops", "engine", "collectives", "job", "kernels"},
-    "torch_api": {"comm_ops", "engine", "replicas", "collectives", "job", "kernels", "net"},
-    "service": {"tuning"},
+    "torch_api": {"comm_ops", "engine", "replicas", "collectives", "job", "kernels", "net", "legacy"},
+    "legacy": {"torch_api", "comm_ops", "engine", "collectives", "job", "distributed", "tuning"},
+    "service": {"legacy"},
     "lightning": {"torch_api", "engine", "collectives", "job"},
     "cli": {"net", "torch_api", "tuning"},
-    "distributed": {"cli"},
+    "distributed": {"cli", "legacy"},
     "script": {"distributed", "cli"},
 }
 
@@ -96,6 +97,22 @@ def test_python_imports_point_down() -> None:
     files = [path for path in python_files(".") if path.parent != PACKAGE]
     assert files
     assert [violation for path in files for violation in violations_of_layers(path)] == []
+
+
+# What old code alone uses, by its names now and by those of Bagua 0.9.
+OF_OLD_CODE = ("bagua.legacy", "bagua.service", "bagua.bagua_define", "bagua.torch_api.tensor", "bagua.torch_api.utils")
+# Two packages that install it, and files at the paths of 0.9.
+KNOW_OLD_CODE = {
+    *("bagua.distributed", "bagua.torch_api"),
+    *("bagua.bagua_define", "bagua.service", "bagua.service.autotune_service"),
+    *("bagua.torch_api.tensor", "bagua.torch_api.utils"),
+}
+
+
+def test_nothing_else_knows_what_old_code_uses() -> None:
+    files = [path for path in python_files(".") if PACKAGE / "legacy" not in path.parents]
+    knowing = {module_name(path) for path in files for one in imports_of_file(path) if any(map(one.is_of, OF_OLD_CODE))}
+    assert knowing == KNOW_OLD_CODE
 
 
 # Modules that are no Python files: the compiled extension, and what the build writes.
@@ -214,7 +231,10 @@ def test_root_files_import_only_the_standard_library_at_import_time() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    python_files("net", "cli", "distributed", "script", "tuning", "service"),
+    [
+        *python_files("net", "cli", "distributed", "script", "tuning", "service"),
+        *(path for path in python_files("legacy") if path.stem.startswith(("autotune", "launcher"))),
+    ],
     ids=lambda path: str(path.relative_to(PACKAGE)),
 )
 def test_net_and_cli_load_only_the_standard_library(path: Path) -> None:

@@ -454,7 +454,7 @@ def test_import_sets_nothing_up() -> None:
         "assert threading.active_count() == 1, threading.enumerate()\n"
         "loaded = {name.split('.')[0] for name in sys.modules}\n"
         "assert not {'flask', 'redis', 'pytorch_lightning', 'lightning'} & loaded\n"
-        "assert not {'bagua.service', 'bagua.lightning', 'bagua.torch_api.contrib'} & set(sys.modules)"
+        "assert not {'bagua.legacy.autotune_service', 'bagua.lightning', 'bagua.torch_api.contrib'} & set(sys.modules)"
     )
 
 

@@ -13,9 +13,9 @@ from support.rank_tests import on_ranks
 from torch import Tensor
 
 import bagua.torch_api as bagua
+from bagua.legacy.communicator_methods import CollectiveMethods
 from bagua.torch_api import communication
 from bagua.torch_api.communication import CommMember, ReduceOp
-from bagua.torch_api.communicator_methods import CollectiveMethods
 
 SUM, MAX = int(ReduceOp.SUM), ReduceOp.MAX
 SENT = "what is sent"  # stands for a tensor with two parts, other values on each rank

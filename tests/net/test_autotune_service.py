@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from bagua.bagua_define import BaguaCoreTelemetrySpan, BaguaHyperparameter, TensorDeclaration, TensorDtype
-from bagua.service import AutotuneClient, AutotuneService, autotune_client, make_autotune_server
+from bagua.legacy import autotune_client
+from bagua.service import AutotuneClient, AutotuneService, make_autotune_server
 
 MIB = 1 << 20
 TENSORS = [

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bagua.torch_api import statistical_average
+from bagua.legacy import statistical_average
 from bagua.torch_api.utils import StatisticalAverage, average_by_removing_extreme_values
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from bagua.torch_api.algorithms import async_model_average, base, bytegrad, decentralized, gradient_allreduce, q_adam
+from bagua.torch_api.algorithms import (
+    async_model_average,
+    base,
+    bytegrad,
+    decentralized,
+    gradient_allreduce,
+    low_precision_decentralized,
+    q_adam,
+)
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.registry import GlobalAlgorithmRegistry, UnknownAlgorithmError
 
@@ -16,6 +24,7 @@ __all__ = [
     "bytegrad",
     "decentralized",
     "gradient_allreduce",
+    "low_precision_decentralized",
     "q_adam",
 ]
 
@@ -35,7 +44,7 @@ GlobalAlgorithmRegistry.register(
 )
 GlobalAlgorithmRegistry.register(
     "low_precision_decentralized",
-    decentralized.LowPrecisionDecentralizedAlgorithm,
+    low_precision_decentralized.LowPrecisionDecentralizedAlgorithm,
     "each rank steps with its own gradient, and mixes weights with two neighbors, sent as a byte per element",
 )
 GlobalAlgorithmRegistry.register(

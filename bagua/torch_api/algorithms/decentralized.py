@@ -25,22 +25,11 @@ from bagua.comm_ops.peer_selection import check_peer_selection
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
-from bagua.torch_api.algorithms.low_precision_decentralized import (
-    LowPrecisionDecentralizedAlgorithm,
-    LowPrecisionDecentralizedAlgorithmImpl,
-)
 from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, UnheardSteps, check_interval
 
 if TYPE_CHECKING:
     from bagua.engine.algorithm_facade import AlgorithmFacade
     from bagua.engine.comm_scheduler import CommScheduler
-
-__all__ = [
-    "DecentralizedAlgorithm",
-    "DecentralizedAlgorithmImpl",
-    "LowPrecisionDecentralizedAlgorithm",
-    "LowPrecisionDecentralizedAlgorithmImpl",
-]
 
 # An exchange goes on in the background of whatever else the ranks tell each other (buffers, a logged loss, gradients of
 # another module), and messages of one group need one order. So exchanges have a group of their own. All modules share
@@ -88,7 +77,7 @@ class _PendingMean:
         """Overwrite the weights."""
         self.wait()
         for bucket in self._buckets:
-            bucket.operation.copy_back_peer_weight(bucket.backend_bucket)
+            bucket.operation.copy_back_peer_weight(bucket)
 
     def note_parameters(self) -> None:
         """`is_void` means since now."""

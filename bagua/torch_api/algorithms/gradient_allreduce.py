@@ -53,7 +53,3 @@ class GradientAllReduceAlgorithm(Algorithm):
 
     def reify(self, process_group: BaguaProcessGroup) -> GradientAllReduceAlgorithmImpl:
         return GradientAllReduceAlgorithmImpl(process_group, self.hierarchical, self.average)
-
-
-# An example of Bagua 0.9's documentation has this name.
-GradientAllReduce = GradientAllReduceAlgorithm

@@ -38,12 +38,7 @@ from bagua.torch_api.wrapping import check_optimizers
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = [
-    "DistributedDataParallel",
-    "DistributedDataParallel_V1_9_0",
-    "DistributedDataParallel_V1_9_0_Interface",
-    "to_bagua_process_group",
-]
+__all__ = ["DistributedDataParallel", "to_bagua_process_group"]
 
 
 # What a copy or a pickle does not have.
@@ -358,9 +353,6 @@ nn.parallel.DistributedDataParallel.register(DistributedDataParallel)
 
 # Otherwise `help` would show what nn.Module says of its own.
 DistributedDataParallel.__init__.__doc__ = DistributedDataParallel.__doc__
-
-# The name that Lightning's strategy imports, and in Bagua 0.9 that of its base class.
-DistributedDataParallel_V1_9_0 = DistributedDataParallel_V1_9_0_Interface = DistributedDataParallel
 
 
 def _moved(tree: Any, device: torch.device) -> Any:

@@ -36,12 +36,7 @@ def all_reduce(
     Raises:
         ValueError: another operation.
     """
-    operation = check_op("all_reduce", op)
-    if operation not in _SUPPORTED:
-        raise ValueError(
-            f"all_reduce: op is {operation.name}, and only {', '.join(one.name for one in _SUPPORTED)} have a backward "
-            "pass; use bagua.torch_api.allreduce where no gradient is needed"
-        )
+    operation = differentiable_op("all_reduce", op)
     communicator = group
     if not isinstance(communicator, BaguaCommunicator):
         communicator = to_bagua_process_group(communicator).get_global_communicator()
@@ -49,17 +44,20 @@ def all_reduce(
     return result
 
 
-def torch_reduce_op_to_bagua(op: dist.ReduceOp.RedOpType) -> ReduceOp:
+def differentiable_op(what: str, op: ReduceOp | int | dist.ReduceOp.RedOpType) -> ReduceOp:
     """
-    The operation of torch.distributed, SUM or MAX (or AVG), among Bagua's.
+    Args:
+        what: takes the operation, for the error.
 
     Raises:
-        ValueError: another operation.
+        ValueError: another operation than SUM, MAX or AVG, of Bagua or torch.distributed.
     """
-    operation = check_op("torch_reduce_op_to_bagua", op)
+    operation = check_op(what, op)
     if operation not in _SUPPORTED:
-        supported = ", ".join(one.name for one in _SUPPORTED)
-        raise ValueError(f"torch_reduce_op_to_bagua: op is {operation.name}, must be one of {supported}")
+        raise ValueError(
+            f"{what}: op is {operation.name}, and only {', '.join(one.name for one in _SUPPORTED)} have a backward "
+            "pass; use bagua.torch_api.allreduce where no gradient is needed"
+        )
     return operation
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bagua.bagua_define import BaguaCoreTelemetrySpan, BaguaHyperparameter, TensorDeclaration
+from bagua.legacy.autotune_messages import BaguaCoreTelemetrySpan, BaguaHyperparameter, TensorDeclaration
 
 _RETRIES = 3
 _PAUSE_S = 0.1  # before the first retry; each later one waits twice as long
@@ -43,6 +43,9 @@ class AutotuneClient:
     Args:
         service_addr: name or address of its host.
         service_port: where it listens.
+
+    Raises:
+        ConnectionError: of every method but `health_check`, the service cannot be reached.
     """
 
     def __init__(self, service_addr: str, service_port: int) -> None:
@@ -51,11 +54,7 @@ class AutotuneClient:
     def register_tensors(
         self, model_name: str, tensor_list: Sequence[TensorDeclaration], whether_to_bucket: bool = True
     ) -> Response:
-        """Its JSON has `recommended_hyperparameters`.
-
-        Raises:
-            ConnectionError: the service cannot be reached.
-        """
+        """Its JSON has `recommended_hyperparameters`."""
         tensors = [tensor.dict() for tensor in tensor_list]
         return self._post(
             "register_tensors", model_name=model_name, tensor_list=tensors, whether_to_bucket=whether_to_bucket
@@ -64,11 +63,7 @@ class AutotuneClient:
     def report_metrics(
         self, model_name: str, rank: int, train_iter: int, hyperparameters: BaguaHyperparameter, speed: float
     ) -> Response:
-        """`speed` of steps with these hyperparameters, in any unit; more is better.
-
-        Raises:
-            ConnectionError: the service cannot be reached.
-        """
+        """`speed` of steps with these hyperparameters, in any unit; more is better."""
         return self._post(
             "report_metrics",
             model_name=model_name,
@@ -79,19 +74,11 @@ class AutotuneClient:
         )
 
     def ask_hyperparameters(self, model_name: str, rank: int, train_iter: int) -> Response:
-        """Its JSON has `recommended_hyperparameters` and `is_autotune_completed`.
-
-        Raises:
-            ConnectionError: the service cannot be reached.
-        """
+        """Its JSON has `recommended_hyperparameters` and `is_autotune_completed`."""
         return self._post("ask_hyperparameters", model_name=model_name, rank=rank, train_iter=train_iter)
 
     def report_tensor_execution_order(self, spans: Sequence[BaguaCoreTelemetrySpan]) -> Response:
-        """The order in which tensors became ready.
-
-        Raises:
-            ConnectionError: the service cannot be reached.
-        """
+        """The order in which tensors became ready."""
         return self._post("report_tensor_execution_order", spans=[span.dict() for span in spans])
 
     def health_check(self) -> bool:

@@ -7,6 +7,8 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
+__all__ = ["StatisticalAverage", "average_by_removing_extreme_values"]
+
 _MAX_RECORDS = 64  # more seconds than any process lives, whatever the clock says
 _MAX_TRIMS = 10
 

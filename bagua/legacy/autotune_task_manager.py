@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from bagua.bagua_define import BaguaHyperparameter, TensorDeclaration
+from bagua.legacy.autotune_messages import BaguaHyperparameter, TensorDeclaration
 from bagua.tuning.search import Search
 from bagua.tuning.setting import Setting, Turn, settings_for
 

@@ -1,4 +1,4 @@
-"""Several tensors handled as one flat tensor, for code written for Bagua 0.9. Pure functions; any thread."""
+"""Several tensors handled as one flat tensor. Pure functions; any thread."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+__all__ = [
+    "apply_flattened_call",
+    "apply_flattened_call_all",
+    "check_contiguous",
+    "flatten",
+    "get_flattened_tensor",
+    "to_bagua_datatype",
+    "unflatten",
+]
 
 flatten: Callable[[Sequence[Tensor]], Tensor] = _flatten_dense_tensors
 unflatten: Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, ...]] = _unflatten_dense_tensors
