@@ -60,7 +60,7 @@ def require_record(tensor: Tensor) -> TensorRecord:
     record = record_of(tensor)
     if record is None:
         raise RuntimeError(
-            f"A tensor of shape {tuple(tensor.shape)} is not a Bagua tensor. Call its ensure_bagua_tensor(name) first."
+            f"A tensor of shape {tuple(tensor.shape)} is not a Bagua tensor. Call ensure_record(tensor, name) first."
         )
     return record
 

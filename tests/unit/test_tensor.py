@@ -27,7 +27,7 @@ def test_an_ordinary_tensor_is_none_and_a_view_may_be_one() -> None:
     assert not hasattr(tensor, "bagua_tensor_name")
     assert not hasattr(tensor, "bagua_module_name")
     for call in (tensor.bagua_getter_closure, tensor.bagua_backend_tensor, tensor.bagua_mark_communication_ready):
-        with pytest.raises(RuntimeError, match=r"not a Bagua tensor\. Call its ensure_bagua_tensor"):
+        with pytest.raises(RuntimeError, match=r"not a Bagua tensor\. Call ensure_record"):
             call()
     view = tensor.to_bagua_tensor("name", "module")
     assert not tensor.is_bagua_tensor()

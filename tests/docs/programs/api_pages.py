@@ -35,4 +35,4 @@ run_blocks("docs/reference/api/comm_hooks.md", 1)
 run_blocks("docs/reference/api/engine.md", 1)
 run_blocks("docs/reference/api/kernels.md", 1)
 assert (values - received).abs().max() < 0.1
-run_blocks("docs/reference/api/service.md", 1)
+run_blocks("docs/reference/api/legacy.md", 1)
