@@ -16,20 +16,7 @@ from bagua.collectives.arguments import repeats_elements
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.object_collectives import all_gather_object, broadcast_object
 from bagua.error_text import listed, one_line
-from bagua.replicas.optimizer_description import (
-    MAX_PROBLEM_LENGTH,
-    Description,
-    EntryKey,
-    Kept,
-    Shape,
-    Slot,
-    describe,
-    entries_in,
-    entries_of,
-    items_of,
-    parameters_of,
-    shapes_of,
-)
+from bagua.replicas import optimizer_description as described
 from bagua.replicas.tensor_broadcast import broadcast_tensors, why_unsendable
 
 MAX_PROBLEMS = 3  # that one error tells
@@ -86,23 +73,23 @@ def broadcast_optimizer_state(
     if communicator.nranks() == 1:
         return
     is_source = communicator.rank() == 0
-    description: Description | str | None = None
+    description: described.Description | str | None = None
     tensors: list[torch.Tensor] = []
-    entries: dict[EntryKey, Any] = {}
+    entries: dict[described.EntryKey, Any] = {}
     if is_source:
-        description, tensors = describe(optimizer, left_out)
+        description, tensors = described.describe(optimizer, left_out)
     description = broadcast_object(description, 0, communicator)
     problem: str | None = None
-    if not isinstance(description, Description):
+    if not isinstance(description, described.Description):
         problem = description if is_source else None
     elif not is_source:
         try:
             entries, tensors = _prepare(optimizer, description, left_out)
         except Exception as error:  # whatever unpickling raises; the other ranks wait for us
-            problem = one_line(error, MAX_PROBLEM_LENGTH)
+            problem = one_line(error, described.MAX_PROBLEM_LENGTH)
     _raise_together(problem, communicator)
     broadcast_tensors(tensors, communicator)
-    assert isinstance(description, Description)
+    assert isinstance(description, described.Description)
     if not is_source:
         _install(optimizer, entries, left_out)
     elif any(one.reason for one in description.kept):
@@ -119,7 +106,7 @@ def refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _about_kept(optimizer: torch.optim.Optimizer, kept: Sequence[Kept]) -> str:
+def _about_kept(optimizer: torch.optim.Optimizer, kept: Sequence[described.Kept]) -> str:
     told = [f"{one} ({one.reason})" for one in kept if one.reason]
     return (
         f"Of {type(optimizer).__name__}, values that cannot be sent stay as each rank has them:"
@@ -129,28 +116,28 @@ def _about_kept(optimizer: torch.optim.Optimizer, kept: Sequence[Kept]) -> str:
 
 
 def _prepare(
-    optimizer: torch.optim.Optimizer, description: Description, left_out: Collection[int]
-) -> tuple[dict[EntryKey, Any], list[torch.Tensor]]:
+    optimizer: torch.optim.Optimizer, description: described.Description, left_out: Collection[int]
+) -> tuple[dict[described.EntryKey, Any], list[torch.Tensor]]:
     """The entries as rank 0 has them, and the tensors in them, which wait for their values."""
-    shapes = shapes_of(optimizer, left_out)
+    shapes = described.shapes_of(optimizer, left_out)
     if shapes != description.shapes:
         raise ValueError(_difference(shapes, description.shapes))
-    local = entries_of(optimizer, left_out)
-    parameters = parameters_of(optimizer)
+    local = described.entries_of(optimizer, left_out)
+    parameters = described.parameters_of(optimizer)
     tensors: list[torch.Tensor] = []
     taken: set[int] = set()
     for slot in description.slots:
-        present = dict(items_of(local.get(slot.entry))).get(slot.name)
+        present = dict(described.items_of(local.get(slot.entry))).get(slot.name)
         tensor = present if _fits(present, slot) and id(present) not in taken else _allocate(slot, parameters)
         taken.add(id(tensor))
         tensors.append(tensor)
-    entries = entries_in(description, tensors)
+    entries = described.entries_in(description, tensors)
     for kept in description.kept:
         mine = local.get(kept.entry)
         if kept.name is None and kept.entry in local:
             entries[kept.entry] = mine
-        elif kept.name is not None and kept.name in dict(items_of(mine)):
-            entries[kept.entry][kept.name] = dict(items_of(mine))[kept.name]
+        elif kept.name is not None and kept.name in dict(described.items_of(mine)):
+            entries[kept.entry][kept.name] = dict(described.items_of(mine))[kept.name]
         else:
             raise ValueError(
                 f"rank 0's {kept} cannot be sent ({kept.reason or 'it refers to a module'}), and is not here"
@@ -158,7 +145,7 @@ def _prepare(
     return entries, tensors
 
 
-def _fits(present: object, slot: Slot) -> TypeGuard[torch.Tensor]:
+def _fits(present: object, slot: described.Slot) -> TypeGuard[torch.Tensor]:
     """Whether rank 0's values can be written into a tensor that is there."""
     return (
         isinstance(present, torch.Tensor)
@@ -168,7 +155,7 @@ def _fits(present: object, slot: Slot) -> TypeGuard[torch.Tensor]:
     )
 
 
-def _allocate(slot: Slot, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+def _allocate(slot: described.Slot, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """On the parameter's device, if of that kind, and with its strides: fused kernels rely on equal ones."""
     kind, key = slot.entry
     owner = parameters[key] if kind == "state" and isinstance(key, int) else next(iter(parameters), None)
@@ -179,9 +166,11 @@ def _allocate(slot: Slot, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.empty(slot.shape, dtype=slot.dtype, device=owner.device)
 
 
-def _install(optimizer: torch.optim.Optimizer, entries: Mapping[EntryKey, Any], left_out: Collection[int]) -> None:
+def _install(
+    optimizer: torch.optim.Optimizer, entries: Mapping[described.EntryKey, Any], left_out: Collection[int]
+) -> None:
     """The dicts that are there stay the same objects: schedulers and captured graphs may hold them."""
-    parameters = parameters_of(optimizer)
+    parameters = described.parameters_of(optimizer)
     positions = {id(one): position for position, one in enumerate(parameters) if id(one) not in left_out}
     state: dict[Any, Any] = optimizer.state
     for key in list(state):
@@ -212,7 +201,7 @@ def _assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
     target.update(source)
 
 
-def _difference(ours: Sequence[Sequence[Shape]], theirs: Sequence[Sequence[Shape]]) -> str:
+def _difference(ours: Sequence[Sequence[described.Shape]], theirs: Sequence[Sequence[described.Shape]]) -> str:
     if len(ours) != len(theirs):
         return f"{len(ours)} param_groups, rank 0 has {len(theirs)}"
     group = next(index for index, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their)
