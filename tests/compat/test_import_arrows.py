@@ -104,7 +104,7 @@ OF_OLD_CODE = ("bagua.legacy", "bagua.service", "bagua.bagua_define", "bagua.tor
 # Two packages that install it, and files at the paths of 0.9.
 KNOW_OLD_CODE = {
     *("bagua.distributed", "bagua.torch_api"),
-    *("bagua.bagua_define", "bagua.service", "bagua.service.autotune_service"),
+    *("bagua.bagua_define", "bagua.service", "bagua.service.autotune_service", "bagua.service.autotune_task_manager"),
     *("bagua.torch_api.tensor", "bagua.torch_api.utils"),
 }
 

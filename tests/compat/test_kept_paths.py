@@ -29,6 +29,7 @@ PATHS: dict[str, set[str]] = {
         *("communication", "algorithms", "data_parallel"),
     },
     "bagua.service": {"AutotuneService", "AutotuneClient"},
+    "bagua.service.autotune_task_manager": {"AutotuneTaskManager"},
     "bagua.bagua_define": {
         *("BaguaHyperparameter", "TensorDeclaration", "TensorDtype", "BaguaCoreTelemetrySpan"),
         "get_tensor_declaration_bytes",
