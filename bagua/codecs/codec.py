@@ -1,0 +1,179 @@
+"""The protocol of codecs, and the checks of arguments that they share.
+
+A codec turns chunks of floats into bytes of a fixed length, which depends on the number of elements alone. Its blocks
+of elements, which share a scale or a range, do not cross chunks. Every implementation of a codec gives the same bytes
+for the same numbers, so that all ranks end with the same bits.
+
+Functions may be called by several threads at once. No gradients flow through them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Codec(ABC):
+    """
+    Attributes:
+        name: of `get_codec`.
+        dtypes: that can be compressed and decompressed.
+        alignment: a chunk should have a multiple of so many elements, so that chunks begin where vectors can be loaded
+            and no block is cut short. Other lengths work too.
+    """
+
+    name: str
+    dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES
+    alignment: int = 32
+
+    @abstractmethod
+    def compressed_bytes(self, elements: int) -> int:
+        """The bytes of one compressed chunk of `elements` elements, a multiple of 32.
+
+        Raises:
+            ValueError: a negative number.
+        """
+
+    @abstractmethod
+    def error_bound(self, source: Tensor, chunks: int = 1) -> Tensor:
+        """The largest |decoded - source| that each element may have after one round trip into the dtype of `source`.
+
+        Returns:
+            float32, of the shape of `source`; NaN where the decoded element is NaN.
+        """
+
+    def compress(self, source: Tensor, chunks: int = 1, out: Tensor | None = None) -> Tensor:
+        """`source`, cut into equal chunks, as bytes.
+
+        Args:
+            source: 1-D, contiguous, of one of the `dtypes`, its number of elements a multiple of `chunks`; it may be
+                empty. A block with an element that is not finite decodes to NaN in all its elements.
+            chunks: how many.
+            out: where to write the result; every byte of it is written. It must not overlap `source`.
+
+        Returns:
+            uint8 [chunks, compressed_bytes(elements of a chunk)].
+
+        Raises:
+            TypeError: an argument is not a tensor, or of a dtype that is not supported.
+            ValueError: a shape, size, layout or device does not fit.
+        """
+        self._check_vector("source", source)
+        if chunks < 1:
+            raise ValueError(f"chunks is {chunks}; give 1 or more")
+        elements, rest = divmod(source.numel(), chunks)
+        if rest:
+            raise ValueError(f"source has {source.numel()} elements, which {chunks} chunks do not divide; pad it")
+        shape = (chunks, self.compressed_bytes(elements))
+        device = source.device
+        if out is None:
+            out = torch.empty(shape, dtype=torch.uint8, device=device)
+        else:
+            _check_bytes("out", out, shape, device)
+        if elements:
+            self._compress(source, elements, out)
+        return out
+
+    def decompress(self, compressed: Tensor, target: Tensor, accumulate: bool = False) -> Tensor:
+        """Writes what `compress` made into `target`, or adds it to `target`, and returns `target`.
+
+        Args:
+            compressed: uint8 [chunks, compressed_bytes(elements of a chunk)], contiguous, from any of the dtypes.
+            target: 1-D, contiguous, of one of the `dtypes`, chunks * elements of a chunk.
+            accumulate: add in fp32, then round to the dtype of `target`.
+
+        Raises:
+            TypeError: an argument is not a tensor, or of a dtype that is not supported.
+            ValueError: a shape, size, layout or device does not fit.
+        """
+        self._check_vector("target", target)
+        chunks = _rows("compressed", compressed)
+        elements, rest = divmod(target.numel(), chunks)
+        if rest:
+            raise ValueError(f"target has {target.numel()} elements, which the {chunks} chunks do not divide")
+        _check_bytes("compressed", compressed, (chunks, self.compressed_bytes(elements)), target.device)
+        if elements:
+            self._decompress(compressed, elements, target, accumulate)
+        return target
+
+    def decompress_reduce_compress(
+        self, received: Tensor, elements: int, average: bool, out: Tensor | None = None
+    ) -> Tensor:
+        """n versions of one chunk -> their sum, compressed again.
+
+        The bits depend on the versions and their order alone. A block which is NaN in one version, or whose sum is not
+        finite, becomes NaN.
+
+        Args:
+            received: uint8 [n, compressed_bytes(elements)], contiguous, n at least 1: the chunk of n ranks.
+            elements: of the chunk.
+            average: multiply the sum by 1 / n.
+            out: where to write the result; every byte of it is written. It must not overlap `received`.
+
+        Returns:
+            uint8 [compressed_bytes(elements)].
+
+        Raises:
+            TypeError: an argument is not a tensor, or not of uint8.
+            ValueError: a shape, size, layout or device does not fit.
+        """
+        size = self.compressed_bytes(elements)
+        versions = _rows("received", received)
+        device = received.device
+        _check_bytes("received", received, (versions, size), device)
+        if out is None:
+            out = torch.empty(size, dtype=torch.uint8, device=device)
+        else:
+            _check_bytes("out", out, (size,), device)
+        if elements:
+            self._decompress_reduce_compress(received, elements, average, out)
+        return out
+
+    # What a codec implements: the arguments are checked, and there is at least one element in each chunk.
+
+    @abstractmethod
+    def _compress(self, source: Tensor, elements: int, out: Tensor) -> None: ...
+
+    @abstractmethod
+    def _decompress(self, compressed: Tensor, elements: int, target: Tensor, accumulate: bool) -> None: ...
+
+    @abstractmethod
+    def _decompress_reduce_compress(self, received: Tensor, elements: int, average: bool, out: Tensor) -> None: ...
+
+    def _check_vector(self, name: str, tensor: object) -> None:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is {_named(tensor)}; give a tensor")
+        if tensor.dtype not in self.dtypes:
+            raise TypeError(f"{name} is {_named(tensor)}; give {' or '.join(map(str, self.dtypes))}")
+        if tensor.dim() != 1 or not tensor.is_contiguous():
+            raise ValueError(f"{name} is {_named(tensor)}; give a contiguous tensor of one dimension, e.g. view(-1)")
+
+
+def _named(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    layout = "" if value.is_contiguous() else ", not contiguous"
+    return f"{value.dtype} {list(value.shape)} on {value.device}{layout}"
+
+
+def _check_is_bytes(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.uint8:
+        raise TypeError(f"{name} is {_named(tensor)}; give a tensor of torch.uint8")
+
+
+def _rows(name: str, tensor: Tensor) -> int:
+    """How many compressed chunks it is said to hold."""
+    _check_is_bytes(name, tensor)
+    if tensor.dim() != 2 or tensor.shape[0] < 1:
+        raise ValueError(f"{name} is {_named(tensor)}; give two dimensions, one row for each compressed chunk")
+    return tensor.shape[0]
+
+
+def _check_bytes(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    _check_is_bytes(name, tensor)
+    if tensor.shape != shape or not tensor.is_contiguous() or tensor.device != device:
+        raise ValueError(f"{name} is {_named(tensor)}; give a contiguous torch.uint8 {list(shape)} on {device}")
