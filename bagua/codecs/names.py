@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from bagua.codecs.bf16 import Bf16
 from bagua.codecs.codec import Codec
+from bagua.codecs.fp8_e4m3 import Fp8E4M3
+from bagua.codecs.int4 import Int4
 from bagua.codecs.int8 import Int8
 
-_CODECS: dict[str, Callable[[], Codec]] = {"int8": Int8}
+_CODECS: dict[str, Callable[[], Codec]] = {"bf16": Bf16, "fp8_e4m3": Fp8E4M3, "int4": Int4, "int8": Int8}
 # The name that Bagua 0.9 has for `compression=`.
 _ALIASES = {"MinMaxUInt8": "int8"}
 

@@ -68,7 +68,7 @@ def _load_words(at, stride, block, local, left, COUNT: tl.constexpr, MASKED: tl.
     """A tuple of COUNT versions' words; the first begin at `at`."""
     words = ()
     for _ in tl.static_range(COUNT):
-        words = words + (load(_words(at, block, local), left > 0, MASKED),)  # noqa: RUF005 (Triton has no other way)
+        words = words + (load(_words(at, block, local), left > 0, MASKED),)
         at += stride
     return words
 
@@ -133,7 +133,7 @@ def weights_of(ends, widest, VERSIONS: tl.constexpr, WIDEST: tl.constexpr):
     if VERSIONS <= CHAIN:
         for version in tl.static_range(VERSIONS):
             half = half_of(ends[2 * version], ends[2 * version + 1])
-            weights = weights + (weight_of(half, widest, WIDEST),)  # noqa: RUF005
+            weights = weights + (weight_of(half, widest, WIDEST),)
     return weights
 
 

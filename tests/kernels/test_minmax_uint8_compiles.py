@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="Triton is for Linux on x86-64 and arm64")
+pytest.importorskip("triton", reason="Triton is for Linux on x86-64 and arm64")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from support.triton_compiler import Launch, Recorder, ptx_of
 
-from bagua.kernels import minmax_uint8_triton as launcher  # noqa: E402
-from bagua.kernels import minmax_uint8_triton_kernels as kernels  # noqa: E402
-from bagua.kernels import minmax_uint8_triton_sum_kernels as sum_kernels  # noqa: E402
-from bagua.kernels.minmax_uint8_layout import chunk_layout  # noqa: E402
+from bagua.kernels import minmax_uint8_triton as launcher
+from bagua.kernels import minmax_uint8_triton_kernels as kernels
+from bagua.kernels import minmax_uint8_triton_sum_kernels as sum_kernels
+from bagua.kernels.minmax_uint8_layout import chunk_layout
 
-H100 = GPUTarget("cuda", 90, 32)
 KERNELS = {
     kernels: ("compress_ranges", "measure_ranges", "compress_pieces", "decompress_tiles"),
     sum_kernels: ("sum_ranges", "measure_sums", "sum_pieces"),
 }
-POINTERS = {
-    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32"
-}  # fmt: skip
-
-Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
-
-
-class Recorder:
-    """In a kernel's place: keeps with what it is launched, and launches nothing."""
-
-    def __init__(self, kernel: Any, launches: list[Launch]) -> None:
-        self._kernel = kernel
-        self._launches = launches
-
-    def __getitem__(self, _grid: object) -> Callable[..., None]:
-        def launch(*arguments: object, **keywords: object) -> None:
-            self._launches.append((self._kernel, arguments, keywords))
-
-        return launch
 
 
 @pytest.fixture
@@ -53,30 +31,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
     launcher._steps.cache_clear()
     yield found
     launcher._steps.cache_clear()
-
-
-def ptx_of(launch: Launch) -> str:
-    """Compiled as Triton's launcher would: 1 is a constant, and what is a multiple of 16 is known as such."""
-    kernel, arguments, keywords = launch
-    signature, constants, attributes = {}, {}, {}
-    options = {name: value for name, value in keywords.items() if name not in kernel.arg_names}
-    values = {**dict(zip(kernel.arg_names, arguments, strict=False)), **keywords}
-    for index, parameter in enumerate(kernel.params):
-        value = values[parameter.name]
-        if isinstance(value, torch.Tensor):
-            signature[parameter.name] = POINTERS[value.dtype]
-            multiple = value.data_ptr() % 16 == 0
-        elif parameter.is_constexpr or (value == 1 and not parameter.do_not_specialize and isinstance(value, int)):
-            signature[parameter.name] = "constexpr"
-            constants[(index,)] = value
-            multiple = False
-        else:
-            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
-            multiple = isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize
-        if multiple:
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return str(triton.compile(source, target=H100, options=options).asm["ptx"])
 
 
 def launch_all(elements: int, chunks: int, block: int | None, dtype: torch.dtype, versions: int) -> None:

@@ -1,0 +1,129 @@
+"""Launches the Triton kernels of codecs with block scales on the caller's current stream.
+
+Each operation is one kernel, which reads and writes everything once and waits for nothing. Buffers of bytes that do not
+lie at a multiple of 16 go through a copy that does. What is launched for a layout is computed once. With
+TRITON_INTERPRET=1 set before the import, the kernels run on CPU tensors, slowly.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bagua.kernels.minmax_uint8_triton_launch import ALIGNMENT, KernelLaunch
+
+if TYPE_CHECKING:
+    from bagua.codecs.block_scale import BlockLayout, BlockScaleCodec
+
+# Elements of a tile, and warps (32 threads each) of a program.
+TILE_ELEMENTS, WARPS = 1024, 1
+# Devices that convert fp8 by an instruction.
+FP8_CAPABILITY = (8, 9)
+
+
+def compress(codec: BlockScaleCodec, source: Tensor, elements: int, out: Tensor) -> None:
+    """As PortableCodec.compress_in_torch."""
+    result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
+    hardware = _hardware(codec, source.get_device())
+    _compress(codec.kernels_module, codec.layout(elements), codec.unit, out.shape[0], source.dtype, hardware)(
+        source, result
+    )
+    if result is not out:
+        out.copy_(result)
+
+
+def decompress(codec: BlockScaleCodec, compressed: Tensor, elements: int, target: Tensor, accumulate: bool) -> None:
+    """As PortableCodec.decompress_in_torch."""
+    hardware = _hardware(codec, target.get_device())
+    layout = codec.layout(elements)
+    launch = _decompress(codec.kernels_module, layout, compressed.shape[0], target.dtype, accumulate, hardware)
+    launch(_aligned(compressed), target)
+
+
+def decompress_reduce_compress(
+    codec: BlockScaleCodec, received: Tensor, elements: int, average: bool, out: Tensor
+) -> None:
+    """As PortableCodec.sum_in_torch."""
+    result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
+    hardware = _hardware(codec, out.get_device())
+    launch = _sum(codec.kernels_module, codec.layout(elements), codec.unit, received.shape[0], average, hardware)
+    launch(_aligned(received), result)
+    if result is not out:
+        out.copy_(result)
+
+
+def _aligned(compressed: Tensor) -> Tensor:
+    return compressed if compressed.data_ptr() % ALIGNMENT == 0 else compressed.clone()
+
+
+def _hardware(codec: BlockScaleCodec, device: int) -> bool | None:
+    """What the kernels are told about the device; None: they do not ask."""
+    return _converts_fp8(device) if codec.has_fp8_codes else None
+
+
+@functools.cache
+def _converts_fp8(device: int) -> bool:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return False
+    return torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+
+
+@functools.cache
+def _module(kernels: str) -> ModuleType:
+    return importlib.import_module(f"bagua.codecs.{kernels}")
+
+
+def _tiling(layout: BlockLayout) -> tuple[int, int, dict[str, int | None]]:
+    """(blocks of a tile, tiles of a chunk, options)."""
+    rows = min(TILE_ELEMENTS // layout.block, 1 << (layout.blocks - 1).bit_length())
+    return rows, -(-layout.blocks // rows), {"num_warps": WARPS, "enable_fp_fusion": False}
+
+
+def _constants(hardware: bool | None, **constants: float) -> dict[str, float]:
+    return constants if hardware is None else {**constants, "HARDWARE": hardware}
+
+
+@functools.lru_cache(maxsize=4096)
+def _compress(
+    kernels: str,
+    layout: BlockLayout,
+    unit: float,
+    chunks: int,
+    dtype: torch.dtype,  # noqa: ARG001 (in the key)
+    hardware: bool | None,
+) -> KernelLaunch:
+    rows, groups, options = _tiling(layout)
+    arguments = (layout.elements, layout.blocks, groups, layout.header_bytes, layout.total_bytes)
+    constants = _constants(hardware, ROWS=rows, UNIT=unit)
+    return KernelLaunch(_module(kernels).compress_blocks, (groups * chunks,), arguments, constants, options)
+
+
+@functools.lru_cache(maxsize=4096)
+def _decompress(
+    kernels: str,
+    layout: BlockLayout,
+    chunks: int,
+    dtype: torch.dtype,  # noqa: ARG001 (in the key)
+    accumulate: bool,
+    hardware: bool | None,
+) -> KernelLaunch:
+    rows, groups, options = _tiling(layout)
+    arguments = (layout.elements, layout.blocks, groups, layout.header_bytes, layout.total_bytes)
+    constants = _constants(hardware, ROWS=rows, ACCUMULATE=accumulate)
+    return KernelLaunch(_module(kernels).decompress_blocks, (groups * chunks,), arguments, constants, options)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sum(
+    kernels: str, layout: BlockLayout, unit: float, versions: int, average: bool, hardware: bool | None
+) -> KernelLaunch:
+    rows, groups, options = _tiling(layout)
+    arguments = (layout.blocks, layout.header_bytes, layout.total_bytes, 1.0 / versions if average else 1.0)
+    constants = _constants(hardware, ROWS=rows, UNIT=unit, VERSIONS=versions)
+    return KernelLaunch(_module(kernels).sum_blocks, (groups,), arguments, constants, options)

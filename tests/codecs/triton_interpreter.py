@@ -1,0 +1,43 @@
+"""Compares the Triton kernels of codecs, run by Triton's interpreter on CPU tensors, with the formula in torch.
+
+A program of its own, because TRITON_INTERPRET must be set before the kernels are imported. Prints a line for every
+difference.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import warnings
+
+import torch
+from support.codec_data import SHAPES, differences
+from support.minmax_data import KINDS
+
+from bagua.codecs import block_scale_launch, codec_names, get_codec
+from bagua.codecs.portable import PortableCodec
+
+# The interpreter makes bf16 of fp32 by cutting off, and of subnormal numbers something else: not tested here.
+TARGETS = (torch.float32, torch.float16)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    # numpy, which computes, mentions divisions by 0, NaN and sums that wrap around.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    block_scale_launch.TILE_ELEMENTS = 256
+    for codec in map(get_codec, codec_names()):
+        if isinstance(codec, PortableCodec):
+            for number, kind in enumerate(KINDS):
+                elements, chunks = SHAPES[number % len(SHAPES)]
+                dtype = TARGETS[number % 2]
+                for line in differences(codec, kind, elements, chunks, dtype, "cpu", TARGETS):
+                    print(line)
+            for line in differences(codec, "normal", 40, 2, torch.bfloat16, "cpu", TARGETS):
+                print(line)
+            for versions in (4, 5, 9):
+                for line in differences(codec, "normal", 300, versions, torch.float32, "cpu", TARGETS[:1]):
+                    print(line)
+    print("compared")
