@@ -1,4 +1,4 @@
-"""Communication hooks of torch's DDP that send gradients as a byte per element: bagua.comm_ops.compressed as a hook.
+"""Communication hooks of torch's DDP that send gradients compressed: bagua.comm_ops.compressed as a hook.
 
 The hooks are called by autograd's thread, a bucket at a time; bagua.comm_hooks.background says what runs where. A state
 belongs to the user; where none is given, one is kept as long as the torch group lives.
@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket  # torch.distributed has it as well, undeclared
 
+from bagua.codecs import Codec, get_codec
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.comm_hooks.background import Background, background_of
-from bagua.comm_ops.compressed import COMPRESSED_DTYPES, CompressedAllReduce, compressed_alignment
+from bagua.comm_ops.compressed import DEFAULT_CODEC, CompressedAllReduce, compressed_alignment
 from bagua.kernels.scratch_memory import scratch
 
 
@@ -42,9 +43,11 @@ class ByteGradState:
         average: the mean of the ranks' gradients; otherwise their sum.
         hierarchical: reduce within each node first, without compression, so that only one rank per node sends to other
             nodes.
+        codec: what is sent: a name of `bagua.codecs.codec_names()`, or a Codec. The same on all ranks.
 
     Raises:
         RuntimeError: torch.distributed is not initialized.
+        ValueError: an unknown codec; the error lists the known ones.
         TypeError: `process_group` is no group.
     """
 
@@ -53,7 +56,9 @@ class ByteGradState:
         process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
         average: bool = True,
         hierarchical: bool = False,
+        codec: str | Codec = DEFAULT_CODEC,
     ) -> None:
+        self.codec = get_codec(codec)
         self.process_group = to_bagua_process_group(process_group)
         self.average = average
         self.hierarchical = hierarchical
@@ -95,8 +100,8 @@ class ByteGradState:
         found = self._places.get(device.type)
         if found is None:
             background = background_of(to_bagua_process_group(self.process_group), device)
-            operation = CompressedAllReduce(background.group, self.average, self.hierarchical)
-            alignment = compressed_alignment(background.group, self.hierarchical)
+            operation = CompressedAllReduce(background.group, self.average, self.hierarchical, codec=self.codec)
+            alignment = compressed_alignment(background.group, self.hierarchical, self.codec)
             found = self._places[device.type] = _Place(background, operation, alignment)
         return found
 
@@ -113,7 +118,7 @@ def reduce_flat(flat: torch.Tensor, operation: CompressedAllReduce, place: _Plac
     if flat.device.type == "cuda":
         # Whoever drops the model while this is under way must not let others have its memory.
         flat.record_stream(torch.cuda.current_stream(flat.device))
-    if flat.dtype not in COMPRESSED_DTYPES:
+    if flat.dtype not in operation.codec.dtypes:
         return _reduce_exactly(flat, place.background.group, average)
     elements = flat.numel()
     padding = -elements % place.alignment

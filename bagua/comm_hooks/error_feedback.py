@@ -1,4 +1,4 @@
-"""A communication hook of torch's DDP that sends bytes and remembers what rounding took away, to send it later.
+"""A communication hook of torch's DDP that compresses, and remembers what rounding took away, to send it later.
 
 For each bucket, with C the compression, D its inverse, e_i what rank i owes and d_r what chunk r's owner owes:
 
@@ -13,7 +13,7 @@ would not do: what one rank sends late is divided by n, and the second rounding 
 Sources: error feedback in Seide et al., "1-bit stochastic gradient descent and its application to data-parallel
 distributed training of speech DNNs" (Interspeech 2014); why it converges: Karimireddy et al., "Error feedback fixes
 SignSGD and other gradient compression schemes" (ICML 2019, arXiv:1901.09847); on both sides: Tang et al.,
-"DoubleSqueeze" (ICML 2019, arXiv:1905.05957).
+"DoubleSqueeze" (ICML 2019, arXiv:1905.05957); with 4 bits: Xie et al., "LoCo" (arXiv:2407.04480).
 
 Called by autograd's thread; e and d are touched in the background only (bagua.comm_hooks.background).
 """
@@ -30,11 +30,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
+from bagua.codecs import Codec
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_hooks.byte_hooks import ByteGradState, reduce_flat
 from bagua.comm_ops.chunk_exchange import ChunkExchange
-from bagua.comm_ops.compressed import CompressedAllReduce
-from bagua.kernels.minmax_uint8 import compress, compressed_bytes, decompress
+from bagua.comm_ops.compressed import DEFAULT_CODEC, CompressedAllReduce
 from bagua.kernels.scratch_memory import scratch, scratch_like
 
 # After so many backward passes DDP has its final buckets: it may make new ones after the first.
@@ -52,8 +52,8 @@ class ErrorFeedbackAllReduce(CompressedAllReduce):
 
     rounds_alike = False
 
-    def __init__(self, group: BaguaProcessGroup, average: bool, hierarchical: bool) -> None:
-        super().__init__(group, average, hierarchical)
+    def __init__(self, group: BaguaProcessGroup, average: bool, hierarchical: bool, codec: Codec) -> None:
+        super().__init__(group, average, hierarchical, codec=codec)
         self.residual: torch.Tensor | None = None
         self.chunk_residual: torch.Tensor | None = None
 
@@ -61,24 +61,24 @@ class ErrorFeedbackAllReduce(CompressedAllReduce):
         if self.residual is None or self.chunk_residual is None:
             self.residual = torch.zeros_like(flat, dtype=torch.float32)
             self.chunk_residual = self.residual.new_zeros(flat.numel() // self.chunks)
-        owed, total = self.residual, self.chunk_residual
+        owed, total, codec = self.residual, self.chunk_residual, self.codec
         owed.add_(flat)
-        size = compressed_bytes(flat.numel() // self.chunks)
-        outgoing = compress(owed, self.chunks, scratch((self.chunks, size), torch.uint8, flat.device))
+        size = codec.compressed_bytes(flat.numel() // self.chunks)
+        outgoing = codec.compress(owed, self.chunks, scratch((self.chunks, size), torch.uint8, flat.device))
         # The gradients are in `owed` now, and the result is not here yet: their memory is free for what was sent.
         sent = flat if flat.dtype == torch.float32 else scratch_like(owed)
-        _keep_rest(owed, decompress(outgoing, sent))
+        _keep_rest(owed, codec.decompress(outgoing, sent))
         if self._average:
             total.mul_(self.chunks)
         exchange = ChunkExchange(outgoing, self._peers)
         for version in exchange.to_owners():
-            decompress(version.unsqueeze(0), total, accumulate=True)
+            codec.decompress(version.unsqueeze(0), total, accumulate=True)
         if self._average:
             total.mul_(1.0 / self.chunks)
-        mine = compress(total, out=scratch((1, size), torch.uint8, flat.device))
-        _keep_rest(total, decompress(mine, scratch_like(total)))
+        mine = codec.compress(total, out=scratch((1, size), torch.uint8, flat.device))
+        _keep_rest(total, codec.decompress(mine, scratch_like(total)))
         exchange.to_all(mine.view(-1))
-        decompress(outgoing, flat)
+        codec.decompress(outgoing, flat)
 
 
 def _keep_rest(owed: torch.Tensor, sent: torch.Tensor) -> None:
@@ -112,6 +112,7 @@ class ErrorFeedbackState(ByteGradState):
         process_group: as of ByteGradState.
         average: as of ByteGradState.
         hierarchical: as of ByteGradState; the memory is the leaders' then.
+        codec: as of ByteGradState. What is owed does not depend on it: a saved state may go on with another one.
     """
 
     def __init__(
@@ -119,8 +120,9 @@ class ErrorFeedbackState(ByteGradState):
         process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
         average: bool = True,
         hierarchical: bool = False,
+        codec: str | Codec = DEFAULT_CODEC,
     ) -> None:
-        super().__init__(process_group, average, hierarchical)
+        super().__init__(process_group, average, hierarchical, codec)
         self._buckets: dict[int, _BucketState] = {}
         self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}  # of the model, by id
         self._loaded: dict[int, Mapping[str, Any]] = {}
@@ -150,7 +152,7 @@ class ErrorFeedbackState(ByteGradState):
             self._forget()  # that model is gone
         references = [weakref.ref(one) for one in parameters]
         place = self.place(bucket.buffer().device)
-        operation = ErrorFeedbackAllReduce(place.background.group, self.average, self.hierarchical)
+        operation = ErrorFeedbackAllReduce(place.background.group, self.average, self.hierarchical, self.codec)
         state = _BucketState(references, [tuple(one.shape) for one in parameters], operation)
         saved = self._loaded.get(index)
         if saved is not None and saved["shapes"] == state.shapes:

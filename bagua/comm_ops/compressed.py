@@ -1,6 +1,6 @@
-"""Centralized synchronous communication in bytes: an all-reduce that sends a byte for each element.
+"""Centralized synchronous communication in bytes: an all-reduce that sends what a codec (bagua.codecs) makes of it.
 
-With C the compression of bagua.kernels.minmax_uint8 and D its inverse, x_i the bucket of rank i cut into n chunks:
+With C the codec's compression and D its inverse, x_i the bucket of rank i cut into n chunks:
 
     to rank r, from each rank i:   C(x_i[r])                            all-to-all
     on rank r:                     y[r] = C( (1/n) * sum_i D(C(x_i[r])) )       (no 1/n: the sum)
@@ -8,12 +8,11 @@ With C the compression of bagua.kernels.minmax_uint8 and D its inverse, x_i the 
     on every rank:                 x[r] = D(y[r]) for all r
 
 Every rank decodes the same bytes, its own chunk's too, so that all end with the same bits. One rank alone rounds in the
-same way. The spread of values is per range of bagua.kernels.minmax_uint8.BLOCK_ELEMENTS; a range that holds a value
-that is not finite ends as NaN, everywhere.
+same way. A block of the codec that holds a value that is not finite ends as NaN, everywhere.
 
 The operations are the engine's (bagua.engine.bucket): with CUDA they queue work on the current stream and allocate
-what they need there, on CPU they block the thread that they run on. Two bytes and 1/n of one for each element of a
-bucket are in use while it runs; buckets run one after the other, so that the largest counts.
+what they need there, on CPU they block the thread that they run on. While a bucket runs, 2 + 1/n times its compressed
+size is in use; buckets run one after the other, so that the largest counts.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from bagua.codecs import Codec, get_codec
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.engine.bucket import PrescaledOp
-from bagua.kernels.minmax_uint8 import DTYPES, compress, compressed_bytes, decompress, decompress_reduce_compress
 from bagua.kernels.scratch_memory import scratch
 
 if TYPE_CHECKING:
@@ -37,18 +36,15 @@ if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.bucket import Bucket
 
-# The name of the compression, as configurations and append_centralized_synchronous_op know it.
-MIN_MAX_UINT8 = "MinMaxUInt8"
-COMPRESSED_DTYPES = DTYPES
-# Chunks begin where vectors of every dtype may be loaded.
-CHUNK_ALIGNMENT = 32
+# What is compressed where nothing else is asked for.
+DEFAULT_CODEC = "int8"
 
 
-def compressed_alignment(group: BaguaProcessGroup, hierarchical: bool) -> int:
+def compressed_alignment(group: BaguaProcessGroup, hierarchical: bool, codec: str | Codec = DEFAULT_CODEC) -> int:
     """The elements of which a bucket's length should be a multiple: every chunk has the same length and begins aligned,
     whether the ranks or, with `hierarchical`, the nodes share it out."""
     nodes = len(group.topology.nodes) if hierarchical else 1
-    return math.lcm(group.size, nodes) * CHUNK_ALIGNMENT
+    return math.lcm(group.size, nodes) * get_codec(codec).alignment
 
 
 class CompressedAllReduce(PrescaledOp):
@@ -64,6 +60,7 @@ class CompressedAllReduce(PrescaledOp):
         average: the mean; otherwise the sum.
         hierarchical: whether only one rank per node talks to other nodes.
         everybody: what all ranks exchange by, where no hierarchy is in between; None: the group's own communicator.
+        codec: what is sent: a name of `bagua.codecs.codec_names()`, or a Codec. The same on all ranks.
     """
 
     inline = False
@@ -76,7 +73,9 @@ class CompressedAllReduce(PrescaledOp):
         average: bool = True,
         hierarchical: bool = False,
         everybody: BaguaCommunicator | None = None,
+        codec: str | Codec = DEFAULT_CODEC,
     ) -> None:
+        self.codec = get_codec(codec)
         self.hierarchical = hierarchical
         # Before any sum, as without compression.
         self.prescale = 1.0 / group.size if hierarchical and average and group.size > 1 else None
@@ -96,15 +95,16 @@ class CompressedAllReduce(PrescaledOp):
             TypeError: a dtype that cannot be compressed.
             ValueError: a length that the chunks do not divide.
         """
-        if flat.dtype not in COMPRESSED_DTYPES:
+        if flat.dtype not in self.codec.dtypes:
+            compresses = ", ".join(str(one).removeprefix("torch.") for one in self.codec.dtypes)
             raise TypeError(
-                f"{what} is of {flat.dtype}, and {MIN_MAX_UINT8} compresses float32, float16 and bfloat16; leave the"
-                " compression out for it"
+                f"{what} is of {flat.dtype}, and {self.codec.name} compresses {compresses}; leave the compression out"
+                " for it"
             )
         if flat.numel() % self.chunks:
             raise ValueError(
                 f"{what} has {flat.numel()} elements, which {self.chunks} {'nodes' if self.hierarchical else 'ranks'}"
-                f" cannot share evenly; make it with alignment={self.chunks * CHUNK_ALIGNMENT}"
+                f" cannot share evenly; make it with alignment={self.chunks * self.codec.alignment}"
             )
 
     def run(self, bucket: Bucket) -> None:
@@ -138,11 +138,11 @@ class CompressedAllReduce(PrescaledOp):
 
     def _exchange(self, flat: Tensor) -> None:
         """The four lines at the head of this file."""
-        chunk = flat.numel() // self.chunks
-        size = compressed_bytes(chunk)
-        outgoing = compress(flat, self.chunks, scratch((self.chunks, size), torch.uint8, flat.device))
+        codec, chunk = self.codec, flat.numel() // self.chunks
+        size = codec.compressed_bytes(chunk)
+        outgoing = codec.compress(flat, self.chunks, scratch((self.chunks, size), torch.uint8, flat.device))
         mine = scratch((size,), torch.uint8, flat.device)
         exchange = ChunkExchange(outgoing, self._peers)
-        decompress_reduce_compress(exchange.to_owners(), chunk, self._average, mine)
+        codec.decompress_reduce_compress(exchange.to_owners(), chunk, self._average, mine)
         exchange.to_all(mine)
-        decompress(outgoing, flat)
+        codec.decompress(outgoing, flat)

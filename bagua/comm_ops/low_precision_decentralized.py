@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bagua.codecs import Codec, get_codec
 from bagua.collectives import byte_transport
+from bagua.comm_ops.compressed import DEFAULT_CODEC
 from bagua.comm_ops.peer_selection import ring_neighbours
 from bagua.comm_ops.weight_exchange import as_real, broadcast_from_leader, mean_on_leader
-from bagua.kernels import minmax_uint8
 from bagua.kernels.scratch_memory import scratch
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class LowPrecisionRing:
             the beginning W holds the bucket's weights, L and R those of the neighbors.
         hierarchical: within nodes first, so that only one rank per node talks to other nodes.
         take_weights: gives x, which is overwritten. None: x is the bucket's memory, before and after the exchange.
+        codec: what is sent: a name of `bagua.codecs.codec_names()`, or a Codec. The same on all ranks. W, L and R do
+            not depend on it: another one may go on with them.
 
     Attributes:
         neighborhood: the global ranks of L, W and R; of nodes, their leaders.
@@ -61,7 +64,9 @@ class LowPrecisionRing:
         right_peer_weight: Tensor,
         hierarchical: bool,
         take_weights: Callable[[], Tensor] | None = None,
+        codec: str | Codec = DEFAULT_CODEC,
     ) -> None:
+        self._codec = get_codec(codec)
         self._take_weights = take_weights
         self._weight = as_real(weight)
         self._left = as_real(left_peer_weight)
@@ -90,19 +95,19 @@ class LowPrecisionRing:
         if not weights.numel():
             return
         mean = weights if self._intra is None else mean_on_leader(weights, self._intra)
-        size = minmax_uint8.compressed_bytes(weights.numel())
+        size = self._codec.compressed_bytes(weights.numel())
         # On GPUs what it needs for a while is free again for the messages.
         difference = self._difference(mean) if self._talks else None
         messages = scratch((1 + len(self._peers), size), torch.uint8, weights.device)
         if difference is not None:
-            minmax_uint8.compress(difference, out=messages[:1])
+            self._codec.compress(difference, out=messages[:1])
             del difference
             own, *received = messages
             byte_transport.exchange(self._ring, self._peers, [own] * len(self._peers), received)
         if self._intra is not None:
             broadcast_from_leader(messages, self._intra)
         for place, replica in ((self._from_left, self._left), (self._from_right, self._right), (0, self._weight)):
-            _add(messages[place : place + 1], replica)
+            _add(self._codec, messages[place : place + 1], replica)
         if self._take_weights is None:
             weights.copy_(self._weight)
 
@@ -127,9 +132,9 @@ def _difference(weights: Tensor, own: Tensor, left: Tensor, right: Tensor) -> Te
     return difference
 
 
-def _add(message: Tensor, replica: Tensor) -> None:
+def _add(codec: Codec, message: Tensor, replica: Tensor) -> None:
     """The one operation by which a message is added, on the rank that made it and on those that got it."""
-    if replica.dtype in minmax_uint8.DTYPES:
-        minmax_uint8.decompress(message, replica, accumulate=True)
+    if replica.dtype in codec.dtypes:
+        codec.decompress(message, replica, accumulate=True)
     else:
-        replica.add_(minmax_uint8.decompress(message, scratch(replica.shape, torch.float32, replica.device)))
+        replica.add_(codec.decompress(message, scratch(replica.shape, torch.float32, replica.device)))

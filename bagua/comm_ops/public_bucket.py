@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from bagua.codecs import Codec
 from bagua.comm_ops.all_reduce import goes_directly
 from bagua.comm_ops.async_average import AsyncModelAverage
 from bagua.comm_ops.centralized import AllReduce, DirectAllReduce, HierarchicalAllReduce, ScatterGatherAllReduce
-from bagua.comm_ops.compressed import MIN_MAX_UINT8, CompressedAllReduce
+from bagua.comm_ops.compressed import CompressedAllReduce
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
 from bagua.engine.bucket import Bucket
@@ -28,7 +29,7 @@ class BaguaBucket(Bucket):
         hierarchical: bool = False,
         average: bool = True,
         scattergather: bool = False,
-        compression: str | None = None,
+        compression: str | Codec | None = None,
         group: BaguaProcessGroup | None = None,
     ) -> BaguaBucket:
         """Every rank ends with the mean (`average`) or the sum over all ranks. Returns the bucket.
@@ -38,8 +39,9 @@ class BaguaBucket(Bucket):
                 one node: an all-reduce, whose result a compression rounds.
             scattergather: all-to-all, local sum, all-gather; needs a bucket whose alignment is the number of ranks.
                 With a compression that is the way in any case.
-            compression: "MinMaxUInt8": a byte per element is sent (bagua.comm_ops.compressed). It needs a bucket of
-                float32, float16 or bfloat16 whose alignment is the number of ranks or, with `hierarchical`, of nodes.
+            compression: a codec (bagua.codecs), by its name: "int8", "int4", ... or 0.9's "MinMaxUInt8", which is int8;
+                None: nothing is compressed. It needs a bucket of float32, float16 or bfloat16 whose alignment is the
+                number of ranks or, with `hierarchical`, of nodes.
             group: default: Bagua's default group.
 
         Raises:
@@ -48,10 +50,8 @@ class BaguaBucket(Bucket):
                 with hierarchical and without compression.
         """
         if compression is not None:
-            if compression != MIN_MAX_UINT8:
-                raise ValueError(f"compression={compression!r} is unknown; there is {MIN_MAX_UINT8!r}, or leave it out")
             chosen = _group_or_default(group)
-            compressed = CompressedAllReduce(chosen, average, hierarchical, self._everybody(chosen))
+            compressed = CompressedAllReduce(chosen, average, hierarchical, self._everybody(chosen), compression)
             compressed.check(self.flattened_tensor(), f"bucket {self.name!r}")
             self.append_op(compressed)
             return self
@@ -106,7 +106,7 @@ class BaguaBucket(Bucket):
         left_peer_weight: Tensor,
         right_peer_weight: Tensor,
         hierarchical: bool = True,
-        compression: str = MIN_MAX_UINT8,
+        compression: str | Codec = "MinMaxUInt8",
         group: BaguaProcessGroup | None = None,
     ) -> LowPrecisionRing:
         """The bucket is mixed with those of both neighbors in the ring of ranks, from compressed differences
@@ -118,16 +118,15 @@ class BaguaBucket(Bucket):
             left_peer_weight: those of the left neighbor, likewise.
             right_peer_weight: those of the right neighbor, likewise.
             hierarchical: the mean within each node first; then the nodes form the ring.
-            compression: "MinMaxUInt8".
+            compression: a codec (bagua.codecs), by its name; "MinMaxUInt8" is int8.
             group: default: Bagua's default group.
 
         Raises:
             ValueError: an unknown compression, or a tensor that does not fit.
         """
-        if compression != MIN_MAX_UINT8:
-            raise ValueError(f"compression={compression!r} is unknown; there is {MIN_MAX_UINT8!r}")
         self._check_like_bucket(weight=weight, left_peer_weight=left_peer_weight, right_peer_weight=right_peer_weight)
-        op = LowPrecisionRing(_group_or_default(group), weight, left_peer_weight, right_peer_weight, hierarchical)
+        replicas = (weight, left_peer_weight, right_peer_weight)
+        op = LowPrecisionRing(_group_or_default(group), *replicas, hierarchical, codec=compression)
         self.append_op(op)
         return op
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from bagua.kernels import minmax_uint8
+from bagua.codecs import get_codec
 
 _ELEMENTS = 1 << 20
 _REPETITIONS = 3
@@ -22,10 +22,12 @@ def compression_s_per_byte(device: torch.device, ranks: int) -> float:
     values = torch.ones(chunk * count, device=device)
     result = torch.empty_like(values)
 
+    codec = get_codec("int8")
+
     def exchange() -> None:
-        sent = minmax_uint8.compress(values, count)
-        minmax_uint8.decompress_reduce_compress(sent, chunk, average=True)
-        minmax_uint8.decompress(sent, result)
+        sent = codec.compress(values, count)
+        codec.decompress_reduce_compress(sent, chunk, average=True)
+        codec.decompress(sent, result)
 
     exchange()
     return min(_seconds(exchange, device) for _ in range(_REPETITIONS)) / values.nbytes

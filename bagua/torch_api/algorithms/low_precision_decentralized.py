@@ -1,4 +1,4 @@
-"""Decentralized training with compressed differences: a byte per element to each neighbor (DCD-PSGD, Tang et al.,
+"""Decentralized training with compressed differences, to each neighbor (DCD-PSGD, Tang et al.,
 2018).
 
 After each step of the optimizer, for each bucket of weights x, with W, L and R the weights of this rank and of its left
@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bagua.codecs import Codec, get_codec
 from bagua.comm_ops.averaging_memory import Scratch
+from bagua.comm_ops.compressed import DEFAULT_CODEC
 from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.engine.tensor import ensure_record
@@ -48,13 +50,14 @@ class ReplicaBucket(WeightBucket):
     _right_peer_weight: Tensor
 
     @torch.no_grad()
-    def begin(self, group: BaguaProcessGroup, hierarchical: bool, scratch: Scratch) -> None:
+    def begin(self, group: BaguaProcessGroup, hierarchical: bool, scratch: Scratch, codec: Codec) -> None:
         """W, L and R are what the weights are now, and the operation is there.
 
         Args:
             group: as of LowPrecisionRing.
             hierarchical: as of LowPrecisionRing.
             scratch: for one bucket at a time.
+            codec: as of LowPrecisionRing.
         """
         BaguaBucket.copy_in(self)
         self._left_peer_weight, self._right_peer_weight = self._weight.clone(), self._weight.clone()
@@ -66,7 +69,7 @@ class ReplicaBucket(WeightBucket):
             torch._foreach_copy_(views, self.tensors)
             return weights
 
-        ring = LowPrecisionRing(group, *self.replicas, hierarchical, take_weights)
+        ring = LowPrecisionRing(group, *self.replicas, hierarchical, take_weights, codec)
         self.neighborhood = ring.neighborhood
         self.append_op(ring)
 
@@ -103,9 +106,14 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
     keeps_replicas_equal = False
 
     def __init__(
-        self, process_group: BaguaProcessGroup, hierarchical: bool = True, communication_interval: int = 1
+        self,
+        process_group: BaguaProcessGroup,
+        hierarchical: bool = True,
+        communication_interval: int = 1,
+        codec: str | Codec = DEFAULT_CODEC,
     ) -> None:
         super().__init__(process_group)
+        self.codec = get_codec(codec)
         self.hierarchical = hierarchical
         self.communication_interval = communication_interval
         self._interval = Interval(communication_interval)
@@ -160,7 +168,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         assert isinstance(bucket, ReplicaBucket)
         bucket.clear_ops()
         # After the broadcast, every rank's weights are these.
-        bucket.begin(self.process_group, self.hierarchical, self._scratch)
+        bucket.begin(self.process_group, self.hierarchical, self._scratch, self.codec)
         for name, parts in bucket.replicas_by_name():
             for part, kept in zip(parts, self._kept.pop(name, ()), strict=False):
                 part.copy_(kept)
@@ -259,16 +267,24 @@ class LowPrecisionDecentralizedAlgorithm(Algorithm):
     Args:
         hierarchical: the mean within each node first, uncompressed; then the nodes' leaders form the ring.
         communication_interval: exchange after every so many rounds (bagua.torch_api.algorithms.rounds).
+        codec: what is sent: a name of `bagua.codecs.codec_names()`, or a Codec. The same on all ranks. A checkpoint
+            may be continued with another one: W, L and R do not depend on it.
 
     Raises:
-        ValueError: an interval below 1.
+        ValueError: an interval below 1, or an unknown codec; the error lists the known ones.
         RuntimeError: when a module is wrapped: a parameter is in none of the optimizers.
     """
 
-    def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:
+    def __init__(
+        self, hierarchical: bool = True, communication_interval: int = 1, codec: str | Codec = DEFAULT_CODEC
+    ) -> None:
+        self._codec = get_codec(codec)
+        self.codec = self._codec.name
         check_interval(communication_interval)
         self.hierarchical = hierarchical
         self.communication_interval = communication_interval
 
     def reify(self, process_group: BaguaProcessGroup) -> LowPrecisionDecentralizedAlgorithmImpl:
-        return LowPrecisionDecentralizedAlgorithmImpl(process_group, self.hierarchical, self.communication_interval)
+        return LowPrecisionDecentralizedAlgorithmImpl(
+            process_group, self.hierarchical, self.communication_interval, self._codec
+        )
