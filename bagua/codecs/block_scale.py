@@ -208,9 +208,9 @@ def _pieces(values: Tensor, row: Tensor, layout: BlockLayout) -> list[tuple[Tens
     step = max(1, PIECE_ELEMENTS // layout.block) if values.device.type == "cpu" else layout.blocks
     return list(
         zip(
-            values.split(step * layout.block),
-            scales.split(step * 2),
-            codes.split(step * layout.payload),
+            torch.split(values, step * layout.block),
+            torch.split(scales, step * 2),
+            torch.split(codes, step * layout.payload),
             strict=True,
         )
     )
