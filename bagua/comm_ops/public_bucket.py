@@ -169,10 +169,11 @@ class WeightBucket(BaguaBucket):
         name: as of Bucket.
         do_flatten: as of `with_bagua`. If set, `fuse_optimizer` leaves the weights alone, as if they lay in the bucket:
             what Bagua 0.9 does not fuse is not fused.
+        alignment: as of Bucket.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], name: str, do_flatten: bool) -> None:
-        super().__init__(tensors, name, flatten=False)
+    def __init__(self, tensors: Sequence[Tensor], name: str, do_flatten: bool, alignment: int = 1) -> None:
+        super().__init__(tensors, name, flatten=False, alignment=alignment)
         if do_flatten:
             for record, view in zip(self.records, self.views, strict=True):
                 record.view = view

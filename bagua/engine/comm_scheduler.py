@@ -47,6 +47,7 @@ class CommScheduler:
         buckets: in launch order, the same on all ranks. None: nothing is communicated.
         group: whose stream carries the operations.
         recorder: takes the times.
+        sees_flags: ready flags are set here. False: buckets are launched by `launch_buckets` alone.
 
     Attributes:
         sent: the buckets of the pass that was waited for last.
@@ -56,7 +57,12 @@ class CommScheduler:
     """
 
     def __init__(
-        self, buckets: Sequence[Bucket], group: BaguaProcessGroup, recorder: PassRecorder | None = None
+        self,
+        buckets: Sequence[Bucket],
+        group: BaguaProcessGroup,
+        recorder: PassRecorder | None = None,
+        *,
+        sees_flags: bool = True,
     ) -> None:
         _check_distinct(buckets)
         self._group = group
@@ -77,7 +83,13 @@ class CommScheduler:
             for state in self._states
             for index, record in enumerate(state.bucket.records)
         ]
-        self.register()
+        if sees_flags:
+            self.register()
+
+    @property
+    def recorder(self) -> PassRecorder:
+        """What takes the times."""
+        return self._recorder
 
     def register(self) -> None:
         """From now on a tensor's record sets its flag here."""

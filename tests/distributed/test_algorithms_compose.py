@@ -70,7 +70,7 @@ def test_one_rank_and_an_odd_number(case: Case, ranks: int) -> None:
 @pytest.mark.parametrize("nodes", [TWO_NODES_OF_TWO, NODES_OF_TWO_AND_ONE], ids=["2+2", "2+1"])
 @every_algorithm
 def test_emulated_nodes(case: Case, nodes: list[dict[str, str]]) -> None:
-    hierarchical = case if case.is_async else case.with_options(hierarchical=True)
+    hierarchical = case.on_nodes()
     run_ranks(len(nodes), _many_steps, hierarchical, STEPS, env=nodes, reuse=True)
 
 

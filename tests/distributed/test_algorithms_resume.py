@@ -99,7 +99,7 @@ def test_other_ways_to_wrap(case: Case, how: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", [case for case in DETERMINISTIC if case.name != "gradient_allreduce"], ids=str)
 def test_on_nodes(case: Case, tmp_path: Path) -> None:
-    hierarchical = case.with_options(hierarchical=True)
+    hierarchical = case.on_nodes()
     run_ranks(4, _save, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO, reuse=True)
     run_ranks(4, _go_on, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO, reuse=True)
 

@@ -23,6 +23,11 @@ from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 WARMUP_STEPS = 5
 
 
+def outer_sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Without momentum, which makes the first rounds of a short test too large."""
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
 @dataclass(frozen=True)
 class Case:
     """An algorithm with options.
@@ -40,7 +45,9 @@ class Case:
     deterministic: bool = True
 
     def __str__(self) -> str:
-        return " ".join([self.name, *(f"{name}={value}" for name, value in self.options.items())])
+        return " ".join(
+            [self.name, *(f"{name}={getattr(value, '__name__', value)}" for name, value in self.options.items())]
+        )
 
     @property
     def is_async(self) -> bool:
@@ -49,6 +56,11 @@ class Case:
     def with_options(self, **options: Any) -> Case:
         """The same with other options."""
         return replace(self, options={**self.options, **options})
+
+    def on_nodes(self) -> Case:
+        """With a hierarchy of nodes, where the algorithm has one."""
+        has_none = self.is_async or self.name in ("local_sgd", "streaming_diloco")
+        return self if has_none else self.with_options(hierarchical=True)
 
     def optimizer(self, module: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
         """One that the algorithm works with."""
@@ -88,8 +100,10 @@ CASES = (
     Case("decentralized", {"peer_selection_mode": "shift_one", "hierarchical": False}, even=True),
     Case("low_precision_decentralized"),
     Case("async", {"sync_interval_ms": 1}, equal=True, deterministic=False),
+    Case("local_sgd", {"sync_every": 2}),
+    Case("streaming_diloco", {"sync_every": 2, "outer_optimizer": outer_sgd}),
 )
-NAMES = ("gradient_allreduce", "bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async")
+NAMES = tuple(dict.fromkeys(case.name for case in CASES))
 
 
 def pulling(rank: int, count: int, device: torch.device, seed: int = 0, samples: int = 4) -> list[Batch]:

@@ -50,6 +50,7 @@ from bagua import comm_hooks  # noqa: E402
 from bagua.distributed import launch, run  # noqa: E402
 from bagua.torch_api import communication  # noqa: E402
 from bagua.torch_api.algorithms import GlobalAlgorithmRegistry, q_adam  # noqa: E402
+from bagua.torch_api.algorithms.registry import resolve_algorithm  # noqa: E402
 from bagua.torch_api.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from bagua.torch_api.contrib import fuse_optimizer  # noqa: E402
 from bagua.torch_api.data_parallel import DistributedDataParallel  # noqa: E402
@@ -89,7 +90,8 @@ def train_with(name: str) -> None:
     optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     if name == "qadam":
         optimizer = q_adam.QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=2)
-    with_bagua(net, [optimizer], name)
+    options = {"sync_every": 2} if name in ("local_sgd", "diloco", "streaming_diloco") else {}
+    with_bagua(net, [optimizer], resolve_algorithm(name, [optimizer], **options))
     before = weights_of(net)
     train(net, optimizer)
     assert not torch.equal(before, weights_of(net)), name

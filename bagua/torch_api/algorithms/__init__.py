@@ -8,6 +8,7 @@ from bagua.torch_api.algorithms import (
     bytegrad,
     decentralized,
     gradient_allreduce,
+    local_steps,
     low_precision_decentralized,
     q_adam,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "bytegrad",
     "decentralized",
     "gradient_allreduce",
+    "local_steps",
     "low_precision_decentralized",
     "q_adam",
 ]
@@ -51,4 +53,17 @@ GlobalAlgorithmRegistry.register(
     "async",
     async_model_average.AsyncModelAverageAlgorithm,
     "each rank trains by itself, and a thread averages the weights of all ranks now and then",
+)
+GlobalAlgorithmRegistry.register(
+    "local_sgd", local_steps.LocalSGDAlgorithm, "each rank trains by itself, and weights are averaged every H steps"
+)
+GlobalAlgorithmRegistry.register(
+    "diloco",
+    local_steps.DiLoCoAlgorithm,
+    "each rank trains by itself, and every H steps an outer optimizer steps on what the ranks have moved",
+)
+GlobalAlgorithmRegistry.register(
+    "streaming_diloco",
+    local_steps.StreamingDiLoCoAlgorithm,
+    "as diloco, a fragment of the model at a time, while training goes on",
 )

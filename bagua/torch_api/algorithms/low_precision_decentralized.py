@@ -14,7 +14,7 @@ neighbor and the R of the left one, to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,16 +25,13 @@ from bagua.comm_ops.averaging_memory import Scratch
 from bagua.comm_ops.compressed import DEFAULT_CODEC
 from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
-from bagua.engine.tensor import ensure_record
-from bagua.error_text import listed
-from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
-from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, check_interval
+from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
+from bagua.torch_api.algorithms.base import Algorithm
+from bagua.torch_api.algorithms.rounds import Interval, RoundState, check_interval
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.algorithm_facade import AlgorithmFacade
-
-_MOST_NAMES = 10  # that an error lists
 
 
 class ReplicaBucket(WeightBucket):
@@ -94,16 +91,8 @@ class ReplicaBucket(WeightBucket):
             yield record.name, [replica[start : start + view.numel()] for replica in self.replicas]
 
 
-class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
-    """See LowPrecisionDecentralizedAlgorithm.
-
-    A backward pass makes the rank owe its neighbors an exchange. It takes place when all listed optimizers have
-    stepped; or else, because a GradScaler skipped a step or only some of them were stepped, at the beginning of the
-    next forward pass, or when the module is wrapped again or its state is saved or loaded. So each rank makes as many
-    exchanges as its neighbors, whatever its gradients are.
-    """
-
-    keeps_replicas_equal = False
+class LowPrecisionDecentralizedAlgorithmImpl(ExchangeAfterSteps):
+    """See LowPrecisionDecentralizedAlgorithm."""
 
     def __init__(
         self,
@@ -118,10 +107,6 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         self.communication_interval = communication_interval
         self._interval = Interval(communication_interval)
         self._buckets: list[ReplicaBucket] = []
-        self._round = Round()
-        # Positions among the listed optimizers: that step these parameters, and that did since the backward pass.
-        self._steppers: set[int] = set()
-        self._stepped: set[int] = set()
         # What buckets begin with when they are made anew without a broadcast: of parameters that are frozen now, too.
         self._kept: dict[str, list[Tensor]] = {}
 
@@ -133,30 +118,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         self._kept.update((name, parts) for bucket in self._buckets for name, parts in bucket.replicas_by_name())
-        self._stepped.clear()
-        self._find_steppers(bagua_ddp)
-        tensors: list[Tensor] = []
-        for name, parameter in reversed(bagua_ddp.synchronized_parameters):
-            ensure_record(parameter, name, bagua_ddp.bagua_module_name)
-            tensors.append(parameter)
-        return tensors
-
-    def _find_steppers(self, bagua_ddp: AlgorithmFacade) -> None:
-        stepper_of: dict[int, int] = {}
-        for position, optimizer in enumerate(bagua_ddp.bagua_optimizers):
-            for group in optimizer.param_groups:
-                stepper_of.update((id(parameter), position) for parameter in group["params"])
-        named = bagua_ddp.synchronized_parameters
-        missing = [name for name, parameter in named if id(parameter) not in stepper_of]
-        if missing:
-            raise RuntimeError(
-                f"{len(missing)} of {len(named)} parameters are in no optimizer that was given:"
-                f" {listed(missing, _MOST_NAMES)}.\n"
-                "This algorithm exchanges weights after the steps of the optimizers that the module was wrapped with.\n"
-                "Pass the optimizers that step these parameters, freeze them (requires_grad_(False)), or put their"
-                " names into the module's _bagua_params_and_buffers_to_ignore."
-            )
-        self._steppers = {stepper_of[id(parameter)] for _, parameter in named}
+        return super().init_tensors(bagua_ddp)
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> list[ReplicaBucket]:
         self._buckets = [ReplicaBucket(group, str(number), do_flatten) for number, group in enumerate(tensors)]
@@ -173,50 +135,12 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             for part, kept in zip(parts, self._kept.pop(name, ()), strict=False):
                 part.copy_(kept)
 
-    # --- a round -----------------------------------------------------------------------------------------------------
-
-    def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
-        return self._round.note_gradient
-
-    def init_post_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[], None]:
-        def end_pass() -> None:
-            self._round.end_pass()
-
-        return end_pass
-
-    def init_post_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
-        def after_step(optimizer: torch.optim.Optimizer) -> None:
-            if self._round.is_due:
-                self._stepped.add(next(i for i, one in enumerate(bagua_ddp.bagua_optimizers) if one is optimizer))
-                if self._stepped >= self._steppers:
-                    self._exchange(bagua_ddp)
-
-        return after_step
-
-    def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
-        return lambda _: self._run_pending_exchange(bagua_ddp)
-
-    def finish(self, bagua_ddp: AlgorithmFacade) -> None:
-        self.complete_exchange(bagua_ddp)
-
-    def _run_pending_exchange(self, bagua_ddp: AlgorithmFacade) -> None:
-        if self._round.is_due:
-            self._exchange(bagua_ddp)
-
-    def _exchange(self, bagua_ddp: AlgorithmFacade) -> None:
-        self._round.on(RoundEvent.EXCHANGED)
-        self._stepped.clear()
+    def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
         if self._interval.count():
             bagua_ddp.scheduler.launch_buckets(self._buckets)
             bagua_ddp.scheduler.wait_pending_comm_ops()
 
     # --- state -------------------------------------------------------------------------------------------------------
-
-    def complete_exchange(self, bagua_ddp: AlgorithmFacade) -> None:
-        """A rank that skipped a step makes its exchange: its neighbors wait for it in theirs. They would not make it
-        again after loading what they save then."""
-        if self.process_group.is_alive:  # otherwise torch was shut down, and there are no neighbors
-            self._run_pending_exchange(bagua_ddp)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -248,12 +172,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
                 f"Use the same, not hierarchical={self.hierarchical}. Or load the weights alone, and wrap the module"
                 " again."
             )
-        if self._round.is_due:
-            # Neighbors that stepped are waiting for it. The weights were loaded before.
-            weights: list[Tensor] = [parameter for _, parameter in bagua_ddp.synchronized_parameters]
-            loaded = [weight.clone() for weight in weights]
-            self._exchange(bagua_ddp)
-            torch._foreach_copy_(weights, loaded)
+        self.make_owed_step(bagua_ddp)
         self._interval.rounds = int(state["rounds"])
         self._round.state = RoundState[state["round"]]
         self._stepped = set(state["stepped"])

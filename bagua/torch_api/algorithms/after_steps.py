@@ -1,0 +1,118 @@
+"""What algorithms have in common that exchange weights after steps of the optimizers: when a rank has made its step.
+
+A backward pass makes the rank owe its peers a step. It is made when all listed optimizers that step parameters of the
+module have stepped; or else, because a GradScaler skipped a step or only some of them were stepped, at the beginning of
+the next forward pass, or when the module is wrapped again or its state is saved or loaded. So each rank makes as many
+steps as its peers, whatever its gradients are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bagua.engine.tensor import ensure_record
+from bagua.error_text import listed
+from bagua.torch_api.algorithms.base import AlgorithmImpl
+from bagua.torch_api.algorithms.rounds import Round, RoundEvent
+
+if TYPE_CHECKING:
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.algorithm_facade import AlgorithmFacade
+
+_MOST_NAMES = 10  # that an error lists
+
+
+class ExchangeAfterSteps(AlgorithmImpl):
+    """See the head of this file. `after_step` is what a subclass defines."""
+
+    keeps_replicas_equal = False
+
+    def __init__(self, process_group: BaguaProcessGroup) -> None:
+        super().__init__(process_group)
+        self._round = Round()
+        # Positions among the listed optimizers: that step these parameters, and that did since the backward pass.
+        self._steppers: set[int] = set()
+        self._stepped: set[int] = set()
+
+    def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
+        """The rank has made a step, and its peers make theirs."""
+        raise NotImplementedError
+
+    def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
+        self._stepped.clear()
+        self._find_steppers(bagua_ddp)
+        tensors: list[Tensor] = []
+        for name, parameter in reversed(bagua_ddp.synchronized_parameters):
+            ensure_record(parameter, name, bagua_ddp.bagua_module_name)
+            tensors.append(parameter)
+        return tensors
+
+    def _find_steppers(self, bagua_ddp: AlgorithmFacade) -> None:
+        stepper_of: dict[int, int] = {}
+        for position, optimizer in enumerate(bagua_ddp.bagua_optimizers):
+            for group in optimizer.param_groups:
+                stepper_of.update((id(parameter), position) for parameter in group["params"])
+        named = bagua_ddp.synchronized_parameters
+        missing = [name for name, parameter in named if id(parameter) not in stepper_of]
+        if missing:
+            raise RuntimeError(
+                f"{len(missing)} of {len(named)} parameters are in no optimizer that was given:"
+                f" {listed(missing, _MOST_NAMES)}.\n"
+                "This algorithm exchanges weights after the steps of the optimizers that the module was wrapped with.\n"
+                "Pass the optimizers that step these parameters, freeze them (requires_grad_(False)), or put their"
+                " names into the module's _bagua_params_and_buffers_to_ignore."
+            )
+        self._steppers = {stepper_of[id(parameter)] for _, parameter in named}
+
+    def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
+        return self._round.note_gradient
+
+    def init_post_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[], None]:
+        def end_pass() -> None:
+            self._round.end_pass()
+
+        return end_pass
+
+    def init_post_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
+        def note_step(optimizer: torch.optim.Optimizer) -> None:
+            if self._round.is_due:
+                self._stepped.add(next(i for i, one in enumerate(bagua_ddp.bagua_optimizers) if one is optimizer))
+                if self._stepped >= self._steppers:
+                    self._make_step(bagua_ddp)
+
+        return note_step
+
+    def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
+        return lambda _: self._make_step_if_due(bagua_ddp)
+
+    def _make_step(self, bagua_ddp: AlgorithmFacade) -> None:
+        self._round.on(RoundEvent.EXCHANGED)
+        self._stepped.clear()
+        self.after_step(bagua_ddp)
+
+    def _make_step_if_due(self, bagua_ddp: AlgorithmFacade) -> None:
+        if self._round.is_due:
+            self._make_step(bagua_ddp)
+
+    def finish(self, bagua_ddp: AlgorithmFacade) -> None:
+        self.complete_exchange(bagua_ddp)
+
+    def complete_exchange(self, bagua_ddp: AlgorithmFacade) -> None:
+        """A rank that skipped a step makes its exchange: its peers wait for it in theirs. They would not make it again
+        after loading what they save then."""
+        if self.process_group.is_alive:  # otherwise torch was shut down, and there are no peers
+            self._make_step_if_due(bagua_ddp)
+
+    @torch.no_grad()
+    def make_owed_step(self, bagua_ddp: AlgorithmFacade) -> None:
+        """Before a state is loaded, whose weights were loaded already: peers that stepped may be waiting."""
+        if not self._round.is_due:
+            return
+        weights: list[Tensor] = [parameter for _, parameter in bagua_ddp.synchronized_parameters]
+        loaded = [weight.clone() for weight in weights]
+        self._make_step(bagua_ddp)
+        torch._foreach_copy_(weights, loaded)

@@ -1,0 +1,200 @@
+"""Fragments of a model whose weights are exchanged together, with the weights of the last round where a round needs
+them: DiLoCo's outer parameters.
+
+One round of a fragment, with x the weights of this rank and y the outer parameters, which all ranks have alike:
+
+    average:       x = mean of x over all ranks
+    outer step:    g = mean of (y - x) over all ranks;  y = outer_optimizer(y, g);  x = y + alpha * (x - y)
+
+Owned by an algorithm, which decides when a round begins and ends. Training thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
+from bagua.engine.comm_scheduler import CommScheduler
+from bagua.kernels.half_dtypes import HALF_DTYPES
+
+if TYPE_CHECKING:
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.step_statistics import PassRecorder
+
+OuterOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class FragmentBucket(WeightBucket):
+    """Weights of one dtype and device. The bucket's memory is what this rank contributes to the mean, then the mean.
+
+    Attributes:
+        outer: y, in float32 where weights have two bytes; empty: weights are averaged.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], name: str, do_flatten: bool, alignment: int = 1) -> None:
+        super().__init__(tensors, name, do_flatten, alignment)
+        self.outer: list[nn.Parameter] = []
+
+    @torch.no_grad()
+    def begin_outer(self) -> None:
+        """y is what the weights are now."""
+        wide = torch.float32 if self.dtype in HALF_DTYPES else self.dtype
+        self.outer = [nn.Parameter(tensor.detach().to(wide, copy=True)) for tensor in self.tensors]
+
+    @torch.no_grad()
+    def copy_in(self) -> None:
+        if not self.outer:
+            super().copy_in()
+            return
+        self.check_tensors()
+        torch._foreach_copy_(self.views, [*self.outer])
+        torch._foreach_sub_(self.views, list(self.tensors))
+
+    def copy_out(self) -> None:
+        """Nothing: weights are in use until the round ends."""
+
+    @torch.no_grad()
+    def take_mean(self) -> None:
+        """The mean becomes the weights."""
+        BaguaBucket.copy_out(self)
+
+    @torch.no_grad()
+    def take_outer(self, alpha: float) -> None:
+        """The weights become y, mixed with `alpha` of themselves."""
+        weights = list(self.tensors)
+        if alpha:
+            outer: list[Tensor] = [one.to(self.dtype) for one in self.outer]
+            # y + alpha (x - y), as x + (1 - alpha) (y - x)
+            torch._foreach_lerp_(weights, outer, 1.0 - alpha)
+        else:
+            torch._foreach_copy_(weights, [*self.outer])
+
+    def give_gradients(self) -> None:
+        """The mean becomes the gradients of y."""
+        for parameter, view in zip(self.outer, self.views, strict=True):
+            parameter.grad = view.to(parameter.dtype)
+
+
+class Fragment:
+    """
+    Args:
+        buckets: of its weights.
+        outer_optimizer: makes the optimizer of y from y; None: weights are averaged.
+        alpha: of the weights that this rank has made since the round began.
+
+    Raises:
+        TypeError: `outer_optimizer` returns something else than an optimizer of the parameters that it was given.
+    """
+
+    def __init__(self, buckets: Sequence[FragmentBucket], outer_optimizer: OuterOptimizer | None, alpha: float) -> None:
+        self.buckets = list(buckets)
+        self._alpha = alpha
+        self._scheduler: CommScheduler | None = None
+        self.outer_optimizer: torch.optim.Optimizer | None = None
+        if outer_optimizer is None:
+            return
+        for bucket in self.buckets:
+            bucket.begin_outer()
+        made: object = outer_optimizer(self.outer_parameters)
+        held = (
+            {id(one) for group in made.param_groups for one in group["params"]}
+            if isinstance(made, torch.optim.Optimizer)
+            else set()
+        )
+        if not isinstance(made, torch.optim.Optimizer) or held != {id(one) for one in self.outer_parameters}:
+            raise TypeError(
+                f"outer_optimizer returned {made!r}, which is not an optimizer of the parameters that it was given.\n"
+                "Pass a function of the parameters: lambda parameters: torch.optim.SGD(parameters, lr=0.7)."
+            )
+        self.outer_optimizer = made
+
+    @property
+    def outer_parameters(self) -> list[nn.Parameter]:
+        """y."""
+        return [parameter for bucket in self.buckets for parameter in bucket.outer]
+
+    def outer_by_name(self) -> dict[str, tuple[nn.Parameter, Any]]:
+        """y and its state in the outer optimizer, by the names of the weights."""
+        if self.outer_optimizer is None:
+            return {}
+        return {
+            record.name: (parameter, self.outer_optimizer.state.get(parameter))
+            for bucket in self.buckets
+            for record, parameter in zip(bucket.records, bucket.outer, strict=True)
+        }
+
+    @torch.no_grad()
+    def keep_outer(self, kept: Mapping[str, tuple[nn.Parameter, Any]]) -> None:
+        """Go on with the y of these names, and its state."""
+        for name, (parameter, _) in self.outer_by_name().items():
+            if name in kept and kept[name][0].shape == parameter.shape:
+                parameter.copy_(kept[name][0])
+                if self.outer_optimizer is not None and kept[name][1] is not None:
+                    self.outer_optimizer.state[parameter] = kept[name][1]
+
+    # --- a round -----------------------------------------------------------------------------------------------------
+
+    def begin(self, group: BaguaProcessGroup, recorder: PassRecorder) -> None:
+        """Start the exchange, of the weights as they are now.
+
+        Args:
+            group: which carries exchanges of weights alone.
+            recorder: takes the times.
+        """
+        if self._scheduler is None:
+            # Of its own: other fragments of the plan are not part of the step, and its exchange outlasts steps.
+            self._scheduler = CommScheduler(self.buckets, group, recorder, sees_flags=False)
+        self._scheduler.launch_buckets(self.buckets)
+
+    def wait(self) -> None:
+        """Until the mean is there."""
+        if self._scheduler is not None:
+            self._scheduler.wait_pending_comm_ops()
+            self._scheduler.end_step()
+
+    def end(self) -> None:
+        """The mean takes effect on the weights. It has been waited for."""
+        if self.outer_optimizer is None:
+            for bucket in self.buckets:
+                bucket.take_mean()
+            return
+        for bucket in self.buckets:
+            bucket.give_gradients()
+        self.outer_optimizer.step()
+        self.outer_optimizer.zero_grad(set_to_none=True)
+        for bucket in self.buckets:
+            bucket.take_outer(self._alpha)
+
+    def close(self) -> None:
+        """No round follows."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+            self._scheduler = None
+
+
+def split(tensors: Sequence[Tensor], fragments: int) -> list[list[Tensor]]:
+    """As many parts in order, of about as many elements each, none of them empty.
+
+    Raises:
+        ValueError: there are fewer tensors.
+    """
+    count = len(tensors)
+    if count < fragments:
+        raise ValueError(
+            f"fragments={fragments}, but the model has {count} parameters to exchange; use at most {count}"
+        )
+    total = sum(tensor.numel() for tensor in tensors)
+    parts: list[list[Tensor]] = [[]]
+    seen = 0
+    for index, tensor in enumerate(tensors):
+        left = fragments - len(parts)  # parts to come
+        is_full = seen + tensor.numel() / 2 > total * len(parts) / fragments
+        if parts[-1] and left and (is_full or count - index == left):
+            parts.append([])
+        parts[-1].append(tensor)
+        seen += tensor.numel()
+    return parts
