@@ -1,0 +1,140 @@
+"""An all-gather of compressed weights: torch's interface AllGather, for one FSDP module.
+
+Every rank compresses its shard; all ranks, its owner included, compute with the decompressed weights, so that they
+compute with the same. The shards themselves, which the optimizer updates and checkpoints save, stay exact.
+
+Weights are exact in evaluation mode, in every forward pass that `exact_weights_every` chooses, where torch gathers
+bytes of several dtypes, and where a backward pass gathers from fewer ranks (`reshard_after_forward` is a number).
+
+Runs in the threads of forward and of autograd. On CUDA all of it is put on the current stream, FSDP's all-gather
+stream.
+"""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bagua.codecs import Codec
+from bagua.fsdp.forward_passes import ForwardPasses
+from bagua.fsdp.torch_internals import ShardedModule
+from bagua.fsdp.traffic import Traffic
+from bagua.fsdp.weight_reference import WeightReference
+from bagua.job.torch_internals import all_gather_flat
+
+
+class CompressedAllGather:
+    """
+    Args:
+        sharded: whose weights; its mode decides whether they are compressed.
+        codec: of the weights.
+        plain: torch's all-gather that stood here before, for exact weights.
+        passes: which passes have exact weights.
+        traffic: counts what is sent.
+        reference: the weights that all ranks have, where differences are sent; None: weights are sent.
+    """
+
+    def __init__(
+        self,
+        sharded: ShardedModule,
+        codec: Codec,
+        plain: Any,
+        passes: ForwardPasses,
+        traffic: Traffic,
+        reference: WeightReference | None,
+    ) -> None:
+        self._sharded = sharded
+        self._codec = codec
+        self._plain = plain
+        self._passes = passes
+        self._traffic = traffic
+        self.reference = reference
+        self._warned = False
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        memory: Tensor = self._plain.allocate(size, dtype=dtype, device=device)
+        return memory
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        """
+        Args:
+            output_tensor: [ranks * elements].
+            input_tensor: [elements], this rank's part of `output_tensor`.
+            group: whose ranks gather.
+            async_op: return at once; the result waits for the gathered bytes and decompresses them.
+        """
+        others = group.size() - 1
+        plain = input_tensor.nbytes * others
+        if not self._is_compressed(input_tensor, group):
+            self._traffic.count(plain, plain)
+            return self._gather_exactly(output_tensor, input_tensor, group, async_op)
+        if self.reference is not None:
+            sent = self.reference.gather_difference(output_tensor, input_tensor, self._codec)
+            self._traffic.count(others * sent, plain)
+            return None
+        own = self._codec.compress(input_tensor)
+        gathered = own.new_empty((group.size(), own.shape[1]))
+        work = all_gather_flat(gathered, own, group=group, async_op=async_op)
+        self._traffic.count(others * own.nbytes, plain)
+        if work is not None:
+            return _Decompression(work, partial(self._codec.decompress, gathered, output_tensor))
+        self._codec.decompress(gathered, output_tensor)
+        return None
+
+    def _is_compressed(self, weights: Tensor, group: dist.ProcessGroup) -> bool:
+        if not self._is_training(group) or self._passes.is_exact or not weights.numel():
+            return False
+        if weights.dtype not in self._codec.dtypes:
+            self._say_once(weights.dtype)
+            return False
+        return self.reference is None or self.reference.is_known
+
+    def _gather_exactly(
+        self, output: Tensor, weights: Tensor, group: dist.ProcessGroup, async_op: bool
+    ) -> dist.Work | None:
+        reference = self.reference if self._is_training(group) else None
+        work: dist.Work | None = self._plain(output, weights, group, async_op and reference is None)
+        if reference is not None:
+            reference.follow(output)
+        return work
+
+    def _is_training(self, group: dist.ProcessGroup) -> bool:
+        return self._sharded.module.training and group is self._sharded.shard_group
+
+    def _say_once(self, dtype: torch.dtype) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        gathered = "bytes of several dtypes" if dtype == torch.uint8 else str(dtype)
+        warnings.warn(
+            f"The weights of {self._sharded.name!r} are gathered as {gathered}, which {self._codec.name} cannot "
+            "compress. They are sent uncompressed.\nGive the module's parameters one dtype, or set param_dtype in its "
+            "MixedPrecisionPolicy.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+class _Decompression(dist.Work):
+    """A gather of bytes that is under way, and what is done with them: on the stream that waits."""
+
+    def __init__(self, gather: dist.Work, decompress: Callable[[], object]) -> None:
+        super().__init__()
+        self._gather = gather
+        self._decompress: Callable[[], object] | None = decompress
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        done = self._gather.wait() if timeout is None else self._gather.wait(timeout)
+        decompress, self._decompress = self._decompress, None
+        if decompress is not None:
+            decompress()
+        return done

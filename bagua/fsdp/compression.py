@@ -1,0 +1,178 @@
+"""compress_communication: checks a sharded model, and puts compressed collectives into it. The user's thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from bagua.codecs import Codec, get_codec
+from bagua.fsdp.all_gather import CompressedAllGather
+from bagua.fsdp.forward_passes import ForwardPasses
+from bagua.fsdp.handle import CompressedModule, CompressionHandle
+from bagua.fsdp.reduce_scatter import CompressedReduceScatter
+from bagua.fsdp.replica_all_reduce import ReplicaAllReduce
+from bagua.fsdp.residual import Residual
+from bagua.fsdp.torch_internals import ShardedModule, sharded_modules
+from bagua.fsdp.traffic import Traffic
+from bagua.fsdp.weight_reference import WeightReference
+
+
+def compress_communication(
+    model: nn.Module,
+    gradients: str | None = "int8",
+    weights: str | None = None,
+    error_feedback: bool = False,
+    *,
+    weight_differences: bool = False,
+    exact_weights_every: int | None = None,
+    replicas: dist.ProcessGroup | None = None,
+    compress_shard: bool = False,
+) -> CompressionHandle:
+    """Lets the FSDP2 modules of `model` send compressed gradients, and on request compressed weights. Call it after
+    `fully_shard`, with the same arguments on all ranks of the model; it compares them.
+
+    Args:
+        model: A module that is `fully_shard`ed, or contains modules that are, on meshes of one dimension. Frozen and
+            shared parameters, mixed precision, CPU offload, several optimizers and `torch.compile` are supported.
+        gradients: The codec of gradients: "int8", "int4", "fp8_e4m3" or "bf16"; None: they are not compressed. Sums
+            are made in fp32, and nothing is rounded twice on the way to a shard.
+        weights: The codec of the weights that forward and backward passes in training mode compute with; None: they
+            are exact. Shards, checkpoints and evaluation mode are exact in any case.
+        error_feedback: Add what compression takes from a gradient to the next one of the same module (Seide et al.,
+            2014; LoCo, arXiv:2407.04480). It takes a byte per parameter of the whole model on each rank, or with
+            `replicas` alone a byte per parameter of this rank's shard.
+        weight_differences: Send the difference to the weights of the last pass instead of the weights (SDP4Bit,
+            arXiv:2410.15526). Only for modules with `reshard_after_forward=False`. Each rank keeps a copy of their
+            weights.
+        exact_weights_every: Every so many forward passes in training mode use exact weights.
+        replicas: This rank's group of ranks that hold the same shard of other replicas of the model (hybrid
+            sharding). Gradients are averaged over it with a compressed all-reduce, and parameters are broadcast from
+            its first rank.
+        compress_shard: With `replicas`, compress gradients between the ranks that share a replica too.
+
+    Returns:
+        a handle to remove, save and observe what has been set up.
+
+    Raises:
+        ValueError: an argument does not fit, or `model` is not sharded in a way that can be compressed; nothing has
+            changed then.
+        RuntimeError: this version of torch is not supported.
+    """
+    if gradients is None and weights is None:
+        raise ValueError("gradients and weights are both None; name the codec of one of them, such as gradients='int8'")
+    if gradients is None and (error_feedback or replicas is not None):
+        raise ValueError("error_feedback and replicas are about gradients, but gradients is None; name a codec for it")
+    if compress_shard and replicas is None:
+        raise ValueError("compress_shard is for use with replicas; without them, gradients of shards are compressed")
+    if weights is None and (weight_differences or exact_weights_every is not None):
+        raise ValueError("weight_differences and exact_weights_every are about weights, but weights is None")
+    if exact_weights_every is not None and exact_weights_every < 1:
+        raise ValueError(f"exact_weights_every is {exact_weights_every}; give 1 or more, or None")
+    gradient_codec = None if gradients is None else get_codec(gradients)
+    weight_codec = None if weights is None else get_codec(weights)
+    found = sharded_modules(model)
+    if not found:
+        raise ValueError(
+            f"No module of {type(model).__name__} is fully_shard'ed.\nCall torch.distributed.fsdp.fully_shard on its "
+            "layers and on itself first."
+        )
+    for one in found:
+        _check(one, gradient_codec, weight_differences, replicas)
+    settings: dict[str, Any] = {
+        "gradients": None if gradient_codec is None else gradient_codec.name,
+        "weights": None if weight_codec is None else weight_codec.name,
+        "error_feedback": error_feedback,
+        "weight_differences": weight_differences,
+        "exact_weights_every": exact_weights_every,
+        "compress_shard": compress_shard,
+        "replicas": 1 if replicas is None else replicas.size(),
+        "ranks": dist.get_world_size(),
+    }
+    _compare(found, settings)
+    settings["rank"] = dist.get_rank()
+    if replicas is not None:
+        _broadcast(found, replicas)
+
+    traffic = {"gradients": Traffic(), "weights": Traffic()}
+    passes = ForwardPasses(exact_weights_every)
+    modules = []
+    for one in found:
+        built = CompressedModule(one)
+        if gradient_codec is not None and (replicas is None or compress_shard):
+            residual = Residual(one.name) if error_feedback else None
+            built.reduce_scatter = CompressedReduceScatter(gradient_codec, traffic["gradients"], residual)
+        if gradient_codec is not None and replicas is not None:
+            residual = Residual(one.name) if error_feedback else None
+            built.all_reduce = ReplicaAllReduce(replicas, gradient_codec, traffic["gradients"], residual)
+        if weight_codec is not None:
+            reference = WeightReference(one.shard_group) if weight_differences else None
+            traffic_of = traffic["weights"]
+            built.all_gather = CompressedAllGather(one, weight_codec, one.all_gather, passes, traffic_of, reference)
+        modules.append(built)
+    for built in modules:
+        built.install()
+    return CompressionHandle(modules, settings, traffic, passes, passes.follow(model))
+
+
+def _check(
+    one: ShardedModule, gradients: Codec | None, weight_differences: bool, replicas: dist.ProcessGroup | None
+) -> None:
+    where = f"Module {one.name!r}" if one.name else "The model"
+    if one.is_replicated:
+        raise ValueError(
+            f"{where} has a mesh with a dimension of replicas (HSDP), where torch averages gradients itself.\n"
+            "Give fully_shard the mesh of the shards alone, mesh['shard'], and compress_communication "
+            "replicas=mesh.get_group('replicate')."
+        )
+    if (
+        isinstance(one.reduce_scatter, CompressedReduceScatter)
+        or isinstance(one.all_gather, CompressedAllGather)
+        or (isinstance(one.all_reduce_hook, ReplicaAllReduce))
+    ):
+        raise ValueError(f"{where} is compressed already; call remove() of the handle that did it first")
+    if gradients is not None:
+        unknown = one.reduced_dtypes - set(gradients.dtypes)
+        if unknown:
+            raise ValueError(
+                f"{where} reduces gradients in {sorted(map(str, unknown))}, which {gradients.name} cannot compress; it "
+                f"can {sorted(map(str, gradients.dtypes))}.\nSet reduce_dtype in its MixedPrecisionPolicy."
+            )
+    if weight_differences and one.reshards_after_forward:
+        raise ValueError(
+            f"{where} frees its weights after forward, and weight_differences would keep them.\n"
+            "Shard it with reshard_after_forward=False, or leave weight_differences out."
+        )
+    if replicas is not None:
+        if one.all_reduce_hook is not None:
+            raise ValueError(f"{where} has an all-reduce hook, whose place replicas needs; remove one of them")
+        shared = set(dist.get_process_group_ranks(replicas)) & set(dist.get_process_group_ranks(one.shard_group))
+        if shared != {dist.get_rank()}:
+            raise ValueError(
+                f"{where} is sharded over ranks {dist.get_process_group_ranks(one.shard_group)} and replicas has ranks "
+                f"{dist.get_process_group_ranks(replicas)}; they must have this rank, {dist.get_rank()}, in common and "
+                "no other"
+            )
+
+
+def _compare(found: list[ShardedModule], settings: dict[str, Any]) -> None:
+    """Ranks with other settings would send messages of other sizes: NCCL would hang."""
+    told = (settings, [one.name for one in found])
+    for group in dict.fromkeys(one.shard_group for one in found):
+        of_all: list[Any] = [None] * group.size()
+        dist.all_gather_object(of_all, told, group=group)
+        other = [rank for rank, theirs in enumerate(of_all) if theirs != told]
+        if other:
+            raise ValueError(
+                f"Ranks {other} of the shard group call compress_communication with {of_all[other[0]]}, this rank with "
+                f"{told}.\nGive the same arguments on all ranks."
+            )
+
+
+def _broadcast(found: list[ShardedModule], replicas: dist.ProcessGroup) -> None:
+    for one in found:
+        for parameter in one.parameters():
+            local = parameter.detach().to_local()  # type: ignore[attr-defined]
+            if not local.is_meta:
+                dist.broadcast(local, group=replicas, group_src=0)

@@ -1,0 +1,157 @@
+"""What compress_communication returns: the statistics, the state and the end of it. Any thread, between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from bagua.fsdp.all_gather import CompressedAllGather
+from bagua.fsdp.forward_passes import ForwardPasses
+from bagua.fsdp.reduce_scatter import CompressedReduceScatter
+from bagua.fsdp.replica_all_reduce import ReplicaAllReduce
+from bagua.fsdp.residual import Residual
+from bagua.fsdp.torch_internals import ShardedModule
+from bagua.fsdp.traffic import Traffic
+from bagua.fsdp.weight_reference import WeightReference
+
+_VERSION = 1
+_KEYS = {"version", "settings", "forward_passes", "residuals", "references"}
+
+
+@dataclass
+class CompressedModule:
+    """One sharded module, what was put into it, None where nothing was, and what stood there before."""
+
+    sharded: ShardedModule
+    reduce_scatter: CompressedReduceScatter | None = None
+    all_gather: CompressedAllGather | None = None
+    all_reduce: ReplicaAllReduce | None = None
+    before: tuple[Any, Any, Any] = (None, None, None)
+
+    def install(self) -> None:
+        one = self.sharded
+        self.before = (one.reduce_scatter, one.all_gather, one.all_reduce_hook)
+        one.reduce_scatter = self.reduce_scatter or one.reduce_scatter
+        one.all_gather = self.all_gather or one.all_gather
+        one.all_reduce_hook = self.all_reduce or one.all_reduce_hook
+
+    def remove(self) -> None:
+        """What somebody has put there since then stays."""
+        one = self.sharded
+        if self.reduce_scatter is not None and one.reduce_scatter is self.reduce_scatter:
+            one.reduce_scatter = self.before[0]
+        if self.all_gather is not None and one.all_gather is self.all_gather:
+            one.all_gather = self.before[1]
+        if self.all_reduce is not None and one.all_reduce_hook is self.all_reduce:
+            one.all_reduce_hook = self.before[2]
+
+
+class CompressionHandle:
+    """What `compress_communication` has set up on a model. Compression goes on if it is dropped."""
+
+    def __init__(
+        self,
+        modules: Sequence[CompressedModule],
+        settings: Mapping[str, Any],
+        traffic: Mapping[str, Traffic],
+        passes: ForwardPasses,
+        counter: RemovableHandle,
+    ) -> None:
+        self._modules = list(modules)
+        self._settings = dict(settings)
+        self._traffic = traffic
+        self._passes = passes
+        self._counter = counter
+
+    @property
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """`{"gradients": {"sent": bytes, "saved": bytes}, "weights": ...}`: what this rank has sent to others through
+        compressed collectives, and what torch's own would have sent on top of that. Weights that had to be exact count
+        as sent. What is not compressed at all is not counted."""
+        return {purpose: traffic.as_dict() for purpose, traffic in self._traffic.items()}
+
+    def remove(self) -> None:
+        """Puts back the collectives that were there before. From the next step on, gradients and weights are bitwise
+        those of a model that was never compressed. Call it on all ranks, between steps."""
+        for one in self._modules:
+            one.remove()
+        self._counter.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank's compression remembers, to be saved beside the model: one file per rank.
+
+        Returns:
+            `version`, `settings` (with the rank and the number of ranks), `forward_passes`; `residuals`: by module,
+            uint8 [ranks, bytes], with `error_feedback`; `references`: by module, this rank's part of the weights that
+            all ranks have, [elements], with `weight_differences`. Tensors are copies on the CPU.
+        """
+        residuals = {name: one.stored for name, one in self._residuals().items()}
+        references = {name: one.own_part() for name, one in self._references().items()}
+        return {
+            "version": _VERSION,
+            "settings": dict(self._settings),
+            "forward_passes": self._passes.count,
+            "residuals": _copies(residuals),
+            "references": _copies(references),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the same rank did when it gave `state`. Call it before the first step.
+
+        Raises:
+            ValueError: `state` is not one of this class, or of other settings, modules, ranks or number of ranks;
+                nothing has changed then.
+        """
+        if set(state) != _KEYS or state["version"] != _VERSION:
+            raise ValueError(
+                f"A state of compress_communication has {sorted(_KEYS)} and version {_VERSION}; this one has "
+                f"{sorted(state)} and version {state.get('version')}.\nGive what state_dict() returned."
+            )
+        other = {
+            name: (state["settings"].get(name), value)
+            for name, value in self._settings.items()
+            if state["settings"].get(name) != value
+        }
+        if other:
+            told = ", ".join(f"{name} was {before!r} and is {now!r}" for name, (before, now) in other.items())
+            raise ValueError(
+                f"The state of compress_communication does not fit: {told}.\nIt belongs to one rank of one number of "
+                "ranks and cannot be divided among others. Continue without it: weights are sent in full once, and "
+                "what compression took from the last gradients is lost."
+            )
+        residuals, references = self._residuals(), self._references()
+        unknown = sorted((set(state["residuals"]) - set(residuals)) | (set(state["references"]) - set(references)))
+        if unknown:
+            raise ValueError(
+                f"The state of compress_communication is of modules that this model does not have: {unknown}.\n"
+                "Shard the same modules as when it was saved, or continue without it."
+            )
+        for name, residual in residuals.items():
+            residual.load(state["residuals"].get(name))
+        for name, reference in references.items():
+            reference.load_own_part(state["references"].get(name))
+        self._passes.count = state["forward_passes"]
+
+    def _residuals(self) -> dict[str, Residual]:
+        """By module; where both of its collectives have one, that of the replicas ends in "@replicas"."""
+        found = {}
+        for one in self._modules:
+            for owner, suffix in ((one.reduce_scatter, ""), (one.all_reduce, "@replicas")):
+                if owner is not None and owner.residual is not None:
+                    found[one.sharded.name + suffix] = owner.residual
+        return found
+
+    def _references(self) -> dict[str, WeightReference]:
+        return {
+            one.sharded.name: one.all_gather.reference
+            for one in self._modules
+            if one.all_gather is not None and one.all_gather.reference is not None
+        }
+
+
+def _copies(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    return {name: one.to("cpu", copy=True) for name, one in tensors.items() if one is not None}

@@ -1,0 +1,126 @@
+"""A reduce-scatter that sends compressed gradients: torch's interface ReduceScatter, for one FSDP module.
+
+Every rank compresses its gradients, one chunk for each shard, sends chunk r to rank r, and adds up what comes in fp32.
+Nothing is rounded twice, and what a rank keeps for itself is not rounded at all. The sum runs in the order of the
+ranks, so that its bits depend on the gradients alone.
+
+Runs in autograd's thread. On CUDA all of it is put on the current stream, which is FSDP's reduce-scatter stream; the
+exchange runs on NCCL's own between two parts of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bagua.codecs import Codec
+from bagua.fsdp.residual import Residual
+from bagua.fsdp.traffic import Traffic
+
+
+class CompressedReduceScatter:
+    """
+    Args:
+        codec: of the gradients.
+        traffic: counts what is sent.
+        residual: error feedback, or None.
+    """
+
+    def __init__(self, codec: Codec, traffic: Traffic, residual: Residual | None) -> None:
+        self._codec = codec
+        self._traffic = traffic
+        self.residual = residual
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """
+        Args:
+            output_tensor: [elements], a dtype of the codec.
+            input_tensor: [ranks * elements], of the same dtype; it is overwritten.
+            group: whose ranks reduce.
+            op: AVG, SUM or PREMUL_SUM.
+            async_op: without effect: on CUDA the result is there for the current stream, on CPUs it is there.
+        """
+        plain = input_tensor.nbytes // group.size() * (group.size() - 1)
+        sent = reduce_scatter(
+            output_tensor, input_tensor, group, self._codec, factor_of(op, group.size()), self.residual
+        )
+        self._traffic.count(sent, plain)
+
+
+def reduce_scatter(
+    output: Tensor,
+    gradients: Tensor,
+    group: dist.ProcessGroup,
+    codec: Codec,
+    factor: float,
+    residual: Residual | None = None,
+) -> int:
+    """Writes factor * the sum over ranks of their chunk `rank` of `gradients` into `output`.
+
+    Args:
+        output: [elements], the dtype of `gradients` or fp32.
+        gradients: [ranks * elements], contiguous, at the beginning of its memory; it is overwritten.
+        factor: 1 / ranks for the mean.
+
+    Returns:
+        the bytes that this rank has sent to others.
+    """
+    ranks, rank, elements = group.size(), group.rank(), output.numel()
+    if elements == 0:
+        return 0
+    if residual is not None:
+        residual.add_to(gradients, ranks)
+    own = gradients.view(ranks, elements)[rank].to(torch.float32, copy=True)
+    sent = codec.compress(gradients, ranks)
+    received = torch.empty_like(sent)
+    exchange = dist.all_to_all_single(received, sent, group=group, async_op=True)
+    if residual is not None:
+        residual.keep(gradients, sent, codec, rank)
+    exchange.wait()
+    total = _sum_of(received, codec, own, rank, gradients)
+    output.copy_(total.mul_(factor))
+    return (ranks - 1) * sent.shape[1]
+
+
+def _sum_of(received: Tensor, codec: Codec, own: Tensor, rank: int, memory: Tensor) -> Tensor:
+    """The sum over ranks, fp32. `memory` is where they are decompressed: for fp32 gradients all at once, for shorter
+    dtypes as many at a time as have room in fp32."""
+    ranks, elements = len(received), own.numel()
+    at_once = ranks * memory.element_size() // 4
+    total = own.new_zeros(elements)
+    for first in range(0, ranks, at_once):
+        versions = received[first : first + at_once]
+        size = len(versions) * elements
+        decoded = memory.view(torch.uint8)[: 4 * size].view(torch.float32)
+        codec.decompress(versions, decoded)
+        rows = decoded.view(-1, elements)
+        if first <= rank < first + len(versions):
+            rows[rank - first] = own
+        total += rows.sum(0)
+    return total
+
+
+def factor_of(op: Any, ranks: int) -> float:
+    """What a sum over `ranks` ranks is multiplied by to give torch's reduction `op`.
+
+    Raises:
+        ValueError: `op` is not one that FSDP uses.
+    """
+    if op == dist.ReduceOp.AVG:
+        return 1.0 / ranks
+    if op == dist.ReduceOp.SUM:
+        return 1.0
+    # PREMUL_SUM carries its factor, which only its pickled form tells.
+    if op == dist.ReduceOp.PREMUL_SUM:
+        _, factor = op.__getstate__()
+        return float(factor)
+    raise ValueError(f"bagua.fsdp reduces gradients by AVG, SUM or PREMUL_SUM, and was asked for {op}")

@@ -1,0 +1,75 @@
+"""What compression has taken from a rank's gradients, to be added to the next ones (error feedback).
+
+Stored as int8, as LoCo does (Xie et al., arXiv:2407.04480): a byte per element, and what this second rounding takes is
+a 255th of the first. Rounding happens where a gradient is sent, so that a rank owes something to every shard: the
+residual has the size of the gradients that the rank sends, not of its shard. Source of error feedback: Seide et al.,
+"1-bit stochastic gradient descent" (Interspeech 2014).
+
+Used by the thread and on the stream that reduce gradients.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import Tensor
+
+from bagua.codecs import Codec, get_codec
+
+_STORED_AS = "int8"
+
+
+class Residual:
+    """Of the gradients that one module's ranks reduce together.
+
+    Args:
+        name: the module's, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._codec = get_codec(_STORED_AS)
+        self._stored: Tensor | None = None
+
+    def add_to(self, gradients: Tensor, chunks: int) -> None:
+        """Adds what is owed to `gradients`, 1-D, in its dtype."""
+        stored = self._stored
+        if stored is None:
+            return
+        shape = (chunks, self._codec.compressed_bytes(gradients.numel() // chunks))
+        if tuple(stored.shape) != shape:
+            warnings.warn(
+                f"The gradients of {self._name!r} have another size than in the last step, and what compression had "
+                "taken from them is lost.\nThis happens where parameters are frozen, unfrozen or unused in some steps.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self._stored = None
+            return
+        self._stored = stored.to(gradients.device)  # one that was loaded lies where it was saved
+        self._codec.decompress(self._stored, gradients, accumulate=True)
+
+    def keep(self, gradients: Tensor, sent: Tensor, codec: Codec, own: int) -> None:
+        """Stores `gradients` minus `sent` decompressed, and overwrites `gradients`.
+
+        What is not finite is forgotten: it was sent as NaN, and the step is lost anyway.
+
+        Args:
+            gradients: 1-D, with what was owed.
+            sent: uint8 [chunks, bytes], what `codec` made of it.
+            own: the chunk that this rank keeps for itself, unrounded.
+        """
+        chunks = len(sent)
+        codec.decompress(sent, gradients.neg_(), accumulate=True)
+        gradients.neg_().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        gradients.view(chunks, -1)[own].zero_()
+        self._stored = self._codec.compress(gradients, chunks, out=self._stored)
+
+    @property
+    def stored(self) -> Tensor | None:
+        """uint8 [ranks, bytes], or None while nothing is owed."""
+        return self._stored
+
+    def load(self, stored: Tensor | None) -> None:
+        """Owe what a saved state says; None: nothing."""
+        self._stored = None if stored is None else stored.clone()

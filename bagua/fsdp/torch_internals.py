@@ -1,0 +1,135 @@
+"""What torch keeps private about FSDP2: the parameter groups of a module, and the collectives that they call. No other
+file of this folder uses a private name of torch. Read in torch 2.11 to 2.13; a torch without these names is refused.
+
+torch's public setters (`set_custom_reduce_scatter`, `set_custom_all_gather`, `set_all_reduce_hook`) tell neither what
+was set before, which `remove()` puts back, nor over which ranks a module is sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+# What ShardedModule reads of every module, so that a torch that names it otherwise is noticed at once.
+_KNOWN = (
+    "is_replicated",
+    "reshards_after_forward",
+    "reduced_dtypes",
+    "reduce_scatter",
+    "all_gather",
+    "all_reduce_hook",
+)
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+class ShardedModule:
+    """The parameters of one `fully_shard` call, which are gathered and reduced together.
+
+    Attributes:
+        name: the module's, without what torch.compile and checkpoint_wrapper put into it.
+        module: the module.
+    """
+
+    def __init__(self, name: str, module: nn.Module, group: Any, is_root: bool) -> None:
+        self.name = name
+        self.module = module
+        self._group = group
+        self._is_root = is_root
+
+    @property
+    def shard_group(self) -> dist.ProcessGroup:
+        """The ranks over which the parameters are sharded. Not to be asked where torch only replicates them."""
+        group: dist.ProcessGroup = self._group.mesh_info.shard_process_group
+        return group
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether torch itself averages gradients between replicas: a mesh with a dimension for that."""
+        return self._group.mesh_info.replicate_mesh_dim is not None
+
+    @property
+    def reshards_after_forward(self) -> bool:
+        """Whether full weights are freed between forward and backward. Of the root torch decides in its first pass, if
+        the caller has not: it keeps them."""
+        state = self.module._get_fsdp_state()  # type: ignore[operator]
+        if self._is_root and state._auto_reshard_after_forward:
+            return False
+        return self._group.post_forward_mesh_info is not None
+
+    @property
+    def reduced_dtypes(self) -> set[torch.dtype]:
+        """In which dtypes gradients of parameters that are trained now are reduced."""
+        policy = self._group.mp_policy
+        return {
+            policy.reduce_dtype or policy.param_dtype or one.dtype for one in self.parameters() if one.requires_grad
+        }
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The sharded ones, DTensors."""
+        for one in self._group.fsdp_params:
+            yield one.sharded_param
+
+    reduce_scatter = property(
+        lambda self: self._group._reduce_scatter_comm,
+        lambda self, value: setattr(self._group, "_reduce_scatter_comm", value),
+        doc="What reduces gradients over the shard group.",
+    )
+    all_gather = property(
+        lambda self: self._group._all_gather_comm,
+        lambda self, value: setattr(self._group, "_all_gather_comm", value),
+        doc="What gathers weights.",
+    )
+
+    @property
+    def all_reduce_hook(self) -> Callable[[Tensor], None] | None:
+        """What is called with this rank's reduced gradients."""
+        hook: Callable[[Tensor], None] | None = self._group._all_reduce_hook
+        return hook
+
+    @all_reduce_hook.setter
+    def all_reduce_hook(self, hook: Callable[[Tensor], None] | None) -> None:
+        self._group._all_reduce_hook = hook
+
+
+def sharded_modules(model: nn.Module) -> list[ShardedModule]:
+    """Those of `model` that have parameters, one for each `fully_shard` call.
+
+    Raises:
+        ValueError: a module is sharded over several meshes by a `shard_placement_fn`.
+        RuntimeError: this torch keeps other things under these names.
+    """
+    found: list[ShardedModule] = []
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        for wrapper in _WRAPPERS:
+            name = name.replace(wrapper, "")
+        try:
+            state: Any = module._get_fsdp_state()
+            # Some versions of torch have one group for each mesh, others have one.
+            groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+            groups = [one for one in groups if one is not None and one.fsdp_params]
+            if id(state) in seen or not groups:
+                continue
+            seen.add(id(state))
+            one = ShardedModule(name, cast("nn.Module", module), groups[0], is_root=not name)
+            for known in _KNOWN:
+                getattr(one, known)
+        except AttributeError as error:
+            raise RuntimeError(
+                f"bagua.fsdp does not know the FSDP2 of torch {torch.__version__}: {error}.\n"
+                "Use torch 2.11 to 2.13, or train without compress_communication."
+            ) from error
+        if len(groups) > 1:
+            raise ValueError(
+                f"{name!r} is sharded over {len(groups)} meshes by its shard_placement_fn (per-parameter meshes), and "
+                "compress_communication needs one.\nGive modules of another mesh a fully_shard call of their own."
+            )
+        found.append(one)
+    return found
