@@ -1,0 +1,162 @@
+"""The collectives of bagua.fsdp alone, against the same in floating point: every codec, dtype and reduction, and shards
+of any size."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+from support.training import begin, check_tensor_on_ranks, message_of
+from torch import Tensor
+
+from bagua.codecs import Codec, codec_names, get_codec
+from bagua.fsdp.reduce_scatter import CompressedReduceScatter, factor_of
+from bagua.fsdp.replica_all_reduce import ReplicaAllReduce
+from bagua.fsdp.residual import Residual
+from bagua.fsdp.traffic import Traffic
+
+SIZES = (0, 1, 3, 31, 64, 1023, 1025, 5000)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _of_all(tensor: Tensor) -> list[Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, tensor)
+    return found
+
+
+def _drawn(size: int, dtype: torch.dtype, seed: int, device: torch.device) -> Tensor:
+    """Blocks of very different sizes, other ones on each rank."""
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    scale = 10.0 ** torch.randint(-4, 2, (size,), generator=generator)
+    return (torch.randn(size, generator=generator) * scale).to(device, dtype)
+
+
+def _after_codec(codec: Codec, source: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
+    """In fp32: what comes out of the codec, and how far it may be away."""
+    decoded = torch.empty_like(source, dtype=torch.float32)
+    codec.decompress(codec.compress(source, chunks), decoded)
+    return decoded, codec.error_bound(source.float(), chunks)
+
+
+def _check_reduction(result: Tensor, parts: list[Tensor], own: int, codec: Codec, factor: float, what: str) -> None:
+    """`result` is factor * the sum of what the codec makes of `parts`, but for this rank's own, which is exact."""
+    rounded, exact = torch.zeros(result.numel()), torch.zeros(result.numel(), dtype=torch.float64)
+    allowed = torch.zeros(result.numel())
+    for rank, part in enumerate(parts):
+        part = part.cpu()
+        decoded, bound = _after_codec(codec, part, 1)
+        rounded += part.float() if rank == own else decoded
+        exact += part.double()
+        allowed += 0 if rank == own else bound
+    kind = torch.finfo(result.dtype)
+    slack = kind.eps * (factor * (sum(part.cpu().float().abs() for part in parts) + allowed) + kind.smallest_normal)
+    found = result.cpu().float()
+    assert ((found - factor * rounded).abs() <= 2 * slack).all(), f"{what}: not the formula"
+    assert ((found.double() - factor * exact).abs() <= factor * allowed + 2 * slack).all(), f"{what}: too far away"
+
+
+def _reduce_scatter(reductions: list[str]) -> None:
+    rank, device = begin()
+    ranks = dist.get_world_size()
+    for seed, (name, dtype, size) in enumerate(itertools.product(codec_names(), DTYPES, SIZES)):
+        op = getattr(dist.ReduceOp, reductions[seed % len(reductions)])
+        codec = get_codec(name)
+        what = f"{name} {dtype} {size} {op}"
+        gradients = _drawn(ranks * size, dtype, seed, device)
+        of_all = _of_all(gradients)
+        traffic = Traffic()
+        reduce = CompressedReduceScatter(codec, traffic, None)
+        output = reduce.allocate((size,), dtype=dtype, device=device)
+        reduce(output, gradients, dist.group.WORLD, op)  # type: ignore[arg-type]
+        if not size:
+            assert traffic.as_dict() == {"sent": 0, "saved": 0}
+            continue
+        parts = [one.view(ranks, -1)[rank] for one in of_all]
+        _check_reduction(output, parts, rank, codec, 1 / ranks if op == dist.ReduceOp.AVG else 1.0, what)
+        sent = (ranks - 1) * codec.compressed_bytes(size)
+        plain = (ranks - 1) * size * output.element_size()
+        assert traffic.as_dict() == {"sent": sent, "saved": plain - sent}, what
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_reduce_scatter_is_the_sum_of_what_the_codec_makes(ranks: int) -> None:
+    run_ranks(ranks, _reduce_scatter, ["AVG", "SUM"])
+
+
+def test_reductions_are_those_of_torch() -> None:
+    assert factor_of(dist.ReduceOp.AVG, 4) == 0.25
+    assert factor_of(dist.ReduceOp.SUM, 4) == 1.0
+    assert factor_of(dist._make_nccl_premul_sum(0.125), 4) == 0.125
+    told = message_of(ValueError, lambda: factor_of(dist.ReduceOp.MAX, 4))
+    assert "MAX" in told
+    assert "AVG, SUM or PREMUL_SUM" in told
+
+
+def _all_reduce() -> None:
+    _, device = begin()
+    ranks = dist.get_world_size()
+    for seed, (name, dtype, size) in enumerate(itertools.product(codec_names(), DTYPES, SIZES)):
+        codec = get_codec(name)
+        gradients = _drawn(size, dtype, seed, device)
+        of_all = [one.cpu() for one in _of_all(gradients)]
+        ReplicaAllReduce(dist.group.WORLD, codec, Traffic(), None)(gradients)  # type: ignore[arg-type]
+        check_tensor_on_ranks(gradients, f"{name} {dtype} {size}")
+        if not size:
+            continue
+        # As one chunk, whose ranges are at least as wide as those of its parts.
+        exact = sum(one.double() for one in of_all) / ranks
+        largest = float(max(one.float().abs().max() for one in of_all))
+        widest = torch.tensor([largest, -largest] * 16)
+        allowed = 2.1 * float(codec.error_bound(widest).max()) + 4 * torch.finfo(dtype).eps * largest
+        assert float((gradients.cpu().double() - exact).abs().max()) <= allowed, f"{name} {dtype} {size}"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_an_all_reduce_between_replicas_gives_all_the_same_average(ranks: int) -> None:
+    run_ranks(ranks, _all_reduce)
+
+
+def _error_feedback() -> None:
+    rank, device = begin()
+    ranks = dist.get_world_size()
+    for name, dtype in itertools.product(codec_names(), (torch.float32, torch.bfloat16)):
+        codec = get_codec(name)
+        for size in (1, 33, 2000):
+            constant = _drawn(ranks * size, dtype, size, device)
+            expected = torch.stack([one.view(ranks, -1)[rank] for one in _of_all(constant)]).float().mean(0)
+            with_feedback: Any = CompressedReduceScatter(codec, Traffic(), Residual("layer"))
+            without: Any = CompressedReduceScatter(codec, Traffic(), None)
+            errors = []
+            for reduce in (with_feedback, without):
+                total = torch.zeros_like(expected)
+                for _ in range(20):
+                    output = torch.empty(size, dtype=dtype, device=device)
+                    reduce(output, constant.clone(), dist.group.WORLD, dist.ReduceOp.AVG)
+                    total += output.float()
+                errors.append(float((total / 20 - expected).abs().max()))
+            largest = float(expected.abs().max())
+            slack = 2 * torch.finfo(dtype).eps * largest + 1e-12
+            # The mean of 20 steps is off by no more than a twentieth of one step's rounding, and its dtype's.
+            assert errors[0] <= errors[1] / 4 + slack, (name, dtype, size, errors)
+    # What is not finite is not remembered, and another size begins anew.
+    feedback = CompressedReduceScatter(get_codec("int8"), Traffic(), residual := Residual("layer"))
+    broken = torch.full((ranks * 64,), float("inf"), device=device)
+    feedback(torch.empty(64, device=device), broken, dist.group.WORLD, dist.ReduceOp.AVG)  # type: ignore[arg-type]
+    assert residual.stored is not None
+    ones = torch.ones(ranks * 64, device=device)
+    output = torch.empty(64, device=device)
+    feedback(output, ones, dist.group.WORLD, dist.ReduceOp.AVG)  # type: ignore[arg-type]
+    assert torch.equal(output, torch.ones_like(output))
+    output = torch.empty(65, device=device)
+    with pytest.warns(RuntimeWarning, match="'layer' have another size"):
+        feedback(output, torch.ones(ranks * 65, device=device), dist.group.WORLD, dist.ReduceOp.AVG)  # type: ignore[arg-type]
+    assert torch.equal(output, torch.ones_like(output))
+
+
+def test_error_feedback_sends_later_what_was_rounded_off() -> None:
+    run_ranks(2, _error_feedback)

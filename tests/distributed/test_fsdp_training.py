@@ -1,0 +1,308 @@
+"""Models under FSDP2 whose communication Bagua compresses, next to the same models without: what FSDP2 offers works on,
+and gradients and weights are where the codec's error allows."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+from support.sharded import Tied, check_near, gradients_of, layers, shard, train_sharded, twins, weights_of, whole
+from support.training import batches, begin, check_tensor_on_ranks, loss_of
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+from bagua.codecs import codec_names
+from bagua.fsdp import compress_communication
+
+# Of the largest gradient of the model, what a codec may take: half a level, on blocks that may be as wide as from
+# -largest to largest, before weights differ.
+SHARE = {"int8": 1 / 250, "int4": 1 / 7, "fp8_e4m3": 1 / 14, "bf16": 1 / 250}
+
+
+def _one_step(ours: Any, plain: Any, device: torch.device, what: str, share: float = SHARE["int8"]) -> None:
+    batch = batches(dist.get_rank(), 1, device)[0]
+    for model in (ours, plain):
+        loss_of(model, batch).backward()
+    check_near(gradients_of(ours), gradients_of(plain), share, what)
+
+
+def _codecs(device: torch.device) -> None:
+    for name in codec_names():
+        ours, plain = twins(device)
+        handle = compress_communication(ours, name)
+        _one_step(ours, plain, device, name, SHARE[name])
+        assert handle.statistics["gradients"]["sent"] > 0
+        assert handle.statistics["weights"] == {"sent": 0, "saved": 0}
+        ours, plain = twins(device)
+        compress_communication(ours, None, weights=name)
+        # Every weight may be off, and each changes all gradients below: no bound, but the same on all ranks.
+        _one_step(ours, plain, device, f"weights {name}", 0.5)
+        check_near(weights_of(ours), weights_of(plain), 0, f"shards {name}")
+
+
+def _accumulation(device: torch.device) -> None:
+    ours, plain = twins(device)
+    handle = compress_communication(ours)
+    for number, batch in enumerate(batches(dist.get_rank(), 3, device)):
+        for model in (ours, plain):
+            model.set_requires_gradient_sync(number == 2)
+            loss_of(model, batch).backward()
+        assert (handle.statistics["gradients"]["sent"] > 0) == (number == 2)
+    check_near(gradients_of(ours), gradients_of(plain), SHARE["int8"], "accumulation")
+
+
+def _mixed_precision(device: torch.device) -> None:
+    for policy in (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+        MixedPrecisionPolicy(param_dtype=torch.float16),
+    ):
+        for feedback in (False, True):
+            ours, plain = twins(device, mp_policy=policy)
+            compress_communication(ours, error_feedback=feedback)
+            _one_step(ours, plain, device, str(policy), 4 * SHARE["int8"])
+        ours, plain = twins(device, mp_policy=policy)
+        compress_communication(ours, None, weights="int8")
+        _one_step(ours, plain, device, f"weights {policy}", 0.1)
+
+
+def _divide_factor(device: torch.device) -> None:
+    """PREMUL_SUM, which gloo does not have."""
+    ours, plain = twins(device)
+    compress_communication(ours)
+    for module in ours.modules():
+        if hasattr(module, "set_gradient_divide_factor"):
+            module.set_gradient_divide_factor(3.0)
+    batch = batches(dist.get_rank(), 1, device)[0]
+    for model in (ours, plain):
+        loss_of(model, batch).backward()
+    expected = {name: one * dist.get_world_size() / 3 for name, one in gradients_of(plain).items()}
+    check_near(gradients_of(ours), expected, SHARE["int8"], "divide factor")
+
+
+def _frozen(device: torch.device) -> None:
+    def make() -> nn.Module:
+        net = layers()
+        net[0].requires_grad_(False)
+        net[1][1].bias.requires_grad_(False)
+        return net
+
+    ours, plain = twins(device, make)
+    compress_communication(ours)
+    _one_step(ours, plain, device, "frozen")
+    assert ours[0].weight.grad is None
+
+
+def _shared(device: torch.device) -> None:
+    ours, plain = twins(device, Tied)
+    compress_communication(ours)
+    _one_step(ours, plain, device, "shared")
+    assert ours.head.weight is ours.embedding.weight
+
+
+def _compiled(device: torch.device) -> None:
+    warnings.simplefilter("ignore")  # of torch.compile
+    for replaced in (False, True):
+        ours, plain = twins(device)
+        compress_communication(ours, weights="int8", exact_weights_every=1)
+        for model in (ours, plain):
+            for number in (0, 1, 2):
+                if replaced:
+                    model[number] = torch.compile(model[number], backend="eager")
+                else:
+                    model[number].compile(backend="eager")
+        _one_step(ours, plain, device, "compiled")
+
+
+def _separate_group(device: torch.device) -> None:
+    ours, plain = twins(device)
+    if hasattr(ours, "set_separate_reduce_scatter_group"):
+        compress_communication(ours)
+        ours.set_separate_reduce_scatter_group()
+        _one_step(ours, plain, device, "separate group")
+
+
+def _offloaded(device: torch.device) -> None:
+    policy = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    ours, plain = (shard(copy.deepcopy(layers()).cpu(), device, offload_policy=policy) for _ in range(2))
+    plain.load_state_dict(ours.state_dict())
+    compress_communication(ours)
+    _one_step(ours, plain, device, "offloaded")
+
+
+def _resharded(device: torch.device) -> None:
+    for kept in (False, 2):
+        if kept and dist.get_world_size() != 4:
+            continue
+        ours, plain = twins(device, reshard_after_forward=kept)
+        compress_communication(ours)
+        _one_step(ours, plain, device, f"reshard_after_forward {kept}")
+        if kept:
+            # Backward gathers from two ranks what forward has rounded, and must not round it again.
+            ours, _ = twins(device, reshard_after_forward=kept)
+            compress_communication(ours, None, weights="int8")
+            third, _ = twins(device, reshard_after_forward=True)
+            compress_communication(third, None, weights="int8")
+            _one_step(ours, third, device, "weights of fewer ranks", 0)
+
+
+def _prefetched(device: torch.device) -> None:
+    ours, plain = twins(device)
+    compress_communication(ours, weights="int8")
+    twin, _ = twins(device)
+    compress_communication(twin, weights="int8")
+    for module in ours.modules():
+        if hasattr(module, "unshard"):
+            module.unshard(async_op=True)
+    _one_step(ours, twin, device, "prefetched", 0)
+    del plain
+
+
+def _two_optimizers(device: torch.device) -> None:
+    ours, plain = twins(device)
+    compress_communication(ours, error_feedback=True)
+    for model in (ours, plain):
+        optimizers = [
+            torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9),
+            torch.optim.AdamW(model[1].parameters(), lr=0.001),
+            torch.optim.AdamW([{"params": [model[2].weight], "lr": 0.002}, {"params": [model[2].bias]}], lr=0.001),
+        ]
+        train_sharded(model, optimizers, batches(dist.get_rank(), 6, device), clip=0.5)
+    check_near(weights_of(ours), weights_of(plain), 0.02, "two optimizers")
+
+
+def _evaluation(device: torch.device) -> None:
+    """Weights are exact in evaluation mode and in checkpoints, and in training the same on all ranks."""
+    ours, plain = twins(device)
+    compress_communication(ours, None, weights="int8")
+    batch = batches(7, 1, device)[0]
+    trained = [whole(model(batch[0])) for model in (ours, plain)]
+    check_tensor_on_ranks(trained[0], "outputs")
+    check_near({"": trained[0]}, {"": trained[1]}, 0.02, "training")
+    for model in (ours, plain):
+        model.eval()
+        model.reshard()
+    with torch.no_grad():
+        assert torch.equal(ours(batch[0]), plain(batch[0]))
+    for name, one in ours.state_dict().items():
+        assert torch.equal(whole(one), whole(plain.state_dict()[name])), name
+
+
+def _exact_every(device: torch.device) -> None:
+    for differences in (False, True):
+        ours, plain = twins(device, reshard_after_forward=False)
+        handle = compress_communication(
+            ours, None, weights="int8", exact_weights_every=3, weight_differences=differences
+        )
+        for number, batch in enumerate(batches(7, 7, device)):
+            outputs = []
+            for model in (ours, plain):
+                outputs.append(model(batch[0]))
+                outputs[-1].square().mean().backward()
+                model.zero_grad()
+            # Differences begin with exact weights, and of weights that stay they are zero.
+            assert torch.equal(*outputs) == (differences or number % 3 == 2), (differences, number)
+        assert handle.statistics["weights"]["saved"] > 0
+
+
+def _differences(device: torch.device) -> None:
+    """Of weights that move little, differences are nearer to them than weights that are rounded."""
+    far = []
+    for differences in (True, False):
+        ours, plain = twins(device, reshard_after_forward=False)
+        compress_communication(ours, None, weights="int8", weight_differences=differences)
+        plain.load_state_dict(ours.state_dict())
+        optimizer = torch.optim.SGD(ours.parameters(), lr=1e-3)
+        train_sharded(ours, [optimizer], batches(dist.get_rank(), 4, device))
+        plain.load_state_dict(ours.state_dict())
+        x = batches(7, 1, device)[0][0]
+        mine, exact = whole(ours(x)), whole(plain(x))
+        check_tensor_on_ranks(mine, "outputs")
+        far.append(float((mine - exact).abs().max()))
+    assert 0 < far[0] < far[1] / 20, far
+
+
+def _mixed_dtypes(device: torch.device) -> None:
+    """One module gathers bytes of two dtypes: they are sent as they are, with a warning."""
+
+    def make() -> nn.Module:
+        net = nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 4))
+        net.register_parameter("scale", nn.Parameter(torch.ones(3, dtype=torch.bfloat16), requires_grad=False))
+        net.register_parameter("shift", nn.Parameter(torch.zeros(5)))
+        return net
+
+    ours, plain = twins(device, make)
+    compress_communication(ours, None, weights="int8", exact_weights_every=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for model in (ours, plain):
+            model(batches(7, 1, device)[0][0])
+    told = [str(one.message) for one in caught if "cannot" in str(one.message)]
+    assert len(told) == 1, told
+    assert "bytes of several dtypes" in told[0]
+
+
+def _quality(device: torch.device) -> None:
+    """After the same steps the loss is within 1 % of what it is without compression."""
+    losses = {}
+    for name, options in {
+        "plain": None,
+        "int8": {},
+        "int8 with error feedback": {"error_feedback": True},
+        "int8 weights": {"weights": "int8"},
+    }.items():
+        model, _ = twins(device)
+        if options is not None:
+            compress_communication(model, **options)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(60):
+            x = torch.randn(64, 2, generator=generator).to(device)
+            y = torch.stack([x[:, 0].sin(), x[:, 1].cos(), x.prod(1), x.sum(1)], 1)
+            train_sharded(model, [optimizer], [(x, y)])
+        model.eval()
+        x = torch.randn(512, 2, generator=torch.Generator().manual_seed(99)).to(device)
+        y = torch.stack([x[:, 0].sin(), x[:, 1].cos(), x.prod(1), x.sum(1)], 1)
+        with torch.no_grad():
+            losses[name] = float(loss_of(model, (x, y)))
+    assert losses["plain"] < 0.1, losses
+    for name, loss in losses.items():
+        assert abs(loss / losses["plain"] - 1) < 0.01, (name, losses)
+
+
+CASES: dict[str, Callable[[torch.device], None]] = {
+    "codecs": _codecs,
+    "accumulation": _accumulation,
+    "mixed precision": _mixed_precision,
+    "divide factor": _divide_factor,
+    "frozen": _frozen,
+    "shared": _shared,
+    "compiled": _compiled,
+    "separate group": _separate_group,
+    "offloaded": _offloaded,
+    "resharded": _resharded,
+    "prefetched": _prefetched,
+    "two optimizers": _two_optimizers,
+    "evaluation": _evaluation,
+    "exact every": _exact_every,
+    "differences": _differences,
+    "mixed dtypes": _mixed_dtypes,
+    "quality": _quality,
+}
+
+
+def _run(case: str) -> None:
+    _, device = begin()
+    CASES[case](device)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_compressed(case: str, ranks: int) -> None:
+    run_ranks(ranks, _run, case, timeout=120, reuse=True)
