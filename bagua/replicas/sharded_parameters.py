@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 _GUIDE = "docs/how-to/train/use-fsdp.md"
+_COMPRESSION = "docs/how-to/train/compress-fsdp.md"
 _WITHOUT_BAGUA = (
     "Train it with FSDP or tensor parallelism alone, or leave it out: put its name into the module's"
     " _bagua_params_and_buffers_to_ignore"
@@ -34,7 +35,7 @@ def refuse_sharded(named: Iterable[tuple[str, Tensor]], doing: str, remedy: str 
             raise ValueError(
                 f"{name!r} is {kind}: torch distributes it over the ranks. Bagua works on whole replicas.\n"
                 f"Found while {doing}.\n"
-                f"{remedy}; see {_GUIDE}."
+                f"{remedy}; see {_GUIDE}. To compress what FSDP2 sends, see {_COMPRESSION}."
             )
 
 

@@ -3,6 +3,8 @@
 
 import torch
 from support.page_programs import run_blocks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import bagua.torch_api as bagua
 
@@ -36,3 +38,7 @@ run_blocks("docs/reference/api/engine.md", 1)
 run_blocks("docs/reference/api/kernels.md", 1)
 assert (values - received).abs().max() < 0.1
 run_blocks("docs/reference/api/legacy.md", 1)
+
+model = fully_shard(torch.nn.Linear(8, 1), mesh=init_device_mesh("cpu", (2,)))
+run_blocks("docs/reference/api/fsdp.md", 1)
+handle.remove()

@@ -28,6 +28,7 @@ for refused in (
     told = message_of(ValueError, refused)
     assert "is a DTensor" in told
     assert "docs/how-to/train/use-fsdp.md" in told
+    assert "docs/how-to/train/compress-fsdp.md" in told
 
 # Beside it, what Bagua has: a part of the same model.
 model = torch.nn.Sequential(model, torch.nn.Linear(1, 1))

@@ -1,0 +1,31 @@
+# ranks: 2
+"""FSDP2 with compressed communication: training, checkpoints, and replicas."""
+
+import warnings
+
+import torch
+import torch.distributed as dist
+from support.page_programs import run_blocks
+
+dist.init_process_group("gloo")
+torch.manual_seed(1)
+loader = torch.randn(4, 2, 16, 8).unbind(1)[dist.get_rank()]
+
+run_blocks("docs/how-to/train/compress-fsdp.md", 1)
+
+assert handle.statistics["gradients"]["saved"] > 0
+handle.remove()
+handle = compress_communication(model, error_feedback=True)
+model(loader[0]).square().mean().backward()
+warnings.filterwarnings("ignore")  # of torch's checkpoints
+files = [f"compression-{rank}.pt" for rank in range(2)]
+
+run_blocks("docs/how-to/train/compress-fsdp.md", 2, 3)
+
+dist.barrier()
+assert all(torch.load(file)["residuals"] for file in files)
+
+model = torch.nn.Linear(8, 1)
+run_blocks("docs/how-to/train/compress-fsdp.md", 4)
+model(loader[dist.get_rank()]).sum().backward()
+assert handle.statistics["gradients"]["sent"] > 0
