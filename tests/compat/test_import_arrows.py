@@ -44,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "codecs": {"kernels"},
     "job": set(),
     "collectives": {"job"},
+    "fsdp": {"job", "codecs"},
     "replicas": {"collectives", "job"},
     "engine": {"replicas", "collectives", "job", "codecs", "kernels", "tuning"},
     "comm_ops": {"engine", "collectives", "job", "codecs", "kernels"},
