@@ -105,6 +105,15 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_unused_parameters_and_two_models_by_turns",
         "test_nothing_is_left_of_a_group_that_was_destroyed",
     ],
+    # Streams of FSDP, kernels in between, PREMUL_SUM, gathers that are waited for later.
+    "fsdp_collectives": ["test_a_reduce_scatter_is_the_sum_of_what_the_codec_makes[2]"],
+    "fsdp_training": [
+        "test_compressed[2-codecs]",
+        "test_compressed[2-mixed precision]",
+        "test_compressed[2-divide factor]",
+        "test_compressed[2-prefetched]",
+    ],
+    "fsdp_handle": ["test_training_resumes_bit_for_bit", "test_replicas_average_compressed_gradients"],
     "shared_weights": ["test_weights_keep_their_memory[decentralized]"],
     "decentralized": [
         "test_weights_lie_in_reverse_order_as_in_bagua_0_9",
