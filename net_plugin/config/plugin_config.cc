@@ -78,6 +78,10 @@ const std::vector<Knob>& knob_table() {
                    "1: Everything that is sent carries CRC-32C checksums. Data that arrives damaged is discarded, and "
                    "sent again over a new connection; without recovery, it fails the communicator. Both ends "
                    "of a connection use checksums if either asks for them."),
+      path_knob("BAGUA_NET_SECRET_FILE", &Config::secret_file,
+                "A file with a secret of at least 32 bytes, the same on every rank. It is part of the key of every "
+                "handshake, so that who reads NCCL's bootstrap cannot join a connection. A file that every user may "
+                "write is refused; one that every user may read is warned of. `bagua-net secret new` makes one."),
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
                    "Within a host, I/O threads send messages above 512 KiB without copying them, if the kernel "
                    "supports it (vmsplice)."),

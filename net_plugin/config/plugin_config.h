@@ -33,6 +33,7 @@ struct PluginConfig {
   int stall_s = 30;                       // BAGUA_NET_STALL_S: a request that waits so long is reported; 0: none is
   Recovery recovery = Recovery::kAuto;    // BAGUA_NET_RECOVERY: lost connections are replaced; auto = between hosts
   bool checksum = false;                  // BAGUA_NET_CHECKSUM: damaged data is noticed and sent again
+  std::string secret_file;                // BAGUA_NET_SECRET_FILE: what all ranks know, in a file; "" = none
   bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
   bool stats = true;                      // BAGUA_NET_STATS: `bagua-net stats` can look at this process
   std::string trace;                      // BAGUA_NET_TRACE: the file for the trace; "" = none

@@ -56,15 +56,19 @@ int workers_between_hosts(const PluginConfig& config, const std::vector<Device>&
 Status TransportContext::create(const PluginConfig& config, std::vector<Device> devices,
                                 std::unique_ptr<TransportContext>* context, std::shared_ptr<Trace> trace) {
   if (devices.empty()) return Status::invalid_argument("no network device to use");
+  std::shared_ptr<const JobSecret> secret;
+  if (!config.secret_file.empty()) BAGUA_NET_RETURN_IF_ERROR(JobSecret::read(config.secret_file, &secret));
   raise_open_file_limit();
   const CpuBudget budget = measure_cpu_budget(process_environment());
   const int workers = config.workers.value_or(default_worker_count(budget));
-  context->reset(new TransportContext(config, std::move(devices), workers, budget.cpus, std::move(trace)));
+  context->reset(
+      new TransportContext(config, std::move(devices), workers, budget.cpus, std::move(secret), std::move(trace)));
   return Status::ok();
 }
 
 TransportContext::TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers,
-                                   const cpu_set_t& affinity, std::shared_ptr<Trace> trace)
+                                   const cpu_set_t& affinity, std::shared_ptr<const JobSecret> secret,
+                                   std::shared_ptr<Trace> trace)
     : config_(config),
       devices_(std::move(devices)),
       settings_(handshake_settings(config, workers)),
@@ -74,6 +78,7 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
       stats_(
           std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name, workers)),
       trace_(std::move(trace)) {
+  settings_.secret = std::move(secret);
   settings_.optional = &optional_;
   settings_.stalls = stalls();
   if (!stats_->failure().empty()) {

@@ -61,7 +61,7 @@ class TransportContext {
 
  private:
   TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers, const cpu_set_t& affinity,
-                   std::shared_ptr<Trace> trace);
+                   std::shared_ptr<const JobSecret> secret, std::shared_ptr<Trace> trace);
 
   // The running connection service, started if need be.
   Status service(ConnectionService** service) REQUIRES(mutex_);

@@ -12,6 +12,10 @@ constexpr char kMagic[] = "BAGUANET";
 constexpr std::size_t kMagicBytes = sizeof kMagic - 1;
 constexpr std::size_t kStateOffset = 56;
 constexpr std::size_t kListenIdOffset = 64;
+constexpr std::size_t kProtectionOffset = 52;
+constexpr std::size_t kKeyIdOffset = 80;
+constexpr std::uint32_t kEncrypts = 1;
+constexpr std::uint32_t kHasAes = 2;
 
 }  // namespace
 
@@ -25,7 +29,10 @@ void encode_connect_handle(const ConnectHandle& handle, std::uint8_t* bytes) {
   std::copy(handle.address.begin(), handle.address.end(), bytes + 16);
   store_little_endian<std::uint32_t>(bytes + 32, handle.scope_id);
   std::copy(handle.token.begin(), handle.token.end(), bytes + 36);
+  store_little_endian<std::uint32_t>(bytes + kProtectionOffset,
+                                     (handle.protection.encrypts ? kEncrypts : 0) | (handle.has_aes ? kHasAes : 0));
   std::copy(handle.listen_id.begin(), handle.listen_id.end(), bytes + kListenIdOffset);
+  std::copy(handle.protection.key_id.begin(), handle.protection.key_id.end(), bytes + kKeyIdOffset);
 }
 
 Status decode_connect_handle(const std::uint8_t* bytes, ConnectHandle* handle) {
@@ -51,6 +58,10 @@ Status decode_connect_handle(const std::uint8_t* bytes, ConnectHandle* handle) {
   std::copy(bytes + 16, bytes + 32, handle->address.begin());
   handle->scope_id = load_little_endian<std::uint32_t>(bytes + 32);
   std::copy(bytes + 36, bytes + 52, handle->token.begin());
+  const auto protection = load_little_endian<std::uint32_t>(bytes + kProtectionOffset);
+  handle->protection.encrypts = (protection & kEncrypts) != 0;
+  handle->has_aes = (protection & kHasAes) != 0;
+  std::copy_n(bytes + kKeyIdOffset, handle->protection.key_id.size(), handle->protection.key_id.begin());
   std::copy(bytes + kListenIdOffset, bytes + kListenIdOffset + handle->listen_id.size(), handle->listen_id.begin());
   return Status::ok();
 }

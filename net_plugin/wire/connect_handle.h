@@ -11,10 +11,11 @@
 //     16    16  address (IPv4: the first 4 bytes)
 //     32     4  IPv6 scope id: means something on the listener's own host only
 //     36    16  token: random, one per listen; a secret that no other message carries
-//     52     4  zero
+//     52     4  protection: 1 = the listener encrypts, 2 = its CPU has AES instructions; a sum
 //     56     8  connect state: zero from the listener; the connector keeps the number of its attempt here
 //     64    16  listen id: random, one per listen; names the token without telling it
-//     80    48  zero
+//     80     8  key id: names the secret of the listener's job; zero: it has none
+//     88    40  zero
 #pragma once
 
 #include <array>
@@ -22,10 +23,11 @@
 #include <cstdint>
 
 #include "base/status.h"
+#include "wire/protection.h"
 
 namespace bagua_net {
 
-constexpr std::uint16_t kProtocolVersion = 2;
+constexpr std::uint16_t kProtocolVersion = 3;
 constexpr std::size_t kConnectHandleBytes = 128;
 
 using Token = std::array<std::uint8_t, 16>;     // secret
@@ -40,6 +42,8 @@ struct ConnectHandle {
   std::uint32_t scope_id = 0;
   Token token{};
   RandomId listen_id{};
+  Protection protection;
+  bool has_aes = false;
 };
 
 void encode_connect_handle(const ConnectHandle& handle, std::uint8_t* bytes);

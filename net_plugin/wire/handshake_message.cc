@@ -12,10 +12,14 @@ constexpr char kHelloMagic[] = "BNHELLO1";
 constexpr char kChallengeMagic[] = "BNCHALL1";
 constexpr char kReplyMagic[] = "BNREPLY1";
 constexpr std::size_t kMagicBytes = 8;
-constexpr std::size_t kHostNameOffset = 64;
+constexpr std::size_t kListenIdOffset = 16;
+constexpr std::size_t kKeyIdOffset = 32;
+constexpr std::size_t kCommIdOffset = 48;
+constexpr std::size_t kHostNameOffset = 80;
 constexpr std::size_t kHostNameBytes = 48;
 constexpr std::size_t kNonceOffset = kHostNameOffset + kHostNameBytes;
 constexpr std::size_t kChallengeNonceOffset = 16;
+static_assert(kKeyIdOffset + sizeof(KeyId) == kHelloClearBytes);
 static_assert(kNonceOffset + sizeof(RandomId) == kHelloBytes);
 static_assert(kChallengeNonceOffset + sizeof(RandomId) == kChallengeBytes);
 
@@ -29,6 +33,7 @@ const char* handshake_verdict_name(HandshakeVerdict verdict) {
     case HandshakeVerdict::kNoPlace: return "the connection has no place for another data stream now";
     case HandshakeVerdict::kUnknownStream: return "the data stream fits no connection";
     case HandshakeVerdict::kWrongProof: return "the connector does not know the token of the connect handle";
+    case HandshakeVerdict::kOtherProtection: return "the ranks have different secrets, or only one of them encrypts";
   }
   return "unknown verdict";
 }
@@ -37,14 +42,15 @@ void encode_hello(const Hello& hello, std::uint8_t* bytes) {
   std::memset(bytes, 0, kHelloBytes);
   std::memcpy(bytes, kHelloMagic, kMagicBytes);
   store_little_endian<std::uint16_t>(bytes + 8, hello.protocol_version);
-  store_little_endian<std::uint16_t>(bytes + 10, hello.stream_index);
-  store_little_endian<std::uint16_t>(bytes + 12, hello.streams_wanted);
-  store_little_endian<std::uint16_t>(bytes + 14, hello.port);
-  std::copy(hello.listen_id.begin(), hello.listen_id.end(), bytes + 16);
-  std::copy(hello.comm_id.begin(), hello.comm_id.end(), bytes + 32);
-  store_little_endian<std::uint64_t>(bytes + 48, hello.process_id);
-  store_little_endian<std::uint32_t>(bytes + 56, hello.max_chunk_bytes);
-  store_little_endian<std::uint32_t>(bytes + 60, hello.features);
+  store_little_endian<std::uint16_t>(bytes + 40, hello.stream_index);
+  store_little_endian<std::uint16_t>(bytes + 42, hello.streams_wanted);
+  store_little_endian<std::uint16_t>(bytes + 44, hello.port);
+  std::copy(hello.listen_id.begin(), hello.listen_id.end(), bytes + kListenIdOffset);
+  std::copy(hello.key_id.begin(), hello.key_id.end(), bytes + kKeyIdOffset);
+  std::copy(hello.comm_id.begin(), hello.comm_id.end(), bytes + kCommIdOffset);
+  store_little_endian<std::uint64_t>(bytes + 64, hello.process_id);
+  store_little_endian<std::uint32_t>(bytes + 72, hello.max_chunk_bytes);
+  store_little_endian<std::uint32_t>(bytes + 76, hello.features);
   const std::size_t name_bytes = std::min(hello.host_name.size(), kHostNameBytes - 1);
   std::memcpy(bytes + kHostNameOffset, hello.host_name.data(), name_bytes);
   std::copy(hello.nonce.begin(), hello.nonce.end(), bytes + kNonceOffset);
@@ -75,14 +81,15 @@ std::uint16_t hello_version(const std::uint8_t* bytes) { return load_little_endi
 
 void decode_hello(const std::uint8_t* bytes, Hello* hello) {
   hello->protocol_version = hello_version(bytes);
-  hello->stream_index = load_little_endian<std::uint16_t>(bytes + 10);
-  hello->streams_wanted = load_little_endian<std::uint16_t>(bytes + 12);
-  hello->port = load_little_endian<std::uint16_t>(bytes + 14);
-  std::copy(bytes + 16, bytes + 32, hello->listen_id.begin());
-  std::copy(bytes + 32, bytes + 48, hello->comm_id.begin());
-  hello->process_id = load_little_endian<std::uint64_t>(bytes + 48);
-  hello->max_chunk_bytes = load_little_endian<std::uint32_t>(bytes + 56);
-  hello->features = load_little_endian<std::uint32_t>(bytes + 60);
+  hello->stream_index = load_little_endian<std::uint16_t>(bytes + 40);
+  hello->streams_wanted = load_little_endian<std::uint16_t>(bytes + 42);
+  hello->port = load_little_endian<std::uint16_t>(bytes + 44);
+  std::copy_n(bytes + kListenIdOffset, hello->listen_id.size(), hello->listen_id.begin());
+  std::copy_n(bytes + kKeyIdOffset, hello->key_id.size(), hello->key_id.begin());
+  std::copy_n(bytes + kCommIdOffset, hello->comm_id.size(), hello->comm_id.begin());
+  hello->process_id = load_little_endian<std::uint64_t>(bytes + 64);
+  hello->max_chunk_bytes = load_little_endian<std::uint32_t>(bytes + 72);
+  hello->features = load_little_endian<std::uint32_t>(bytes + 76);
   // The name goes into log lines only: anything unprintable from the network is replaced.
   const char* name = reinterpret_cast<const char*>(bytes + kHostNameOffset);
   hello->host_name.assign(name, strnlen(name, kHostNameBytes));

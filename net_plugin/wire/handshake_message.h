@@ -6,22 +6,24 @@
 //      proof (wire/handshake_proof.h)            -->
 //                                              <-- reply, and the listener's proof
 //
-// Hello, 128 bytes                                    Reply, 32 bytes
+// Hello, 144 bytes                                    Reply, 32 bytes
 //   byte  size  field                                   byte  size  field
 //      0     8  magic "BNHELLO1"                           0     8  magic "BNREPLY1"
 //      8     2  protocol version                           8     2  protocol version
-//     10     2  stream index in the comm                  10     2  verdict (HandshakeVerdict)
-//     12     2  data streams that the connector wants     12     2  data streams of this comm
-//     14     2  port where the connector listens, or 0    14     2  zero
-//     16    16  listen id, from the connect handle        16     8  process id
-//     32    16  comm id: random, one per connect          24     4  largest chunk of a striped message
-//     48     8  process id                                28     4  features
-//     56     4  largest chunk that the connector wants
-//     60     4  features                                Challenge, 32 bytes
-//     64    48  host name, zero-padded                    byte  size  field
-//    112    16  nonce: random, one per connection            0     8  magic "BNCHALL1"
-//                                                            8     8  zero
-//                                                           16    16  nonce: random, one per connection
+//     10     2  zero                                      10     2  verdict (HandshakeVerdict)
+//     12     4  zero                                      12     2  data streams of this comm
+//     16    16  listen id, from the connect handle        14     2  zero
+//     32     8  key id of the job's secret, or zero       16     8  process id
+//     40     2  stream index in the comm                  24     4  largest chunk of a striped message
+//     42     2  data streams that the connector wants     28     4  features
+//     44     2  port where the connector listens, or 0
+//     46     2  zero                                    Challenge, 32 bytes
+//     48    16  comm id: random, one per connect          byte  size  field
+//     64     8  process id                                   0     8  magic "BNCHALL1"
+//     72     4  largest chunk that the connector wants       8     8  zero
+//     76     4  features                                    16    16  nonce: random, one per connection
+//     80    48  host name, zero-padded
+//    128    16  nonce: random, one per connection
 //
 // Stream 0 goes first: its reply settles the number of streams and the chunk size (the smaller of what both ends
 // want), then the others join with the same comm id. Later the connector may let more join (kJoiningStream), as many as
@@ -42,8 +44,9 @@
 
 namespace bagua_net {
 
-constexpr std::size_t kHelloBytes = 128;
+constexpr std::size_t kHelloBytes = 144;
 constexpr std::size_t kHelloVersionBytes = 10;  // of a hello, up to its version
+constexpr std::size_t kHelloClearBytes = 40;    // of a hello, up to its key id
 constexpr std::size_t kChallengeBytes = 32;
 constexpr std::size_t kReplyBytes = 32;
 
@@ -65,11 +68,12 @@ constexpr std::uint32_t kFeatureChecksums = 4;
 
 enum class HandshakeVerdict : std::uint16_t {
   kAccepted = 0,
-  kWrongVersion = 1,   // the reply's version field says which is spoken
-  kUnknownListen = 2,  // nobody listens under that id (any more)
-  kUnknownStream = 3,  // a joining stream fits no comm, or there is no room for it
-  kNoPlace = 4,        // the comm has not noticed yet that it lost a stream: try again
-  kWrongProof = 5,     // the connector does not know the token
+  kWrongVersion = 1,     // the reply's version field says which is spoken
+  kUnknownListen = 2,    // nobody listens under that id (any more)
+  kUnknownStream = 3,    // a joining stream fits no comm, or there is no room for it
+  kNoPlace = 4,          // the comm has not noticed yet that it lost a stream: try again
+  kWrongProof = 5,       // the connector does not know the token
+  kOtherProtection = 6,  // the ranks have different secrets, or only one encrypts
 };
 
 const char* handshake_verdict_name(HandshakeVerdict verdict);
@@ -80,6 +84,7 @@ struct Hello {
   std::uint16_t streams_wanted = 1;
   std::uint16_t port = 0;
   RandomId listen_id{};
+  KeyId key_id{};
   RandomId comm_id{};
   std::uint64_t process_id = 0;
   std::uint32_t max_chunk_bytes = 0;

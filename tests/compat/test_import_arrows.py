@@ -323,12 +323,13 @@ class TestImportReader:
 CPP_ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "config": {"base"},
-    "wire": {"base"},
+    "crypto": {"base"},
+    "wire": {"base", "crypto"},
     "os": {"base"},
     "trace": {"base"},
     "stats": {"base", "os", "trace"},
-    "transport": {"base", "config", "wire", "os", "trace", "stats"},
-    "abi": {"base", "config", "wire", "os", "trace", "stats", "transport"},
+    "transport": {"base", "config", "crypto", "wire", "os", "trace", "stats"},
+    "abi": {"base", "config", "crypto", "wire", "os", "trace", "stats", "transport"},
     "python": {"base", "config", "wire", "os", "trace", "stats", "transport"},
 }
 # The same for the folders of net_plugin/transport/. Only transport/*.h, which joins them, may include all.

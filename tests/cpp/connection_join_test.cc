@@ -103,7 +103,7 @@ Hello joining(const JoinTicket& ticket) {
 
 // What the listener answers to a hello.
 HandshakeVerdict verdict_on(const JoinTicket& ticket, const Hello& hello) {
-  return shake_hands(connect_to(ticket.address), ticket.token, hello).verdict;
+  return shake_hands(connect_to(ticket.address), *ticket.key, hello).verdict;
 }
 
 void check_refused(Processes& processes, const JoinTicket& ticket, const Hello& hello,
@@ -157,10 +157,19 @@ TEST_CASE(streams_join_again_and_again_up_to_the_most) {
   check_refused(processes, processes.ticket(), joining(processes.ticket()));
 }
 
+namespace {
+
+HandshakeKeyRef another(HandshakeKey key) {
+  key[3] ^= 1;
+  return std::make_shared<const HandshakeKey>(key);
+}
+
+}  // namespace
+
 TEST_CASE(a_join_with_a_wrong_token_is_refused) {
   Processes processes;
   JoinTicket wrong = processes.ticket();
-  wrong.token[3] ^= 1;
+  wrong.key = another(*wrong.key);
   check_refused(processes, wrong, joining(wrong), HandshakeVerdict::kWrongProof);
 }
 
@@ -182,7 +191,7 @@ TEST_CASE(a_join_with_the_listen_of_another_connection_is_refused) {
 TEST_CASE(a_refused_join_brings_nothing_and_ends) {
   Processes processes;
   JoinTicket wrong = processes.ticket();
-  wrong.token[0] ^= 1;
+  wrong.key = another(*wrong.key);
   processes.join(wrong, 3);
   // The one that follows is answered after it, and its streams are the only ones that come.
   processes.join(processes.ticket(), 2);
@@ -261,7 +270,7 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
     Said said = say_hello(given_up, joining(ticket));
     Reply reply;
     CHECK(read_challenge(given_up, &said, &reply));
-    prove(given_up, ticket.token, said);
+    prove(given_up, *ticket.key, said);
     std::array<std::uint8_t, 1> first;
     CHECK_EQ(::recv(given_up.get(), first.data(), 1, MSG_PEEK), 1);  // the reply is here, and stays unread
   }

@@ -62,7 +62,7 @@ TEST_CASE(what_nothing_proves_to_come_from_the_listener_is_tried_again) {
     if (peer == 1) say(socket, refusal);
     if (peer >= 2) challenge(socket, &said);
     if (peer == 2) say(socket, refusal);
-    if (peer == 3) send_reply(socket, Token{4}, said, refusal);
+    if (peer == 3) send_reply(socket, HandshakeKey{4}, said, refusal);
   }
   const OwnedFd accepted = listener.answer_next(acceptance(1));
   connecting.finish();
@@ -212,7 +212,7 @@ TEST_CASE(a_listener_that_dies_between_streams_is_an_error_long_before_the_deadl
   CHECK_OK(connecting.ask());
   const OwnedFd accepted = listener.next();
   listener.socket.reset();
-  answer_handshake(accepted, listener.token, acceptance(4));
+  answer_handshake(accepted, *handshake_key(listener.token), acceptance(4));
   const Status status = connecting.error();
   check_names(status, "is gone");
 }

@@ -23,7 +23,7 @@ std::string hex(const HandshakeProof& proof) {
 }
 
 std::string hmac(const std::vector<std::uint8_t>& key, const std::string& data) {
-  return hex(hmac_sha256(key.data(), key.size(), reinterpret_cast<const std::uint8_t*>(data.data()), data.size()));
+  return hex(HmacSha256(key.data(), key.size()).add(data.data(), data.size()).finish());
 }
 
 }  // namespace
@@ -45,19 +45,19 @@ TEST_CASE(the_algorithm_gives_the_published_results) {
 }
 
 TEST_CASE(a_proof_is_about_every_byte_that_was_said) {
-  Token token{1};
+  HandshakeKey key{1};
   std::array<std::uint8_t, kHelloBytes> hello{2};
   std::array<std::uint8_t, kChallengeBytes> challenge{3};
   std::array<std::uint8_t, kReplyBytes> reply{4};
-  const HandshakeProof connectors = connector_proof(token, hello.data(), challenge.data());
-  const HandshakeProof listeners = listener_proof(token, hello.data(), challenge.data(), reply.data());
+  const HandshakeProof connectors = connector_proof(key, hello.data(), challenge.data());
+  const HandshakeProof listeners = listener_proof(key, hello.data(), challenge.data(), reply.data());
   const auto check_changed = [&](std::uint8_t* byte, bool of_reply) {
     *byte ^= 0x80;
-    CHECK(of_reply == (connector_proof(token, hello.data(), challenge.data()) == connectors));
-    CHECK(listener_proof(token, hello.data(), challenge.data(), reply.data()) != listeners);
+    CHECK(of_reply == (connector_proof(key, hello.data(), challenge.data()) == connectors));
+    CHECK(listener_proof(key, hello.data(), challenge.data(), reply.data()) != listeners);
     *byte ^= 0x80;
   };
-  for (std::uint8_t& byte : token) check_changed(&byte, false);
+  for (std::uint8_t& byte : key) check_changed(&byte, false);
   for (std::uint8_t& byte : hello) check_changed(&byte, false);
   for (std::uint8_t& byte : challenge) check_changed(&byte, false);
   for (std::uint8_t& byte : reply) check_changed(&byte, true);
@@ -65,12 +65,12 @@ TEST_CASE(a_proof_is_about_every_byte_that_was_said) {
 
 TEST_CASE(a_proof_differs_in_any_bit) {
   const std::uint8_t key = 1;
-  const HandshakeProof proof = hmac_sha256(&key, 1, &key, 1);
-  CHECK(is_same_proof(proof, proof.data()));
+  const HandshakeProof proof = HmacSha256(&key, 1).add(&key, 1).finish();
+  CHECK(is_same_mac(proof, proof.data()));
   for (std::size_t bit = 0; bit < 8 * kProofBytes; ++bit) {
     HandshakeProof changed = proof;
     changed[bit / 8] ^= static_cast<std::uint8_t>(1 << (bit % 8));
-    CHECK(!is_same_proof(proof, changed.data()));
+    CHECK(!is_same_mac(proof, changed.data()));
   }
 }
 

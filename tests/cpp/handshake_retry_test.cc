@@ -32,7 +32,7 @@ struct Listening : ListeningService {
   }
   OwnedFd join(const Hello& hello, Reply* reply) const {
     OwnedFd socket = connect_to(address);
-    *reply = shake_hands(socket, handle.token, hello);
+    *reply = shake_hands(socket, *handshake_key(handle.token), hello);
     return socket;
   }
   OwnedFd join(std::uint16_t index, std::uint16_t streams) const {

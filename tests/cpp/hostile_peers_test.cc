@@ -167,8 +167,8 @@ TEST_CASE(those_that_name_a_listen_are_kept_longest) {
   std::vector<OwnedFd> silent;
   for (int i = 0; i < 40; ++i) silent.push_back(connect_to(listening.address));
   CHECK(has_ended(silent[0].get()));  // since then there was no room
-  prove(slow, listening.handle.token, said);
-  CHECK(read_reply(slow, listening.handle.token, said).verdict == HandshakeVerdict::kAccepted);
+  prove(slow, *handshake_key(listening.handle.token), said);
+  CHECK(read_reply(slow, *handshake_key(listening.handle.token), said).verdict == HandshakeVerdict::kAccepted);
 }
 
 TEST_CASE(a_peer_that_waits_for_a_descriptor_is_accepted_when_there_is_one) {
@@ -230,7 +230,8 @@ TEST_CASE(a_peer_that_turns_hostile_fails_its_own_comm_only) {
     SocketAddress address = loopback().address;
     address.set_port(handle.port);
     const OwnedFd socket = connect_to(address);
-    CHECK(shake_hands(socket, handle.token, hello_to(handle.listen_id)).verdict == HandshakeVerdict::kAccepted);
+    CHECK(shake_hands(socket, *handshake_key(handle.token), hello_to(handle.listen_id)).verdict ==
+          HandshakeVerdict::kAccepted);
     RecvComm* const hostile = accept_from(*context, listen);
     std::vector<std::uint8_t> room(4096);
     Request* const request = receive(hostile, room);

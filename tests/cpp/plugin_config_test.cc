@@ -83,6 +83,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       {"BAGUA_NET_STALL_S", "16"},
                                       {"BAGUA_NET_RECOVERY", "0"},
                                       {"BAGUA_NET_CHECKSUM", "1"},
+                                      {"BAGUA_NET_SECRET_FILE", "/run/job.secret"},
                                       {"BAGUA_NET_ZERO_COPY", "0"},
                                       {"BAGUA_NET_STATS", "0"},
                                       {"BAGUA_NET_TRACE", "/tmp/Trace.json"},
@@ -93,7 +94,8 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       3456, 11, 1212, 1313, 14, 16, Recovery::kOff, true, false, false,
                                       "/tmp/Trace.json", 71234, CongestionControl::kBbr));
   CHECK_EQ(config.faults.cuts_per_s, 15.0);
-  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{21});
+  CHECK_EQ(config.secret_file, "/run/job.secret");
+  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{22});
 }
 
 // What a row says is the default is read back as the default: setting it changes nothing.

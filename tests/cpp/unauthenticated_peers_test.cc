@@ -34,7 +34,7 @@ struct Listening {
   RareLog log;
   InboundHandshakes inbound{settings, &poller, &next_id, &log};
   RandomId id{};
-  Token token{};
+  HandshakeKey key{};
   SocketAddress address;
   std::vector<OwnedFd> peers;
 
@@ -44,7 +44,7 @@ struct Listening {
     CHECK_OK(inbound.listen(loopback(), handle.data(), &id));
     ConnectHandle decoded;
     CHECK_OK(decode_connect_handle(handle.data(), &decoded));
-    token = decoded.token;
+    key = *handshake_key(decoded.token);
     address = loopback().address;
     address.set_port(decoded.port);
   }
@@ -59,9 +59,9 @@ struct Listening {
     turn_until_readable(peers.back());
     Reply reply;
     if (!read_challenge(peers.back(), &said, &reply)) return reply;
-    prove(peers.back(), token, said);
+    prove(peers.back(), key, said);
     turn_until_readable(peers.back());
-    return read_reply(peers.back(), token, said);
+    return read_reply(peers.back(), key, said);
   }
   void turn_until_readable(const OwnedFd& peer) {
     const Deadline deadline;

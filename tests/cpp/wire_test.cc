@@ -67,6 +67,9 @@ TEST_CASE(what_was_encoded_is_decoded) {
     random.draw(&given.address);
     random.draw(&given.token);
     random.draw(&given.listen_id);
+    random.draw(&given.protection.key_id);
+    given.protection.encrypts = round % 3 == 0;
+    given.has_aes = round % 5 == 0;
     encode_connect_handle(given, bytes.data());
     CHECK_EQ(load_connect_state(bytes.data()), std::uint64_t{0});
     store_connect_state(bytes.data(), 77);
@@ -75,6 +78,8 @@ TEST_CASE(what_was_encoded_is_decoded) {
     CHECK(handle.port == given.port && handle.scope_id == given.scope_id && handle.max_streams == given.max_streams);
     CHECK(handle.address_family == given.address_family && handle.address == given.address);
     CHECK(handle.token == given.token && handle.listen_id == given.listen_id);
+    CHECK(handle.protection.key_id == given.protection.key_id && handle.has_aes == given.has_aes);
+    CHECK_EQ(handle.protection.encrypts, given.protection.encrypts);
 
     Hello said;
     random.draw(&said.stream_index);
@@ -84,6 +89,7 @@ TEST_CASE(what_was_encoded_is_decoded) {
     random.draw(&said.features);
     random.draw(&said.port);
     random.draw(&said.listen_id);
+    random.draw(&said.key_id);
     random.draw(&said.comm_id);
     random.draw(&said.nonce);
     said.host_name = std::string(static_cast<std::size_t>(round % 100), 'n');
@@ -93,7 +99,7 @@ TEST_CASE(what_was_encoded_is_decoded) {
     CHECK(hello.stream_index == said.stream_index && hello.streams_wanted == said.streams_wanted);
     CHECK(hello.process_id == said.process_id && hello.max_chunk_bytes == said.max_chunk_bytes);
     CHECK(hello.features == said.features && hello.port == said.port && hello.nonce == said.nonce);
-    CHECK(hello.listen_id == said.listen_id && hello.comm_id == said.comm_id);
+    CHECK(hello.listen_id == said.listen_id && hello.comm_id == said.comm_id && hello.key_id == said.key_id);
     CHECK_EQ(hello.host_name, said.host_name.substr(0, 47));
 
     Reply answered;
@@ -219,13 +225,16 @@ TEST_CASE(hello_bytes) {
   hello.max_chunk_bytes = 0x41424344;
   hello.features = 0x51525354;
   hello.host_name = "node";
+  hello.key_id = {0x71, 0x72, 0x73, 0x74, 0x75, 0x76, 0x77, 0x78};
   std::vector<std::uint8_t> expected = {
-      'B',  'N',  'H',  'E',  'L',  'L',  'O',  '1',  2,    0,    2,    1,    4,    3,    0,    0,     // to the sizes
+      'B',  'N',  'H',  'E',  'L',  'L',  'O',  '1',  3,    0,    0,    0,    0,    0,    0,    0,     // to the version
       0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,  // listen id
+      0x71, 0x72, 0x73, 0x74, 0x75, 0x76, 0x77, 0x78,                                                  // key id
+      2,    1,    4,    3,    0,    0,    0,    0,                                                     // to the port
       0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28, 0x29, 0x2a, 0x2b, 0x2c, 0x2d, 0x2e, 0x2f,  // comm id
       0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51,  // to features
       'n',  'o',  'd',  'e'};
-  expected.resize(112);
+  expected.resize(128);
   for (std::uint8_t i = 0; i < 16; ++i) {
     hello.nonce[i] = static_cast<std::uint8_t>(0x60 + i);
     expected.push_back(hello.nonce[i]);
@@ -243,7 +252,7 @@ TEST_CASE(reply_bytes) {
   reply.process_id = 0x3132333435363738;
   reply.max_chunk_bytes = 0x41424344;
   reply.features = 0x51525354;
-  const std::vector<std::uint8_t> expected = {'B',  'N',  'R',  'E',  'P',  'L',  'Y',  '1',  2,    0,    3,
+  const std::vector<std::uint8_t> expected = {'B',  'N',  'R',  'E',  'P',  'L',  'Y',  '1',  3,    0,    3,
                                               0,    2,    1,    0,    0,    0x38, 0x37, 0x36, 0x35, 0x34, 0x33,
                                               0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51};
   std::vector<std::uint8_t> bytes(kReplyBytes, 0xee);

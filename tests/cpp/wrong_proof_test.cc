@@ -15,12 +15,12 @@ namespace bagua_net {
 namespace {
 
 HandshakeProof connectors(const ListeningService& listening, const Said& said) {
-  return connector_proof(listening.handle.token, said.hello.data(), said.challenge.data());
+  return connector_proof(*handshake_key(listening.handle.token), said.hello.data(), said.challenge.data());
 }
 
 HandshakeVerdict verdict(const OwnedFd& socket, const ListeningService& listening, const HandshakeProof& proof) {
   send_bytes(socket, proof.data(), proof.size());
-  return read_reply(socket, listening.handle.token, {}).verdict;
+  return read_reply(socket, *handshake_key(listening.handle.token), {}).verdict;
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ TEST_CASE(a_replayed_handshake_is_refused) {
   const OwnedFd real = listening.challenged(hello, &said);
   const HandshakeProof proof = connectors(listening, said);
   send_bytes(real, proof.data(), proof.size());
-  CHECK(read_reply(real, listening.handle.token, said).verdict == HandshakeVerdict::kAccepted);
+  CHECK(read_reply(real, *handshake_key(listening.handle.token), said).verdict == HandshakeVerdict::kAccepted);
   // To the byte, the nonce too.
   const OwnedFd replayed = connect_to(listening.address);
   send_bytes(replayed, said.hello.data(), said.hello.size());
@@ -68,7 +68,7 @@ TEST_CASE(a_proof_of_another_role_stream_or_listen_is_refused) {
     std::array<std::uint8_t, kReplyBytes> reply;
     encode_reply({}, reply.data());
     const HandshakeProof listeners =
-        listener_proof(listening.handle.token, said.hello.data(), said.challenge.data(), reply.data());
+        listener_proof(*handshake_key(listening.handle.token), said.hello.data(), said.challenge.data(), reply.data());
     CHECK(verdict(socket, listening, listeners) == HandshakeVerdict::kWrongProof);
   }
   {
@@ -150,7 +150,8 @@ TEST_CASE(a_listener_that_changes_its_reply_is_refused) {
     read_bytes(socket, theirs.data(), theirs.size());
     std::array<std::uint8_t, kReplyBytes> other;
     encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 2, 1, 0}, other.data());
-    reply_with_proof(socket, listener_proof(Token{1, 2, 3}, said.hello.data(), said.challenge.data(), other.data()));
+    reply_with_proof(
+        socket, listener_proof(*handshake_key(Token{1, 2, 3}), said.hello.data(), said.challenge.data(), other.data()));
   })));
 }
 

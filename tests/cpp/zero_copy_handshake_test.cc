@@ -72,7 +72,7 @@ std::uint32_t features_granted(const PluginConfig& config, std::uint32_t feature
   address.set_port(handle.port);
   Hello hello = hello_to(handle.listen_id);
   hello.features = features;
-  const Reply reply = shake_hands(connect_to(address), handle.token, hello);
+  const Reply reply = shake_hands(connect_to(address), *handshake_key(handle.token), hello);
   CHECK(reply.verdict == HandshakeVerdict::kAccepted);
   return reply.features;
 }

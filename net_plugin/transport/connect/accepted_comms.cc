@@ -1,23 +1,25 @@
 #include "transport/connect/accepted_comms.h"
 
+#include <utility>
+
 #include "os/process_room.h"
 
 namespace bagua_net {
 
-void AcceptedComms::add(const RandomId& comm_id, const RandomId& listen_id, const Token& token, const Reply& reply,
+void AcceptedComms::add(const RandomId& comm_id, const RandomId& listen_id, HandshakeKeyRef key, const Reply& reply,
                         const std::shared_ptr<StreamArrivals>& arrivals) {
   for (auto comm = comms_.begin(); comm != comms_.end();) {
     comm = comm->second.arrivals.expired() ? comms_.erase(comm) : std::next(comm);
   }
-  comms_[comm_id] = {token, listen_id, reply, 0, arrivals};
+  comms_[comm_id] = {std::move(key), listen_id, reply, 0, arrivals};
 }
 
-const Token* AcceptedComms::find_token(const Hello& hello) const {
+HandshakeKeyRef AcceptedComms::find_key(const Hello& hello) const {
   const auto found = comms_.find(hello.comm_id);
   if (found == comms_.end() || found->second.listen_id != hello.listen_id || found->second.arrivals.expired()) {
     return nullptr;
   }
-  return &found->second.token;
+  return found->second.key;
 }
 
 HandshakeVerdict AcceptedComms::admit(const Hello& hello, Admission* admission) {

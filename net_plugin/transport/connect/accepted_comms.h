@@ -10,6 +10,7 @@
 #include "base/owned_fd.h"
 #include "transport/connect/handshake_settings.h"
 #include "transport/connect/stream_arrivals.h"
+#include "wire/handshake_key.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {
@@ -27,17 +28,17 @@ class AcceptedComms {
   explicit AcceptedComms(const HandshakeSettings& settings) : settings_(settings) {}
 
   // Remembers a comm, and forgets those that are gone. reply: to its first streams. arrivals: its own; expire with it.
-  void add(const RandomId& comm_id, const RandomId& listen_id, const Token& token, const Reply& reply,
+  void add(const RandomId& comm_id, const RandomId& listen_id, HandshakeKeyRef key, const Reply& reply,
            const std::shared_ptr<StreamArrivals>& arrivals);
 
-  // The token that the sender of this hello has to prove. nullptr: the hello names none of these comms.
-  const Token* find_token(const Hello& hello) const;
+  // The key that the sender of this hello has to prove. nullptr: the hello names none of these comms.
+  HandshakeKeyRef find_key(const Hello& hello) const;
   // The sender has proved it.
   HandshakeVerdict admit(const Hello& hello, Admission* admission);
 
  private:
   struct Accepted {
-    Token token{};
+    HandshakeKeyRef key;
     RandomId listen_id{};
     Reply reply;
     std::uint64_t returned = 0;  // a bit for each first stream that came again

@@ -30,18 +30,18 @@ ConnectorHandshake::Answer ConnectorHandshake::read(int socket) {
   return step == HandshakeStep::kWaiting ? Answer::kWaiting : Answer::kClosed;
 }
 
-int ConnectorHandshake::send_proof(int socket, const Token& token) {
+int ConnectorHandshake::send_proof(int socket, const HandshakeKey& key) {
   std::copy_n(answer_.begin(), kChallengeBytes, challenge_.begin());
   received_ = 0;
   has_proved_ = true;
-  const HandshakeProof proof = connector_proof(token, hello_.data(), challenge_.data());
+  const HandshakeProof proof = connector_proof(key, hello_.data(), challenge_.data());
   return write_handshake(socket, proof.data(), proof.size());
 }
 
-bool ConnectorHandshake::is_proven(const Token& token) const {
+bool ConnectorHandshake::is_proven(const HandshakeKey& key) const {
   return has_proved_ && received_ == answer_.size() &&
-         is_same_proof(listener_proof(token, hello_.data(), challenge_.data(), answer_.data()),
-                       answer_.data() + kReplyBytes);
+         is_same_mac(listener_proof(key, hello_.data(), challenge_.data(), answer_.data()),
+                     answer_.data() + kReplyBytes);
 }
 
 std::string ConnectorHandshake::refusal() const {

@@ -26,12 +26,12 @@ class ConnectorHandshake {
     kReply,
   };
   Answer read(int socket);
-  int send_proof(int socket, const Token& token);
+  int send_proof(int socket, const HandshakeKey& key);
 
   // After kReply; an error: it is not one of ours.
   Status reply(Reply* reply) const { return decode_reply(answer_.data(), reply); }
-  // The listener has shown that it knows the token, too.
-  bool is_proven(const Token& token) const;
+  // The listener has shown that it knows the key, too.
+  bool is_proven(const HandshakeKey& key) const;
   // What the peer said before it closed the connection, or in its reply. Empty: it has not refused.
   std::string refusal() const;
 

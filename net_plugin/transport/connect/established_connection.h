@@ -12,6 +12,7 @@
 #include "transport/connect/optional_connections.h"
 #include "transport/connect/peer_probe.h"
 #include "transport/connect/stream_arrivals.h"
+#include "wire/handshake_key.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {
@@ -21,7 +22,7 @@ struct JoinTicket {
   SocketAddress address;       // of the listener
   NetworkInterface interface;  // over which it is reached
   Hello hello;                 // a nonce is put into it for each connection
-  Token token{};
+  HandshakeKeyRef key;
   int timeout_ms = 0;  // for it to join; 0: as for a connection
 
   // What such a connection is to the comm.

@@ -2,14 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "config/plugin_config.h"
+#include "crypto/job_secret.h"
 #include "os/tcp_socket.h"
 #include "stats/stall_report.h"
 #include "transport/chunks/limits.h"
 #include "transport/connect/optional_connections.h"
+#include "wire/protection.h"
 
 namespace bagua_net {
 
@@ -30,11 +33,17 @@ struct HandshakeSettings {
   int handshake_timeout_ms = 10000;
   std::string host_name;
   std::uint64_t process_id = 0;
+  std::shared_ptr<const JobSecret> secret;  // nullptr: the job has none
   StallReport* stalls = nullptr;            // outlives whoever has the settings; nullptr: nothing is reported
   OptionalConnections* optional = nullptr;  // outlives whoever has the settings; nullptr: without limits
 
   // That a listener grants to a comm.
   int most_streams() const { return streams.value_or(kMaxStreams); }
+  Protection protection() const {
+    Protection protection;
+    if (secret != nullptr) protection.key_id = secret->id();
+    return protection;
+  }
 };
 
 }  // namespace bagua_net

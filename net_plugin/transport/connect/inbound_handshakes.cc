@@ -50,11 +50,12 @@ Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t
   const ListeningSocket* listening = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(sockets_.open(interface, &listening));
   ConnectHandle encoded;
+  encoded.protection = settings_.protection();
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.token.data(), encoded.token.size()));
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.listen_id.data(), encoded.listen_id.size()));
   Listen& listen = listens_[encoded.listen_id];
   listen.at = listening;
-  listen.token = encoded.token;
+  listen.key = handshake_key(encoded.token, settings_.secret.get());
   *id = encoded.listen_id;
   put_address(listening->address, &encoded);
   encoded.max_streams = static_cast<std::uint16_t>(settings_.most_streams());
@@ -72,7 +73,7 @@ Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedCon
   if (listen.state == ListenState::kReady) {
     listen.connection.arrivals = std::make_shared<StreamArrivals>();
     listen.connection.arrivals->set_streams(static_cast<int>(listen.connection.sockets.size()));
-    accepted_.add(listen.comm_id, id, listen.token, listen.reply, listen.connection.arrivals);
+    accepted_.add(listen.comm_id, id, listen.key, listen.reply, listen.connection.arrivals);
     *connection = std::move(listen.connection);
     stop_listening(id);
     *ready = true;
@@ -212,7 +213,11 @@ bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
   const Hello hello = peer.hello();
   const bool is_asking = hello.stream_index == kAskingStream;
   const bool is_known =
-      is_asking ? outbound_ != nullptr && outbound_->has_comm(hello.comm_id) : find_token(hello) != nullptr;
+      is_asking ? outbound_ != nullptr && outbound_->has_comm(hello.comm_id) : find_key(hello) != nullptr;
+  if (is_known && hello.key_id != settings_.protection().key_id) {
+    refuse(peer, hello, HandshakeVerdict::kOtherProtection);
+    return false;
+  }
   if (is_known) return peer.send_challenge();
   refuse(peer, hello,
          hello.stream_index == kJoiningStream ? HandshakeVerdict::kUnknownStream : HandshakeVerdict::kUnknownListen);
@@ -221,37 +226,36 @@ bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
 
 void InboundHandshakes::finish(UnauthenticatedPeer& peer) {
   const Hello hello = peer.hello();
-  const Token* const found = find_token(hello);
-  if (found == nullptr) {  // closed in the meantime
+  const HandshakeKeyRef key = find_key(hello);
+  if (key == nullptr) {  // closed in the meantime
     refuse(peer, hello, HandshakeVerdict::kUnknownListen);
     return;
   }
-  const Token token = *found;
-  if (!peer.proves(token)) {
+  if (!peer.proves(*key)) {
     refuse(peer, hello, HandshakeVerdict::kWrongProof);
     return;
   }
   const Admission admission = admit(peer, hello);
   if (admission.reply.verdict != HandshakeVerdict::kAccepted) {
-    refuse(peer, hello, admission.reply.verdict, &token);
+    refuse(peer, hello, admission.reply.verdict, key.get());
     return;
   }
-  peer.send_reply(admission.reply, &token);
+  peer.send_reply(admission.reply, key.get());
   take_in(peer, admission);
 }
 
 void InboundHandshakes::refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
-                               const Token* token) {
+                               const HandshakeKey* key) {
   Reply reply;
   reply.verdict = verdict;
-  peer.send_reply(reply, token);
+  peer.send_reply(reply, key);
   log_refusal(peer.address, hello, verdict);
 }
 
-const Token* InboundHandshakes::find_token(const Hello& hello) {
+HandshakeKeyRef InboundHandshakes::find_key(const Hello& hello) {
   const auto listen = listens_.find(hello.listen_id);
-  if (listen != listens_.end()) return &listen->second.token;
-  return accepted_.find_token(hello);
+  if (listen != listens_.end()) return listen->second.key;
+  return accepted_.find_key(hello);
 }
 
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
@@ -259,9 +263,11 @@ void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hell
   const LogLevel level = hello.stream_index >= kAskingStream ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
   log_->add_if_due(level, kind, [&] {
-    return "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name + ", process " +
-           std::to_string(hello.process_id) + ", protocol version " + std::to_string(hello.protocol_version) +
-           ", ours " + std::to_string(kProtocolVersion) + "): " + kind;
+    std::string line = "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name +
+                       ", process " + std::to_string(hello.process_id) + ", protocol version " +
+                       std::to_string(hello.protocol_version) + ", ours " + std::to_string(kProtocolVersion) + "): ";
+    if (verdict != HandshakeVerdict::kOtherProtection) return line + kind;
+    return line + protection_mismatch(settings_.protection(), {hello.key_id});
   });
 }
 

@@ -1,7 +1,7 @@
-// InboundHandshakes: the listening side. Owns the listening sockets, what is listened for (one token per listen comm),
+// InboundHandshakes: the listening side. Owns the listening sockets, what is listened for (one key per listen comm),
 // and the accepted sockets that have not proved yet that they belong to one.
 //
-//   accepted socket --hello that names a listen or comm of ours--> challenged --proof of its token-->
+//   accepted socket --hello that names a listen or comm of ours--> challenged --proof of its key-->
 //      stream 0 of a listen    : the listen's comm is being assembled --all joined--> ready
 //      stream i of that comm   : joins it, in place of the stream's former connection if there is one
 //      of a comm in use        : handed to it
@@ -67,7 +67,7 @@ class InboundHandshakes {
   struct Listen {
     const ListeningSocket* at = nullptr;
     ListenState state = ListenState::kWaiting;
-    Token token{};
+    HandshakeKeyRef key;
     RandomId comm_id{};
     Reply reply;  // to its streams
     std::size_t joined = 0;
@@ -83,11 +83,11 @@ class InboundHandshakes {
   // False: the connection is to be closed.
   bool greet(UnauthenticatedPeer& peer);
   void finish(UnauthenticatedPeer& peer);
-  // token: as for UnauthenticatedPeer::send_reply.
+  // key: as for UnauthenticatedPeer::send_reply.
   void refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
-              const Token* token = nullptr);
-  // The token that the sender of this hello has to prove. nullptr: the hello names no listen or comm of this process.
-  const Token* find_token(const Hello& hello);
+              const HandshakeKey* key = nullptr);
+  // The key that the sender of this hello has to prove. nullptr: the hello names no listen or comm of this process.
+  HandshakeKeyRef find_key(const Hello& hello);
   Admission admit(const UnauthenticatedPeer& peer, const Hello& hello);
   HandshakeVerdict admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello, Listen& listen,
                                    Admission* admission);

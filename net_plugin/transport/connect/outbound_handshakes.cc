@@ -25,7 +25,8 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
     Attempt attempt;
     attempt.ticket.address = address_in(decoded, interface);
     attempt.ticket.interface = interface;
-    attempt.ticket.token = decoded.token;
+    attempt.ticket.key = handshake_key(decoded.token, settings_.secret.get());
+    attempt.mismatch = protection_mismatch(settings_.protection(), decoded.protection);
     attempt.ticket.timeout_ms = settings_.connect_timeout_ms;
     int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers));
     if (!settings_.streams && settings_.optional != nullptr) {
@@ -37,6 +38,7 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
     hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
     attempt.connection.most_streams = settings_.streams ? hello.streams_wanted : std::min(kMaxAutoStreams, most);
     hello.listen_id = decoded.listen_id;
+    hello.key_id = settings_.protection().key_id;
     BAGUA_NET_RETURN_IF_ERROR(fill_random(hello.comm_id.data(), hello.comm_id.size()));
     hello.port = port;
     hello.process_id = settings_.process_id;
@@ -57,18 +59,12 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
   *connection = std::move(found->second.connection);
   attempts_.erase(found);
   *ready = failure.is_ok();
-  for (auto known = connected_.begin(); known != connected_.end();) {
-    known = known->second.expired() ? connected_.erase(known) : std::next(known);
-  }
-  if (*ready && connection->recovers) connected_[connection->ticket.hello.comm_id] = connection->arrivals;
+  if (*ready && connection->recovers) opened_.add(connection->ticket.hello.comm_id, connection->arrivals);
   return failure;
 }
 
 bool OutboundHandshakes::has_comm(const RandomId& comm_id) const {
-  if (const auto found = connected_.find(comm_id); found != connected_.end()) {
-    const std::shared_ptr<StreamArrivals> arrivals = found->second.lock();
-    return arrivals != nullptr && !arrivals->is_closed();
-  }
+  if (opened_.knows(comm_id)) return opened_.has(comm_id);
   // The peer may accept all connections and lose them before connect() has returned them here.
   return std::any_of(attempts_.begin(), attempts_.end(), [&](const auto& entry) {
     return !entry.second.is_join && entry.second.ticket.hello.comm_id == comm_id && entry.second.failure.is_ok();
@@ -190,7 +186,7 @@ void OutboundHandshakes::read_answer(Attempt& attempt, std::uint64_t number, std
       retry(attempt, index, ECONNRESET, stream.handshake.refusal());
       return;
     case ConnectorHandshake::Answer::kChallenge: {
-      const int error_number = stream.handshake.send_proof(stream.socket.get(), attempt.ticket.token);
+      const int error_number = stream.handshake.send_proof(stream.socket.get(), *attempt.ticket.key);
       if (error_number != 0) retry(attempt, index, error_number);
       return;
     }
@@ -207,7 +203,7 @@ void OutboundHandshakes::judge_reply(Attempt& attempt, std::uint64_t number, std
     return;
   }
   // Another process may answer in place of the listener, without a valid proof.
-  const bool is_proven = handshake.is_proven(attempt.ticket.token);
+  const bool is_proven = handshake.is_proven(*attempt.ticket.key);
   if (reply.verdict == HandshakeVerdict::kAccepted) {
     if (is_proven) return take_reply(attempt, number, index, reply);
     retry(attempt, index, ECONNRESET, "the listener does not know the token of the connect handle");
@@ -278,6 +274,11 @@ void OutboundHandshakes::retry_or_fail(Attempt& attempt, std::size_t index, cons
 
 void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal) {
   Stream& stream = attempt.streams[index];
+  // The listener has been told, so that its log says it, too.
+  if (!attempt.mismatch.empty()) {
+    fail(attempt, Status::invalid_usage("connect to " + attempt.ticket.address.to_string() + ": " + attempt.mismatch));
+    return;
+  }
   const std::int64_t now_ms = monotonic_ms();
   const bool answered = stream.state == JoinState::kHandshaking;
   const bool is_refused = error_number == ECONNREFUSED || !refusal.empty();

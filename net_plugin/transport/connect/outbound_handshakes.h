@@ -29,6 +29,7 @@
 #include "transport/connect/established_connection.h"
 #include "transport/connect/handshake_settings.h"
 #include "transport/connect/interface_binding.h"
+#include "transport/connect/opened_comms.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {
@@ -79,6 +80,7 @@ class OutboundHandshakes {
     JoinTicket ticket;
     std::vector<Stream> streams;
     ConnectFailure trouble;  // the last one
+    std::string mismatch;    // with what the peer protects its connections: it refuses every one. Empty: with the same
     std::int64_t deadline_ms = 0;
     bool is_join = false;
     std::weak_ptr<StreamArrivals> arrivals;  // of a join: expires with the comm
@@ -113,9 +115,9 @@ class OutboundHandshakes {
     std::uint64_t attempt;
     std::size_t index;
   };
-  std::map<std::uint64_t, StreamOf> stream_ids_;                 // by poller id
-  std::uint64_t next_attempt_ = 1;                               // 0 in a handle: no attempt yet
-  std::map<RandomId, std::weak_ptr<StreamArrivals>> connected_;  // by comm id; expires with the comm
+  std::map<std::uint64_t, StreamOf> stream_ids_;  // by poller id
+  std::uint64_t next_attempt_ = 1;                // 0 in a handle: no attempt yet
+  OpenedComms opened_;
 };
 
 }  // namespace bagua_net

@@ -32,16 +32,16 @@ UnauthenticatedPeer::Step UnauthenticatedPeer::read_proof() {
   return read_handshake(socket.get(), proof_.data(), proof_.size(), &received_);
 }
 
-bool UnauthenticatedPeer::proves(const Token& token) const {
-  return is_same_proof(connector_proof(token, hello_.data(), challenge_.data()), proof_.data());
+bool UnauthenticatedPeer::proves(const HandshakeKey& key) const {
+  return is_same_mac(connector_proof(key, hello_.data(), challenge_.data()), proof_.data());
 }
 
-void UnauthenticatedPeer::send_reply(const Reply& reply, const Token* token) const {
+void UnauthenticatedPeer::send_reply(const Reply& reply, const HandshakeKey* key) const {
   std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
   encode_reply(reply, bytes.data());
   std::size_t count = kReplyBytes;
-  if (token != nullptr) {
-    const HandshakeProof proof = listener_proof(*token, hello_.data(), challenge_.data(), bytes.data());
+  if (key != nullptr) {
+    const HandshakeProof proof = listener_proof(*key, hello_.data(), challenge_.data(), bytes.data());
     std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
     count += kProofBytes;
   }

@@ -32,10 +32,10 @@ class UnauthenticatedPeer {
   bool is_challenged() const { return is_challenged_; }
   // After send_challenge().
   Step read_proof();
-  bool proves(const Token& token) const;
+  bool proves(const HandshakeKey& key) const;
 
-  // token: for the listener's own proof, if the peer has proved that it knows the token; nullptr: without a proof.
-  void send_reply(const Reply& reply, const Token* token) const;
+  // key: for the listener's own proof, if the peer has proved that it knows the key; nullptr: without a proof.
+  void send_reply(const Reply& reply, const HandshakeKey* key) const;
 
   bool is_of_this_host() const { return local_address(socket.get()).same_host(address); }
 

@@ -114,7 +114,7 @@ struct Inbound {
     pump(poller, handshakes);
     std::array<std::uint8_t, kChallengeBytes> challenge;
     if (!hear(socket, challenge.data(), challenge.size())) return false;
-    const HandshakeProof right = connector_proof(handle.token, said.data(), challenge.data());
+    const HandshakeProof right = connector_proof(*handshake_key(handle.token), said.data(), challenge.data());
     HandshakeProof proof = right;
     if (input.byte() % 4 == 3) input.disturb(proof.data(), proof.size());
     say(socket, proof.data(), proof.size());
@@ -180,7 +180,8 @@ struct Outbound {
     pump(poller, handshakes);
     HandshakeProof theirs;
     const bool was_heard = hear(socket, theirs.data(), theirs.size());
-    require(!was_heard || is_same_proof(connector_proof(handle.token, hello.data(), challenge.data()), theirs.data()),
+    require(!was_heard || is_same_mac(connector_proof(*handshake_key(handle.token), hello.data(), challenge.data()),
+                                      theirs.data()),
             "our own proof is wrong");
     Reply reply;
     reply.streams = static_cast<std::uint16_t>(1 + input.byte() % 3);
@@ -188,12 +189,13 @@ struct Outbound {
     std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
     encode_reply(reply, bytes.data());
     if (input.byte() % 4 == 3) input.disturb(bytes.data(), kReplyBytes);
-    const HandshakeProof right = listener_proof(handle.token, hello.data(), challenge.data(), bytes.data());
+    const HandshakeProof right =
+        listener_proof(*handshake_key(handle.token), hello.data(), challenge.data(), bytes.data());
     std::copy(right.begin(), right.end(), bytes.begin() + kReplyBytes);
     if (input.byte() % 4 == 3) input.disturb(bytes.data(), bytes.size());
     say(socket, bytes.data(), bytes.size());
-    return is_same_proof(listener_proof(handle.token, hello.data(), challenge.data(), bytes.data()),
-                         bytes.data() + kReplyBytes);
+    return is_same_mac(listener_proof(*handshake_key(handle.token), hello.data(), challenge.data(), bytes.data()),
+                       bytes.data() + kReplyBytes);
   }
 };
 

@@ -78,12 +78,12 @@ inline bool read_challenge(const OwnedFd& socket, Said* said, Reply* reply) {
   return false;
 }
 
-inline void prove(const OwnedFd& socket, const Token& token, const Said& said) {
-  const HandshakeProof proof = connector_proof(token, said.hello.data(), said.challenge.data());
+inline void prove(const OwnedFd& socket, const HandshakeKey& key, const Said& said) {
+  const HandshakeProof proof = connector_proof(key, said.hello.data(), said.challenge.data());
   send_bytes(socket, proof.data(), proof.size());
 }
 
-inline Reply read_reply(const OwnedFd& socket, const Token& token, const Said& said) {
+inline Reply read_reply(const OwnedFd& socket, const HandshakeKey& key, const Said& said) {
   std::array<std::uint8_t, kReplyBytes> bytes;
   read_bytes(socket, bytes.data(), bytes.size());
   Reply reply;
@@ -91,16 +91,16 @@ inline Reply read_reply(const OwnedFd& socket, const Token& token, const Said& s
   if (reply.verdict != HandshakeVerdict::kAccepted) return reply;
   HandshakeProof proof;
   read_bytes(socket, proof.data(), proof.size());
-  CHECK(is_same_proof(listener_proof(token, said.hello.data(), said.challenge.data(), bytes.data()), proof.data()));
+  CHECK(is_same_mac(listener_proof(key, said.hello.data(), said.challenge.data(), bytes.data()), proof.data()));
   return reply;
 }
 
-inline Reply shake_hands(const OwnedFd& socket, const Token& token, const Hello& hello) {
+inline Reply shake_hands(const OwnedFd& socket, const HandshakeKey& key, const Hello& hello) {
   Said said = say_hello(socket, hello);
   Reply reply;
   if (!read_challenge(socket, &said, &reply)) return reply;
-  prove(socket, token, said);
-  return read_reply(socket, token, said);
+  prove(socket, key, said);
+  return read_reply(socket, key, said);
 }
 
 // Of a stream of a comm of nobody's; what tests do not care for.
@@ -127,16 +127,16 @@ inline void challenge(const OwnedFd& socket, Said* said) {
   send_bytes(socket, said->challenge.data(), said->challenge.size());
 }
 
-inline void read_proof(const OwnedFd& socket, const Token& token, const Said& said) {
+inline void read_proof(const OwnedFd& socket, const HandshakeKey& key, const Said& said) {
   HandshakeProof proof;
   read_bytes(socket, proof.data(), proof.size());
-  CHECK(is_same_proof(connector_proof(token, said.hello.data(), said.challenge.data()), proof.data()));
+  CHECK(is_same_mac(connector_proof(key, said.hello.data(), said.challenge.data()), proof.data()));
 }
 
-inline void send_reply(const OwnedFd& socket, const Token& token, const Said& said, const Reply& reply) {
+inline void send_reply(const OwnedFd& socket, const HandshakeKey& key, const Said& said, const Reply& reply) {
   std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
   encode_reply(reply, bytes.data());
-  const HandshakeProof proof = listener_proof(token, said.hello.data(), said.challenge.data(), bytes.data());
+  const HandshakeProof proof = listener_proof(key, said.hello.data(), said.challenge.data(), bytes.data());
   std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
   send_bytes(socket, bytes.data(), bytes.size());
 }
@@ -146,12 +146,12 @@ inline Reply acceptance(std::uint16_t streams, std::uint32_t features = 0) {
 }
 
 // All of it: the connector is ours.
-inline Hello answer_handshake(const OwnedFd& socket, const Token& token, const Reply& reply) {
+inline Hello answer_handshake(const OwnedFd& socket, const HandshakeKey& key, const Reply& reply) {
   Hello hello;
   Said said = read_hello(socket, &hello);
   challenge(socket, &said);
-  read_proof(socket, token, said);
-  send_reply(socket, token, said, reply);
+  read_proof(socket, key, said);
+  send_reply(socket, key, said, reply);
   return hello;
 }
 
@@ -188,7 +188,7 @@ struct RawListener {
   // It is open as long as what is returned; *hello is what the connector said.
   OwnedFd answer_next(const Reply& reply, Hello* hello = nullptr) const {
     OwnedFd accepted = next();
-    const Hello said = answer_handshake(accepted, token, reply);
+    const Hello said = answer_handshake(accepted, *handshake_key(token), reply);
     if (hello != nullptr) *hello = said;
     return accepted;
   }
