@@ -161,6 +161,8 @@ Knob choice_knob(std::string name, Choice PluginConfig::* member, std::vector<st
 
 template Knob choice_knob(std::string, CongestionControl PluginConfig::*,
                           std::vector<std::pair<std::string, CongestionControl>>, std::string);
+template Knob choice_knob(std::string, Encryption PluginConfig::*, std::vector<std::pair<std::string, Encryption>>,
+                          std::string);
 template Knob choice_knob(std::string, Recovery PluginConfig::*, std::vector<std::pair<std::string, Recovery>>,
                           std::string);
 

@@ -15,6 +15,7 @@ namespace {
 
 constexpr char kPrefix[] = "BAGUA_NET_";
 constexpr char kMinChunkName[] = "BAGUA_NET_MIN_CHUNKSIZE";
+constexpr char kEncryptionName[] = "BAGUA_NET_ENCRYPTION";
 constexpr char kMaxChunkName[] = "BAGUA_NET_MAX_CHUNKSIZE";
 
 // Every setting once. Parsing, the doctor and the settings page of the documentation all read these rows.
@@ -82,6 +83,13 @@ const std::vector<Knob>& knob_table() {
                 "A file with a secret of at least 32 bytes, the same on every rank. It is part of the key of every "
                 "handshake, so that who reads NCCL's bootstrap cannot join a connection. A file that every user may "
                 "write is refused; one that every user may read is warned of. `bagua-net secret new` makes one."),
+      choice_knob<Encryption>(
+          kEncryptionName, &Config::encryption,
+          {{"0", Encryption::kOff}, {"1", Encryption::kOn}, {"chacha20", Encryption::kChaCha20}},
+          "1: All that the plugin sends is encrypted and authenticated (Noise NNpsk0), with AES-256-GCM where both "
+          "CPUs "
+          "have instructions for AES, and otherwise with ChaCha20-Poly1305. chacha20: always with the latter. Needs "
+          "BAGUA_NET_SECRET_FILE. NCCL's bootstrap and torch's store are not covered."),
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
                    "Within a host, I/O threads send messages above 512 KiB without copying them, if the kernel "
                    "supports it (vmsplice)."),
@@ -217,6 +225,12 @@ std::vector<InvalidSetting> read_plugin_config(const EnvironmentReader& environm
     invalid.push_back({shown(kMinChunkName, parsed.min_chunk_bytes) + ": must not be larger than " +
                            shown(kMaxChunkName, parsed.max_chunk_bytes),
                        std::string("Lower ") + kMinChunkName + " or raise " + kMaxChunkName + "."});
+  }
+  if (parsed.encryption != Encryption::kOff && parsed.secret_file.empty()) {
+    invalid.push_back({std::string(kEncryptionName) + "=" + set_value(environment, kEncryptionName).value_or("") +
+                           ": needs a secret that all ranks share, and BAGUA_NET_SECRET_FILE is not set",
+                       "Make a secret with `bagua-net secret new FILE`, and set BAGUA_NET_SECRET_FILE to it on every "
+                       "rank."});
   }
   if (invalid.empty()) *config = std::move(parsed);
   return invalid;

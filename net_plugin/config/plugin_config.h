@@ -16,6 +16,7 @@
 namespace bagua_net {
 
 enum class Recovery { kAuto, kOn, kOff };
+enum class Encryption { kOff, kOn, kChaCha20 };
 
 struct PluginConfig {
   bool enabled = true;         // ENABLE_BAGUA_NET: 0 makes the library decline
@@ -34,10 +35,11 @@ struct PluginConfig {
   Recovery recovery = Recovery::kAuto;    // BAGUA_NET_RECOVERY: lost connections are replaced; auto = between hosts
   bool checksum = false;                  // BAGUA_NET_CHECKSUM: damaged data is noticed and sent again
   std::string secret_file;                // BAGUA_NET_SECRET_FILE: what all ranks know, in a file; "" = none
-  bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
-  bool stats = true;                      // BAGUA_NET_STATS: `bagua-net stats` can look at this process
-  std::string trace;                      // BAGUA_NET_TRACE: the file for the trace; "" = none
-  std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
+  Encryption encryption = Encryption::kOff;  // BAGUA_NET_ENCRYPTION: with the fastest cipher, or with ChaCha20-Poly1305
+  bool zero_copy = true;                     // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
+  bool stats = true;                         // BAGUA_NET_STATS: `bagua-net stats` can look at this process
+  std::string trace;                         // BAGUA_NET_TRACE: the file for the trace; "" = none
+  std::int64_t socket_buffer_bytes = 0;      // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
   CongestionControl congestion_control = CongestionControl::kAuto;  // BAGUA_NET_CONGESTION_CONTROL
   FaultPlan faults;  // BAGUA_NET_FAULT: what this process does to its own connections, for tests
 };

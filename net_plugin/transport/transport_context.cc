@@ -21,6 +21,8 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   settings.streams = config.streams;
   settings.recovery = config.recovery;
   settings.checksums = config.checksum;
+  settings.encrypts = config.encryption != Encryption::kOff;
+  settings.uses_aes = cpu_has_aes() && config.encryption != Encryption::kChaCha20;
   settings.has_workers = workers > 0;
   settings.max_chunk_bytes = static_cast<std::uint32_t>(config.max_chunk_bytes);
   settings.connect_timeout_ms = config.connect_timeout_ms;
@@ -164,7 +166,7 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.max_silence_s = config_.keepalive_s;
   policy.faults = faults_.get();
   policy.stalls = stalls();
-  policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges;
+  policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges && !settings_.encrypts;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
                              timeout_ms = config_.keepalive_s * 1000](Joining joining) {

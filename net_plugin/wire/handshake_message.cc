@@ -12,6 +12,7 @@ constexpr char kHelloMagic[] = "BNHELLO1";
 constexpr char kChallengeMagic[] = "BNCHALL1";
 constexpr char kReplyMagic[] = "BNREPLY1";
 constexpr std::size_t kMagicBytes = 8;
+constexpr std::size_t kCipherOffset = 10;
 constexpr std::size_t kListenIdOffset = 16;
 constexpr std::size_t kKeyIdOffset = 32;
 constexpr std::size_t kCommIdOffset = 48;
@@ -42,6 +43,7 @@ void encode_hello(const Hello& hello, std::uint8_t* bytes) {
   std::memset(bytes, 0, kHelloBytes);
   std::memcpy(bytes, kHelloMagic, kMagicBytes);
   store_little_endian<std::uint16_t>(bytes + 8, hello.protocol_version);
+  store_little_endian<std::uint16_t>(bytes + kCipherOffset, static_cast<std::uint16_t>(hello.cipher));
   store_little_endian<std::uint16_t>(bytes + 40, hello.stream_index);
   store_little_endian<std::uint16_t>(bytes + 42, hello.streams_wanted);
   store_little_endian<std::uint16_t>(bytes + 44, hello.port);
@@ -79,13 +81,22 @@ bool is_hello_prefix(const std::uint8_t* bytes, std::size_t count) {
 
 std::uint16_t hello_version(const std::uint8_t* bytes) { return load_little_endian<std::uint16_t>(bytes + 8); }
 
-void decode_hello(const std::uint8_t* bytes, Hello* hello) {
+Cipher hello_cipher(const std::uint8_t* bytes) {
+  return static_cast<Cipher>(load_little_endian<std::uint16_t>(bytes + kCipherOffset));
+}
+
+void decode_clear_hello(const std::uint8_t* bytes, Hello* hello) {
   hello->protocol_version = hello_version(bytes);
+  hello->cipher = hello_cipher(bytes);
+  std::copy_n(bytes + kListenIdOffset, hello->listen_id.size(), hello->listen_id.begin());
+  std::copy_n(bytes + kKeyIdOffset, hello->key_id.size(), hello->key_id.begin());
+}
+
+void decode_hello(const std::uint8_t* bytes, Hello* hello) {
+  decode_clear_hello(bytes, hello);
   hello->stream_index = load_little_endian<std::uint16_t>(bytes + 40);
   hello->streams_wanted = load_little_endian<std::uint16_t>(bytes + 42);
   hello->port = load_little_endian<std::uint16_t>(bytes + 44);
-  std::copy_n(bytes + kListenIdOffset, hello->listen_id.size(), hello->listen_id.begin());
-  std::copy_n(bytes + kKeyIdOffset, hello->key_id.size(), hello->key_id.begin());
   std::copy_n(bytes + kCommIdOffset, hello->comm_id.size(), hello->comm_id.begin());
   hello->process_id = load_little_endian<std::uint64_t>(bytes + 64);
   hello->max_chunk_bytes = load_little_endian<std::uint32_t>(bytes + 72);

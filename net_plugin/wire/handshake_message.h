@@ -10,7 +10,7 @@
 //   byte  size  field                                   byte  size  field
 //      0     8  magic "BNHELLO1"                           0     8  magic "BNREPLY1"
 //      8     2  protocol version                           8     2  protocol version
-//     10     2  zero                                      10     2  verdict (HandshakeVerdict)
+//     10     2  cipher: 0 = none (crypto/cipher_state.h)    10     2  verdict (HandshakeVerdict)
 //     12     4  zero                                      12     2  data streams of this comm
 //     16    16  listen id, from the connect handle        14     2  zero
 //     32     8  key id of the job's secret, or zero       16     8  process id
@@ -32,7 +32,7 @@
 // of a wrong one, has no proof of the listener. Features: a bit each; what both ends name is used. 1 = the listener
 // acknowledges chunks whose header asks for it. 2 = connections that are lost are replaced, and chunks that were not
 // acknowledged sent again. 4 = headers, payloads and acknowledgements have checksums; unlike the others, used if either
-// end names it.
+// end names it. 8 = the CPU has AES, and the cipher is to be AES-256-GCM if both have.
 #pragma once
 
 #include <cstddef>
@@ -40,6 +40,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "crypto/cipher_state.h"
 #include "wire/connect_handle.h"
 
 namespace bagua_net {
@@ -65,6 +66,7 @@ constexpr bool is_joining(std::uint16_t stream_index) { return stream_index >= k
 constexpr std::uint32_t kFeatureAcknowledgements = 1;
 constexpr std::uint32_t kFeatureRecovery = 2;
 constexpr std::uint32_t kFeatureChecksums = 4;
+constexpr std::uint32_t kFeatureAes = 8;
 
 enum class HandshakeVerdict : std::uint16_t {
   kAccepted = 0,
@@ -84,6 +86,7 @@ struct Hello {
   std::uint16_t streams_wanted = 1;
   std::uint16_t port = 0;
   RandomId listen_id{};
+  Cipher cipher = Cipher::kNone;  // other than none: the message is sealed (wire/sealed_handshake.h)
   KeyId key_id{};
   RandomId comm_id{};
   std::uint64_t process_id = 0;
@@ -115,6 +118,10 @@ void encode_reply(const Reply& reply, std::uint8_t* bytes);
 bool is_hello_prefix(const std::uint8_t* bytes, std::size_t count);
 // Of the first kHelloVersionBytes: a hello of another version may have another length.
 std::uint16_t hello_version(const std::uint8_t* bytes);
+// Of the first kHelloClearBytes; it may be one that we do not know.
+Cipher hello_cipher(const std::uint8_t* bytes);
+// The fields of the first kHelloClearBytes alone.
+void decode_clear_hello(const std::uint8_t* bytes, Hello* hello);
 // A version other than ours is not an error here: the listener answers it with a verdict.
 void decode_hello(const std::uint8_t* bytes, Hello* hello);
 // False: it is something else, for instance a reply.

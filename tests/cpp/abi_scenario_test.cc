@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "abi_connection.h"
+#include "support/temporary_tree.h"
 
 namespace abi_test {
 namespace {
@@ -297,6 +298,12 @@ bool register_all() {
   for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
     register_case("scenario_v" + std::to_string(version) + "_defaults",
                   [=] { in_own_process({}, [=] { run_scenario(version); }); });
+    register_case("scenario_v" + std::to_string(version) + "_encrypted", [=] {
+      const TemporaryTree tree;
+      tree.write("secret", std::string(32, 's'));
+      in_own_process({{"BAGUA_NET_ENCRYPTION", "1"}, {"BAGUA_NET_SECRET_FILE", tree.root() + "/secret"}},
+                     [=] { run_scenario(version); });
+    });
     // Those between only convert arguments otherwise, whatever moves the data.
     if (version != kOldestVersion && version != kNewestVersion) continue;
     for (const char* workers : {"0", "2"}) {

@@ -56,8 +56,8 @@ OwnedFd greeted(const RawListener& silent) {
   return accepted;
 }
 
-std::vector<OwnedFd> take(StreamArrivals& arrivals, std::size_t count) {
-  std::vector<OwnedFd> taken;
+std::vector<KeyedSocket> take(StreamArrivals& arrivals, std::size_t count) {
+  std::vector<KeyedSocket> taken;
   wait_until(
       [&] {
         for (StreamArrivals::Arrival& arrival : arrivals.take()) taken.push_back(std::move(arrival.socket));
@@ -80,7 +80,7 @@ std::vector<std::uint8_t> read_all(const OwnedFd& socket) {
 }
 
 // Each socket of one side is joined to exactly one of the other.
-void check_paired(const std::vector<OwnedFd>& writing, const std::vector<OwnedFd>& reading) {
+void check_paired(const std::vector<KeyedSocket>& writing, const std::vector<KeyedSocket>& reading) {
   CHECK_EQ(writing.size(), reading.size());
   for (std::size_t i = 0; i < writing.size(); ++i) write_byte(writing[i], static_cast<std::uint8_t>(i));
   std::vector<std::uint8_t> read;
@@ -132,8 +132,8 @@ TEST_CASE(both_ends_know_that_they_are_on_one_host) {
 TEST_CASE(streams_that_join_arrive_at_both_ends) {
   Processes processes;
   processes.join(processes.ticket(), 3);
-  const std::vector<OwnedFd> near = take(*processes.connected_arrivals, 3);
-  const std::vector<OwnedFd> far = take(*processes.accepted.arrivals, 3);
+  const std::vector<KeyedSocket> near = take(*processes.connected_arrivals, 3);
+  const std::vector<KeyedSocket> far = take(*processes.accepted.arrivals, 3);
   CHECK(!processes.connected_arrivals->any());
   CHECK(!processes.accepted.arrivals->any());
   check_paired(near, far);
@@ -144,8 +144,8 @@ TEST_CASE(streams_that_join_arrive_at_both_ends) {
 TEST_CASE(streams_join_again_and_again_up_to_the_most) {
   Processes processes;
   const std::size_t first = processes.connected.sockets.size();
-  std::vector<OwnedFd> near;
-  std::vector<OwnedFd> far;
+  std::vector<KeyedSocket> near;
+  std::vector<KeyedSocket> far;
   while (first + near.size() < kMaxStreams) {
     const std::size_t count = std::min<std::size_t>(20, kMaxStreams - first - near.size());
     processes.join(processes.ticket(), static_cast<int>(count));
@@ -274,7 +274,7 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
     std::array<std::uint8_t, 1> first;
     CHECK_EQ(::recv(given_up.get(), first.data(), 1, MSG_PEEK), 1);  // the reply is here, and stays unread
   }
-  std::vector<OwnedFd> joined = take(*processes.accepted.arrivals, 1);
+  std::vector<KeyedSocket> joined = take(*processes.accepted.arrivals, 1);
   processes.accepted.arrivals->hand_in(std::move(joined[0]));  // where it is now for certain
   WorkerPool no_workers(0, 0, any_cpu());
   std::unique_ptr<SendComm> sender;

@@ -84,6 +84,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       {"BAGUA_NET_RECOVERY", "0"},
                                       {"BAGUA_NET_CHECKSUM", "1"},
                                       {"BAGUA_NET_SECRET_FILE", "/run/job.secret"},
+                                      {"BAGUA_NET_ENCRYPTION", "chacha20"},
                                       {"BAGUA_NET_ZERO_COPY", "0"},
                                       {"BAGUA_NET_STATS", "0"},
                                       {"BAGUA_NET_TRACE", "/tmp/Trace.json"},
@@ -95,7 +96,8 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       "/tmp/Trace.json", 71234, CongestionControl::kBbr));
   CHECK_EQ(config.faults.cuts_per_s, 15.0);
   CHECK_EQ(config.secret_file, "/run/job.secret");
-  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{22});
+  CHECK(config.encryption == bagua_net::Encryption::kChaCha20);
+  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{23});
 }
 
 // What a row says is the default is read back as the default: setting it changes nothing.

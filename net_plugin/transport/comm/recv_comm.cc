@@ -22,7 +22,7 @@ constexpr std::size_t kMaxDamagesInARow = 32;
 Status RecvComm::create(EstablishedConnection connection, RecvPolicy policy, WorkerPool* pool,
                         std::unique_ptr<RecvComm>* comm, CommStats stats) {
   std::vector<std::unique_ptr<ByteStream>> streams;
-  for (OwnedFd& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
+  for (KeyedSocket& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
   policy.location = connection.same_host ? PeerLocation::kWithinHost : PeerLocation::kBetweenHosts;
   policy.recovers = connection.recovers;
   policy.checksums = connection.checksums;

@@ -19,14 +19,6 @@ constexpr std::size_t kAsleepMultiple = 4;
 // The largest chunk of a comm with one stream. Chunks gain nothing there, except that a loss resends less.
 constexpr std::size_t kMaxAloneBytes = 1u << 20;
 
-// The pause before a replacement that failed is requested again, while the comm has other connections.
-constexpr int kReplaceAgainMs = 10000;
-// The time limit for closing a comm. NCCL aborts within a second.
-constexpr int kLingerMs = 700;
-// The part of it that is spent waiting for the peer to check the data in its kernel for damage. The peer may not call
-// its comm any more, and a comm is closed for each channel and peer.
-constexpr int kDamageMs = 300;
-
 ChunkPolicy chunk_policy(const SendPolicy& policy) {
   ChunkPolicy chunks{1, std::min(policy.min_chunk_bytes, policy.max_chunk_bytes), policy.max_chunk_bytes};
   if (policy.replace_stream) chunks.max_alone_bytes = std::max(kMaxAloneBytes, chunks.max_bytes);
@@ -59,7 +51,7 @@ SendComm::~SendComm() {
 Status SendComm::create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
                         std::unique_ptr<SendComm>* comm, CommStats stats) {
   std::vector<std::unique_ptr<ByteStream>> streams;
-  for (OwnedFd& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
+  for (KeyedSocket& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
   policy.max_chunk_bytes = connection.max_chunk_bytes;
   policy.checksums = connection.checksums;
   return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), std::move(policy), pool,
@@ -295,128 +287,6 @@ void SendComm::tick() {
     if (stream(index) != nullptr && is_own(index)) stream(index)->listen(true);
   }
   check_liveness();
-}
-
-StreamPhase SendComm::on_lost(DataStream& stream) {
-  auto& lost = static_cast<SendStream&>(stream);
-  const auto index = static_cast<std::size_t>(lost.index());
-  lost.reset();
-  std::vector<Chunk> chunks = lost.take_unfinished();
-  ++losses_;
-  lost_ms_ = monotonic_ms();
-  last_loss_ = "data stream " + std::to_string(index) + ": " + lost.loss().message();
-  log("Bagua-Net: a connection to " + peer_ + " was lost (" + last_loss_ + "): opening another one and sending " +
-      std::to_string(chunks.size()) + " chunks again; " + std::to_string(losses_) + " lost on this communicator");
-  replay_of(index).put(std::move(chunks));
-  ask_lost_ms_ = 0;
-  return StreamPhase::kLost;
-}
-
-void SendComm::on_change() {
-  use_streams(in_use_);
-  // Replacements of other streams may also resend the chunks of a stream that was lost, until their first new chunk.
-  for (std::size_t index = 0; index < streams_.size(); ++index) {
-    if (stream(index) == nullptr || !stream(index)->replays() || !replay_of(index).any()) continue;
-    if (is_own(index) && streams_[index].phase() == StreamPhase::kLive) move(index, StreamPhase::kReplaying);
-    kick(static_cast<int>(index));
-  }
-}
-
-void SendComm::ask_for_streams() {
-  if (streams_.count(StreamPhase::kLost) == 0) return;
-  if (coarse_monotonic_ms() < ask_lost_ms_ && !depends_on_missing_streams()) return;
-  for (std::uint64_t lost = streams_.places_in(StreamPhase::kLost); lost != 0; lost &= lost - 1) {
-    const int index = __builtin_ctzll(lost);
-    move(static_cast<std::size_t>(index), StreamPhase::kAsked);
-    policy_.replace_stream(index == 0 ? Joining::kReplacesFirst : Joining::kReplaces);
-  }
-}
-
-int SendComm::place_of(Joining joining) {
-  switch (joining) {
-    case Joining::kMore: return streams_.first_in(StreamPhase::kFree);
-    case Joining::kReplacesFirst: return streams_[0].phase() == StreamPhase::kAsked ? 0 : -1;
-    case Joining::kReplaces: return streams_.first_in(StreamPhase::kAsked, 1);
-  }
-  return -1;
-}
-
-bool SendComm::has_replayed(const DataStream& stream) const {
-  const auto& replaying = static_cast<const SendStream&>(stream);
-  if (replaying.is_resending()) return false;
-  return !replaying.replays() || !replay_of(static_cast<std::size_t>(stream.index())).any();
-}
-
-bool SendComm::depends_on_missing_streams() {
-  const auto depends = [this](ChunkScheduler& chunks, ReplayQueue& replay) REQUIRES(mutex_) {
-    const ReplayQueue::Summary lost = replay.summary();
-    bool takes_new = false;
-    bool takes_lost = lost.chunks == 0;
-    for (std::size_t index = 0; index < streams_.size(); ++index) {
-      const SendStream* const left = stream(index);
-      if (left == nullptr || left->is_over() || &replay_of(index) != &replay) continue;
-      takes_new |= index < in_use_;
-      takes_lost |= left->may_resend(lost.first_message);
-    }
-    return !takes_lost || (!takes_new && chunks.has_chunks());
-  };
-  return depends(own_chunks_, own_replay_) || depends(striped_chunks_, striped_replay_);
-}
-
-std::string SendComm::outstanding() {
-  std::string text;
-  const auto describe = [&](ReplayQueue& queue) {
-    const ReplayQueue::Summary waiting = queue.summary();
-    if (waiting.chunks == 0) return;
-    text += "; " + std::to_string(waiting.bytes) + " bytes in " + std::to_string(waiting.chunks) +
-            " chunks wait to be sent again, from message " + std::to_string(waiting.first_message) + " on";
-  };
-  describe(own_replay_);
-  describe(striped_replay_);
-  const Unfinished sends = unfinished();
-  if (sends.requests > 0) {
-    text += "; " + std::to_string(sends.requests) + " sends are unfinished, from message " +
-            std::to_string(sends.first_message) + " on";
-  }
-  if (lost_ms_ != 0) text += "; the last connection was lost " + std::to_string(monotonic_ms() - lost_ms_) + " ms ago";
-  return text;
-}
-
-void SendComm::on_join_failure(const StreamArrivals::Failure& failed) {
-  const int index = place_of(failed.joining);
-  if (index < 0) return;
-  move(static_cast<std::size_t>(index), StreamPhase::kLost);
-  const std::uint64_t left = streams_.places_in(StreamPhase::kLive) | streams_.places_in(StreamPhase::kReplaying);
-  if (left != 0 && !depends_on_missing_streams()) {
-    ask_lost_ms_ = coarse_monotonic_ms() + kReplaceAgainMs;
-    return;
-  }
-  fail(Status::remote_error("a lost connection (" + last_loss_ + ") could not be opened again: " + failed.why +
-                            outstanding()));
-}
-
-bool SendComm::is_closed(std::int64_t now_ms) {
-  const MutexLock lock(mutex_);
-  if (!recovers_ || has_failed() || unfinished().requests > 0) return true;
-  if (close_by_ms_ == 0) {
-    close_by_ms_ = now_ms + kLingerMs;
-    drive_alone();
-  }
-  adopt_changes();
-  if (has_failed()) return true;
-  drive_own_streams();
-  bool is_delivered = !own_replay_.any() && !striped_replay_.any();
-  bool is_acknowledged = is_delivered;
-  for (std::size_t index = 0; index < streams_.size(); ++index) {
-    if (stream(index) == nullptr) continue;
-    if (policy_.checksums) stream(index)->ask_for_acknowledgement();
-    is_delivered &= stream(index)->is_delivered();
-    is_acknowledged &= stream(index)->is_acknowledged();
-  }
-  if (is_acknowledged || (is_delivered && !policy_.checksums) || now_ms >= close_by_ms_) return true;
-  if (!is_delivered) delivered_ms_ = 0;
-  if (is_delivered && delivered_ms_ == 0) delivered_ms_ = now_ms;
-  return is_delivered && now_ms - delivered_ms_ >= kDamageMs;
 }
 
 void SendComm::on_finished(const Request& request) {

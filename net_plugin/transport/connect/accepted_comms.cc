@@ -22,6 +22,13 @@ HandshakeKeyRef AcceptedComms::find_key(const Hello& hello) const {
   return found->second.key;
 }
 
+HandshakeKeyRef AcceptedComms::find_key_of_listen(const RandomId& listen_id) const {
+  for (const auto& [comm_id, comm] : comms_) {
+    if (comm.listen_id == listen_id && !comm.arrivals.expired()) return comm.key;
+  }
+  return nullptr;
+}
+
 HandshakeVerdict AcceptedComms::admit(const Hello& hello, Admission* admission) {
   const auto found = comms_.find(hello.comm_id);
   if (found == comms_.end()) return HandshakeVerdict::kUnknownStream;

@@ -7,7 +7,7 @@
 #include <map>
 #include <memory>
 
-#include "base/owned_fd.h"
+#include "crypto/keyed_socket.h"
 #include "transport/connect/handshake_settings.h"
 #include "transport/connect/stream_arrivals.h"
 #include "wire/handshake_key.h"
@@ -18,7 +18,7 @@ namespace bagua_net {
 // The reply to a proven hello, and if it is accepted, where the socket goes once the reply is sent.
 struct Admission {
   Reply reply;
-  OwnedFd* place = nullptr;                  // in a connection that is being assembled
+  KeyedSocket* place = nullptr;              // in a connection that is being assembled
   std::shared_ptr<StreamArrivals> arrivals;  // of a comm in use
   Joining joining = Joining::kMore;
 };
@@ -33,6 +33,8 @@ class AcceptedComms {
 
   // The key that the sender of this hello has to prove. nullptr: the hello names none of these comms.
   HandshakeKeyRef find_key(const Hello& hello) const;
+  // The same for a sealed hello, of which only the listen id is known. Each listen has one comm.
+  HandshakeKeyRef find_key_of_listen(const RandomId& listen_id) const;
   // The sender has proved it.
   HandshakeVerdict admit(const Hello& hello, Admission* admission);
 

@@ -1,50 +1,90 @@
 #include "transport/connect/connector_handshake.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <utility>
 
+#include "os/random_bytes.h"
 #include "transport/connect/handshake_io.h"
 
 namespace bagua_net {
 
 // A listener answers a hello with one or the other.
 static_assert(kChallengeBytes == kReplyBytes);
+static_assert(kSealedChallengeBytes <= kReplyBytes + kProofBytes);
+static_assert(kSealedReplyBytes <= kReplyBytes + kProofBytes);
 
-int ConnectorHandshake::send_hello(int socket, const Hello& hello) {
+int ConnectorHandshake::send_hello(int socket, const Hello& hello, HandshakeKeyRef key) {
+  key_ = std::move(key);
+  sealed_.reset();
   received_ = 0;
-  has_proved_ = false;
+  has_proved_ = is_opened_ = is_not_peer_ = false;
   encode_hello(hello, hello_.data());
-  return write_handshake(socket, hello_.data(), hello_.size());
+  if (hello.cipher == Cipher::kNone) return write_handshake(socket, hello_.data(), hello_.size());
+  Wiped<SealedHandshake::PrivateKey> private_key;
+  const Status random = fill_random(private_key.key.data(), private_key.key.size());
+  if (!random.is_ok()) return random.error_number();
+  sealed_ =
+      SealedHandshake::begin(SealedHandshake::Role::kInitiator, hello.cipher, *key_, private_key.key, hello_.data());
+  std::array<std::uint8_t, kSealedHelloBytes> message;
+  if (!sealed_->seal_hello(hello_.data(), message.data())) return EPROTO;
+  return write_handshake(socket, message.data(), message.size());
+}
+
+ConnectorHandshake::Answer ConnectorHandshake::read_challenge(int socket) {
+  Challenge challenge;
+  // A refusal is shorter than a sealed challenge.
+  HandshakeStep step = HandshakeStep::kDone;
+  if (received_ < kChallengeBytes) step = read_handshake(socket, answer_.data(), kChallengeBytes, &received_);
+  if (step == HandshakeStep::kWaiting) return Answer::kWaiting;
+  if (step != HandshakeStep::kDone) return Answer::kClosed;
+  if (!decode_challenge(answer_.data(), &challenge)) return Answer::kReply;
+  if (sealed_ == nullptr) return Answer::kChallenge;
+  step = read_handshake(socket, answer_.data(), kSealedChallengeBytes, &received_);
+  if (step == HandshakeStep::kWaiting) return Answer::kWaiting;
+  if (step == HandshakeStep::kDone && sealed_->open_challenge(answer_.data())) return Answer::kChallenge;
+  is_not_peer_ = step == HandshakeStep::kDone;
+  return Answer::kClosed;
 }
 
 ConnectorHandshake::Answer ConnectorHandshake::read(int socket) {
-  // A listener that does not have the token sends no proof, and closes the connection instead.
-  const std::size_t bytes = has_proved_ ? kReplyBytes + kProofBytes : kReplyBytes;
+  if (!has_proved_) return read_challenge(socket);
+  // A listener that does not have the key sends no proof, and closes the connection instead.
+  const std::size_t bytes = sealed_ != nullptr ? kSealedReplyBytes : kReplyBytes + kProofBytes;
   const HandshakeStep step = read_handshake(socket, answer_.data(), bytes, &received_);
-  Challenge challenge;
-  if (!has_proved_ && step == HandshakeStep::kDone && decode_challenge(answer_.data(), &challenge)) {
-    return Answer::kChallenge;
+  if (step == HandshakeStep::kDone && sealed_ != nullptr) {
+    is_opened_ = sealed_->open_reply(answer_.data(), answer_.data());
+    is_not_peer_ = !is_opened_;
+    return is_opened_ ? Answer::kReply : Answer::kClosed;
   }
   Reply ignored;
-  const bool is_of_other_protocol = received_ >= kReplyBytes && !reply(&ignored).is_ok();
+  const bool is_of_other_protocol = sealed_ == nullptr && received_ >= kReplyBytes && !reply(&ignored).is_ok();
   if (step == HandshakeStep::kDone || is_of_other_protocol) return Answer::kReply;
   return step == HandshakeStep::kWaiting ? Answer::kWaiting : Answer::kClosed;
 }
 
-int ConnectorHandshake::send_proof(int socket, const HandshakeKey& key) {
-  std::copy_n(answer_.begin(), kChallengeBytes, challenge_.begin());
+int ConnectorHandshake::send_proof(int socket) {
   received_ = 0;
   has_proved_ = true;
-  const HandshakeProof proof = connector_proof(key, hello_.data(), challenge_.data());
+  if (sealed_ != nullptr) {
+    std::array<std::uint8_t, kSealedProofBytes> proof;
+    if (!sealed_->seal_proof(proof.data())) return EPROTO;
+    return write_handshake(socket, proof.data(), proof.size());
+  }
+  std::copy_n(answer_.begin(), kChallengeBytes, challenge_.begin());
+  const HandshakeProof proof = connector_proof(*key_, hello_.data(), challenge_.data());
   return write_handshake(socket, proof.data(), proof.size());
 }
 
-bool ConnectorHandshake::is_proven(const HandshakeKey& key) const {
+bool ConnectorHandshake::is_proven() const {
+  if (sealed_ != nullptr) return is_opened_;
   return has_proved_ && received_ == answer_.size() &&
-         is_same_mac(listener_proof(key, hello_.data(), challenge_.data(), answer_.data()),
+         is_same_mac(listener_proof(*key_, hello_.data(), challenge_.data(), answer_.data()),
                      answer_.data() + kReplyBytes);
 }
 
 std::string ConnectorHandshake::refusal() const {
+  if (is_not_peer_) return "the listener does not know the token of the connect handle";
   Reply refusing;
   if (received_ < kReplyBytes || !reply(&refusing).is_ok() || refusing.verdict == HandshakeVerdict::kAccepted) {
     return {};

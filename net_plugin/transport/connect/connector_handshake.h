@@ -1,6 +1,6 @@
 // ConnectorHandshake: the connecting end of the handshake on one connection; UnauthenticatedPeer is the other one. It
-// sends a hello, answers a challenge with a proof, and reads the reply. OutboundHandshakes decides what follows from
-// it. Reads and writes never block. Not thread-safe.
+// sends a hello, answers a challenge with a proof, and reads the reply. With encryption all of it is sealed. Whoever
+// has it decides what follows. Reads and writes never block. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -11,36 +11,46 @@
 #include "base/status.h"
 #include "wire/handshake_message.h"
 #include "wire/handshake_proof.h"
+#include "wire/sealed_handshake.h"
 
 namespace bagua_net {
 
 class ConnectorHandshake {
  public:
   // On a new connection. Returns 0 or errno, as send_proof() does.
-  int send_hello(int socket, const Hello& hello);
+  int send_hello(int socket, const Hello& hello, HandshakeKeyRef key);
 
   enum class Answer {
     kWaiting,    // it is not complete
-    kClosed,     // the peer has closed the connection, or the system call failed
+    kClosed,     // the peer has closed the connection or does not know the key, or the system call failed
     kChallenge,  // send_proof() comes next
     kReply,
   };
   Answer read(int socket);
-  int send_proof(int socket, const HandshakeKey& key);
+  int send_proof(int socket);
 
   // After kReply; an error: it is not one of ours.
   Status reply(Reply* reply) const { return decode_reply(answer_.data(), reply); }
   // The listener has shown that it knows the key, too.
-  bool is_proven(const HandshakeKey& key) const;
+  bool is_proven() const;
   // What the peer said before it closed the connection, or in its reply. Empty: it has not refused.
   std::string refusal() const;
+  // After a reply that accepts. nullptr: the connection is not encrypted.
+  Protected<ConnectionKeys> take_keys() { return sealed_ == nullptr ? nullptr : sealed_->take_keys(); }
 
  private:
+  Answer read_challenge(int socket);
+
+  HandshakeKeyRef key_;
+  Protected<SealedHandshake> sealed_;  // nullptr: without encryption
   std::array<std::uint8_t, kHelloBytes> hello_;
   std::array<std::uint8_t, kChallengeBytes> challenge_;
-  std::array<std::uint8_t, kReplyBytes + kProofBytes> answer_;  // the challenge, later the reply with its proof
-  std::size_t received_ = 0;                                    // of the answer
-  bool has_proved_ = false;                                     // send_proof() was called
+  // The challenge, later the reply with its proof.
+  std::array<std::uint8_t, kReplyBytes + kProofBytes> answer_;
+  std::size_t received_ = 0;  // of the answer
+  bool has_proved_ = false;   // send_proof() was called
+  bool is_opened_ = false;    // of what was sealed, the reply
+  bool is_not_peer_ = false;  // what should have been sealed was not
 };
 
 }  // namespace bagua_net

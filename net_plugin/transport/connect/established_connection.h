@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/owned_fd.h"
+#include "crypto/keyed_socket.h"
 #include "os/network_interface.h"
 #include "os/socket_address.h"
 #include "transport/connect/optional_connections.h"
@@ -33,7 +33,7 @@ struct JoinTicket {
 };
 
 struct EstablishedConnection {
-  std::vector<OwnedFd> sockets;  // by stream index
+  std::vector<KeyedSocket> sockets;  // by stream index
   std::uint32_t max_chunk_bytes = 0;
   std::string peer;           // "10.0.0.2:4711 (host node2, process 4242)"
   bool same_host = false;     // both ends know it

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "config/plugin_config.h"
+#include "crypto/cipher_state.h"
 #include "crypto/job_secret.h"
 #include "os/tcp_socket.h"
 #include "stats/stall_report.h"
@@ -34,6 +35,8 @@ struct HandshakeSettings {
   std::string host_name;
   std::uint64_t process_id = 0;
   std::shared_ptr<const JobSecret> secret;  // nullptr: the job has none
+  bool encrypts = false;                    // needs the secret
+  bool uses_aes = cpu_has_aes();            // if the peer does, too
   StallReport* stalls = nullptr;            // outlives whoever has the settings; nullptr: nothing is reported
   OptionalConnections* optional = nullptr;  // outlives whoever has the settings; nullptr: without limits
 
@@ -42,6 +45,7 @@ struct HandshakeSettings {
   Protection protection() const {
     Protection protection;
     if (secret != nullptr) protection.key_id = secret->id();
+    protection.encrypts = encrypts;
     return protection;
   }
 };

@@ -1,12 +1,12 @@
 #include "transport/connect/inbound_handshakes.h"
 
-#include <poll.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 
 #include "base/monotonic_clock.h"
 #include "os/random_bytes.h"
+#include "transport/connect/departure.h"
 #include "transport/connect/handle_address.h"
 #include "transport/recovery/recovery_timing.h"
 
@@ -15,14 +15,6 @@ namespace {
 
 // Per turn. Otherwise a flood of connections would delay every call from NCCL.
 constexpr int kAcceptsPerTurn = 32;
-
-enum class Departure { kNone, kReset, kClosed };
-
-Departure departure(int socket) {
-  pollfd state{socket, POLLRDHUP, 0};  // -1 is ignored
-  if (::poll(&state, 1, 0) <= 0) return Departure::kNone;
-  return (state.revents & POLLERR) != 0 ? Departure::kReset : Departure::kClosed;
-}
 
 // The part of the descriptor limit for unauthenticated peers. The rest is for comms and the application.
 constexpr std::size_t kUnauthenticatedShare = 8;
@@ -51,6 +43,7 @@ Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t
   BAGUA_NET_RETURN_IF_ERROR(sockets_.open(interface, &listening));
   ConnectHandle encoded;
   encoded.protection = settings_.protection();
+  encoded.has_aes = settings_.uses_aes;
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.token.data(), encoded.token.size()));
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.listen_id.data(), encoded.listen_id.size()));
   Listen& listen = listens_[encoded.listen_id];
@@ -115,7 +108,7 @@ void InboundHandshakes::log_stall(std::string line) {
 
 Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) {
   Departure departed = Departure::kNone;
-  for (const OwnedFd& socket : listen.connection.sockets) departed = std::max(departed, departure(socket.get()));
+  for (const KeyedSocket& socket : listen.connection.sockets) departed = std::max(departed, departure(socket.get()));
   if (departed == Departure::kNone) {
     listen.rejoin_deadline_ms = 0;
     return Status::ok();
@@ -210,15 +203,31 @@ bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
       return false;
     }
   }
-  const Hello hello = peer.hello();
-  const bool is_asking = hello.stream_index == kAskingStream;
-  const bool is_known =
-      is_asking ? outbound_ != nullptr && outbound_->has_comm(hello.comm_id) : find_key(hello) != nullptr;
-  if (is_known && hello.key_id != settings_.protection().key_id) {
+  return answer(peer);
+}
+
+bool InboundHandshakes::answer(UnauthenticatedPeer& peer) {
+  Hello hello = peer.hello();
+  const HandshakeKeyRef listens_key = find_key_of_listen(hello.listen_id);
+  if (listens_key != nullptr &&
+      !protection_mismatch(settings_.protection(), {hello.key_id, peer.is_sealed()}).empty()) {
     refuse(peer, hello, HandshakeVerdict::kOtherProtection);
     return false;
   }
-  if (is_known) return peer.send_challenge();
+  if (peer.is_sealed() && listens_key != nullptr) {
+    const bool is_opened = peer.open_hello(*listens_key);
+    hello = peer.hello();
+    const bool has_aes = (hello.features & kFeatureAes) != 0;
+    // Who has changed the handle cannot choose the cipher.
+    if (!is_opened || hello.cipher != choose_cipher(settings_.uses_aes, has_aes)) {
+      refuse(peer, hello, HandshakeVerdict::kWrongProof);
+      return false;
+    }
+  }
+  const bool is_asking = hello.stream_index == kAskingStream;
+  const bool is_known =
+      is_asking ? outbound_ != nullptr && outbound_->has_comm(hello.comm_id) : find_key(hello) != nullptr;
+  if (is_known && (!peer.is_sealed() || listens_key != nullptr)) return peer.send_challenge();
   refuse(peer, hello,
          hello.stream_index == kJoiningStream ? HandshakeVerdict::kUnknownStream : HandshakeVerdict::kUnknownListen);
   return false;
@@ -244,12 +253,19 @@ void InboundHandshakes::finish(UnauthenticatedPeer& peer) {
   take_in(peer, admission);
 }
 
-void InboundHandshakes::refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
+void InboundHandshakes::refuse(UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
                                const HandshakeKey* key) {
   Reply reply;
   reply.verdict = verdict;
   peer.send_reply(reply, key);
   log_refusal(peer.address, hello, verdict);
+}
+
+HandshakeKeyRef InboundHandshakes::find_key_of_listen(const RandomId& listen_id) const {
+  const auto listen = listens_.find(listen_id);
+  if (listen != listens_.end()) return listen->second.key;
+  HandshakeKeyRef key = accepted_.find_key_of_listen(listen_id);
+  return key == nullptr && outbound_ != nullptr ? outbound_->find_key(listen_id) : key;
 }
 
 HandshakeKeyRef InboundHandshakes::find_key(const Hello& hello) {
@@ -267,7 +283,7 @@ void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hell
                        ", process " + std::to_string(hello.process_id) + ", protocol version " +
                        std::to_string(hello.protocol_version) + ", ours " + std::to_string(kProtocolVersion) + "): ";
     if (verdict != HandshakeVerdict::kOtherProtection) return line + kind;
-    return line + protection_mismatch(settings_.protection(), {hello.key_id});
+    return line + protection_mismatch(settings_.protection(), {hello.key_id, hello.cipher != Cipher::kNone});
   });
 }
 
@@ -291,7 +307,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
     connection.peer =
         peer.address.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
     connection.same_host = peer.is_of_this_host();
-    connection.contact = {peer.address, hello};
+    connection.contact = {peer.address, hello, listen.key};
     connection.contact.address.set_port(hello.port);
     connection.contact.hello.stream_index = kAskingStream;
     listen.comm_id = hello.comm_id;
@@ -312,7 +328,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
   const int index = place_of(hello, listen);
   if (index < 0 || index >= settings_.most_streams()) return HandshakeVerdict::kUnknownStream;
   if (index == static_cast<int>(connection.sockets.size())) connection.sockets.emplace_back();
-  OwnedFd& place = connection.sockets[static_cast<std::size_t>(index)];
+  KeyedSocket& place = connection.sockets[static_cast<std::size_t>(index)];
   // The connector tries a stream again if it did not get the reply.
   if (place.is_open()) {
     place.reset();
@@ -326,7 +342,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
 }
 
 int InboundHandshakes::place_of(const Hello& hello, const Listen& listen) {
-  const std::vector<OwnedFd>& sockets = listen.connection.sockets;
+  const std::vector<KeyedSocket>& sockets = listen.connection.sockets;
   if (!is_joining(hello.stream_index)) return hello.stream_index < sockets.size() ? hello.stream_index : -1;
   // The peer has finished connecting and uses the comm, but accept() has not returned it yet.
   if (listen.state != ListenState::kReady) return -1;
@@ -351,9 +367,9 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
   }
   poller_->remove(peer.socket.get());
   if (admission.arrivals != nullptr) {
-    admission.arrivals->hand_in_announced(std::move(peer.socket), admission.joining);
+    admission.arrivals->hand_in_announced(peer.take_socket(), admission.joining);
   } else {
-    *admission.place = std::move(peer.socket);
+    *admission.place = peer.take_socket();
   }
 }
 

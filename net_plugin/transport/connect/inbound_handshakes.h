@@ -82,12 +82,16 @@ class InboundHandshakes {
   void handle_peer(std::uint64_t id);
   // False: the connection is to be closed.
   bool greet(UnauthenticatedPeer& peer);
+  // To its whole hello. False: as greet().
+  bool answer(UnauthenticatedPeer& peer);
   void finish(UnauthenticatedPeer& peer);
   // key: as for UnauthenticatedPeer::send_reply.
-  void refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
+  void refuse(UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
               const HandshakeKey* key = nullptr);
   // The key that the sender of this hello has to prove. nullptr: the hello names no listen or comm of this process.
   HandshakeKeyRef find_key(const Hello& hello);
+  // Of a listen, or of a comm that began with it, at either end.
+  HandshakeKeyRef find_key_of_listen(const RandomId& listen_id) const;
   Admission admit(const UnauthenticatedPeer& peer, const Hello& hello);
   HandshakeVerdict admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello, Listen& listen,
                                    Admission* admission);

@@ -9,6 +9,7 @@
 #include "base/monotonic_clock.h"
 #include "os/local_address.h"
 #include "os/random_bytes.h"
+#include "transport/connect/first_hello.h"
 #include "transport/connect/handle_address.h"
 #include "transport/recovery/recovery_timing.h"
 
@@ -37,14 +38,8 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
     Hello& hello = attempt.ticket.hello;
     hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
     attempt.connection.most_streams = settings_.streams ? hello.streams_wanted : std::min(kMaxAutoStreams, most);
-    hello.listen_id = decoded.listen_id;
-    hello.key_id = settings_.protection().key_id;
-    BAGUA_NET_RETURN_IF_ERROR(fill_random(hello.comm_id.data(), hello.comm_id.size()));
+    BAGUA_NET_RETURN_IF_ERROR(fill_first_hello(settings_, decoded, &hello));
     hello.port = port;
-    hello.process_id = settings_.process_id;
-    hello.host_name = settings_.host_name;
-    hello.max_chunk_bytes = settings_.max_chunk_bytes;
-    hello.features = kFeatureAcknowledgements | (settings_.checksums ? kFeatureChecksums : 0);
     attempt.streams.resize(1);
     store_connect_state(handle, begin(std::move(attempt)));
     return Status::ok();
@@ -59,7 +54,7 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
   *connection = std::move(found->second.connection);
   attempts_.erase(found);
   *ready = failure.is_ok();
-  if (*ready && connection->recovers) opened_.add(connection->ticket.hello.comm_id, connection->arrivals);
+  if (*ready && connection->recovers) opened_.add(connection->ticket, connection->arrivals);
   return failure;
 }
 
@@ -69,6 +64,13 @@ bool OutboundHandshakes::has_comm(const RandomId& comm_id) const {
   return std::any_of(attempts_.begin(), attempts_.end(), [&](const auto& entry) {
     return !entry.second.is_join && entry.second.ticket.hello.comm_id == comm_id && entry.second.failure.is_ok();
   });
+}
+
+HandshakeKeyRef OutboundHandshakes::find_key(const RandomId& listen_id) const {
+  for (const auto& [number, attempt] : attempts_) {
+    if (!attempt.is_join && attempt.ticket.hello.listen_id == listen_id) return attempt.ticket.key;
+  }
+  return opened_.find_key(listen_id);
 }
 
 void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
@@ -163,7 +165,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     fail(attempt, random);
     return;
   }
-  const int hello_error = stream.handshake.send_hello(stream.socket.get(), hello);
+  const int hello_error = stream.handshake.send_hello(stream.socket.get(), hello, attempt.ticket.key);
   if (hello_error != 0) {
     retry(attempt, index, hello_error);
     return;
@@ -186,7 +188,7 @@ void OutboundHandshakes::read_answer(Attempt& attempt, std::uint64_t number, std
       retry(attempt, index, ECONNRESET, stream.handshake.refusal());
       return;
     case ConnectorHandshake::Answer::kChallenge: {
-      const int error_number = stream.handshake.send_proof(stream.socket.get(), *attempt.ticket.key);
+      const int error_number = stream.handshake.send_proof(stream.socket.get());
       if (error_number != 0) retry(attempt, index, error_number);
       return;
     }
@@ -203,7 +205,7 @@ void OutboundHandshakes::judge_reply(Attempt& attempt, std::uint64_t number, std
     return;
   }
   // Another process may answer in place of the listener, without a valid proof.
-  const bool is_proven = handshake.is_proven(*attempt.ticket.key);
+  const bool is_proven = handshake.is_proven();
   if (reply.verdict == HandshakeVerdict::kAccepted) {
     if (is_proven) return take_reply(attempt, number, index, reply);
     retry(attempt, index, ECONNRESET, "the listener does not know the token of the connect handle");
@@ -227,6 +229,7 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
   poller_->remove(stream.socket.get());
   stream_ids_.erase(stream.id);
   stream.state = JoinState::kJoined;
+  stream.socket.keys = stream.handshake.take_keys();
   if (attempt.is_join) {
     if (const auto arrivals = attempt.arrivals.lock()) {
       arrivals->hand_in(std::move(stream.socket), attempt.ticket.joining());

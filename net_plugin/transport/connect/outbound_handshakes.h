@@ -52,6 +52,9 @@ class OutboundHandshakes {
 
   // For a peer that probes: the comm was opened here or is being opened, and is neither closed nor failed.
   bool has_comm(const RandomId& comm_id) const;
+  // The same for a sealed hello, of which only the listen id is known: the key that it is sealed with. nullptr: no
+  // comm.
+  HandshakeKeyRef find_key(const RandomId& listen_id) const;
 
   // Ignores ids of others.
   void handle_event(std::uint64_t id);
@@ -67,7 +70,7 @@ class OutboundHandshakes {
   enum class JoinState { kConnecting, kHandshaking, kJoined, kBackingOff };
   struct Stream {
     JoinState state = JoinState::kConnecting;
-    OwnedFd socket;
+    KeyedSocket socket;
     std::uint64_t id = 0;
     ConnectorHandshake handshake;
     std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline

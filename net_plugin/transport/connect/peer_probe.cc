@@ -4,15 +4,12 @@
 
 #include <cerrno>
 
-#include "transport/connect/handshake_io.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
 namespace {
 
 constexpr int kAskAgainMs = 200;
-
-static_assert(kReplyBytes == kChallengeBytes);
 
 }  // namespace
 
@@ -26,7 +23,6 @@ PeerAnswer PeerProbe::ask(std::int64_t now_ms) {
   if (!socket_.is_open()) {
     if (now_ms < due_ms_) return last_;
     is_connected_ = false;
-    received_ = 0;
     due_ms_ = now_ms + kConnectAnswerMs;
     const Status status = tcp_connect(contact_.address, {}, nullptr, &socket_);
     if (!status.is_ok()) socket_.reset();  // no route, no descriptor, no port: treated like no answer
@@ -47,16 +43,16 @@ PeerAnswer PeerProbe::look(std::int64_t now_ms) {
     const int error_number = tcp_connect_result(socket_.get());
     if (error_number != 0) return error_number == ECONNREFUSED ? PeerAnswer::kRefused : PeerAnswer::kUnanswered;
     is_connected_ = true;
-    std::array<std::uint8_t, kHelloBytes> hello;
-    encode_hello(contact_.hello, hello.data());
-    if (write_handshake(socket_.get(), hello.data(), hello.size()) != 0) return PeerAnswer::kUnanswered;
+    if (handshake_.send_hello(socket_.get(), contact_.hello, contact_.key) != 0) return PeerAnswer::kUnanswered;
   }
-  const HandshakeStep step = read_handshake(socket_.get(), answer_.data(), answer_.size(), &received_);
-  if (step == HandshakeStep::kWaiting && !is_late) return PeerAnswer::kNone;
-  // A process that is stopped or ends, or that has too many connections, does not answer.
-  if (step != HandshakeStep::kDone) return PeerAnswer::kUnanswered;
-  Challenge challenge;
-  return decode_challenge(answer_.data(), &challenge) ? PeerAnswer::kAlive : PeerAnswer::kGone;
+  switch (handshake_.read(socket_.get())) {
+    case ConnectorHandshake::Answer::kWaiting: return is_late ? PeerAnswer::kUnanswered : PeerAnswer::kNone;
+    // A process that is stopped or ends, or that has too many connections, does not answer.
+    case ConnectorHandshake::Answer::kClosed: return PeerAnswer::kUnanswered;
+    case ConnectorHandshake::Answer::kChallenge: return PeerAnswer::kAlive;
+    case ConnectorHandshake::Answer::kReply: return PeerAnswer::kGone;
+  }
+  return PeerAnswer::kUnanswered;
 }
 
 }  // namespace bagua_net

@@ -4,13 +4,13 @@
 // connection thread of that process answers. Owned by the receiving comm, and guarded by its mutex.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <utility>
 
 #include "os/socket_address.h"
 #include "os/tcp_socket.h"
+#include "transport/connect/connector_handshake.h"
+#include "wire/handshake_key.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {
@@ -19,6 +19,7 @@ namespace bagua_net {
 struct PeerContact {
   SocketAddress address;
   Hello hello;
+  HandshakeKeyRef key;
 };
 
 enum class PeerAnswer {
@@ -45,8 +46,7 @@ class PeerProbe {
   const PeerContact contact_;
   OwnedFd socket_;  // of the question that is under way
   bool is_connected_ = false;
-  std::array<std::uint8_t, kReplyBytes> answer_{};
-  std::size_t received_ = 0;
+  ConnectorHandshake handshake_;
   std::int64_t due_ms_ = 0;  // of the answer, or without a socket of the next question
   PeerAnswer last_ = PeerAnswer::kNone;
 };

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "base/owned_fd.h"
+#include "crypto/keyed_socket.h"
 
 namespace bagua_net {
 
@@ -24,7 +24,7 @@ enum class Joining {
 class StreamArrivals {
  public:
   struct Arrival {
-    OwnedFd socket;
+    KeyedSocket socket;
     Joining joining = Joining::kMore;
   };
   // A connection that the comm asked for will not come.
@@ -39,14 +39,14 @@ class StreamArrivals {
     ++announced_;
     any_.store(true, std::memory_order_release);
   }
-  void hand_in_announced(OwnedFd socket, Joining joining = Joining::kMore) {
+  void hand_in_announced(KeyedSocket socket, Joining joining = Joining::kMore) {
     const MutexLock lock(mutex_);
     --announced_;
     if (closed_.load()) return;  // the socket closes
     arrivals_.push_back({std::move(socket), joining});
     if (joining != Joining::kMore && on_change_) on_change_();
   }
-  void hand_in(OwnedFd socket, Joining joining = Joining::kMore) {
+  void hand_in(KeyedSocket socket, Joining joining = Joining::kMore) {
     announce();
     hand_in_announced(std::move(socket), joining);
   }

@@ -7,6 +7,7 @@
 #include "base/log_sink.h"
 #include "base/monotonic_clock.h"
 #include "transport/faults/faulty_byte_stream.h"
+#include "transport/stream/sealed_byte_stream.h"
 
 namespace bagua_net {
 namespace {
@@ -56,9 +57,11 @@ std::unique_ptr<ByteStream> FaultInjector::wrap(std::unique_ptr<ByteStream> byte
   return std::make_unique<FaultyByteStream>(std::move(bytes), this, streams_.fetch_add(1));
 }
 
-std::unique_ptr<ByteStream> make_byte_stream(OwnedFd socket, FaultInjector* faults) {
+std::unique_ptr<ByteStream> make_byte_stream(KeyedSocket socket, FaultInjector* faults) {
+  Protected<ConnectionKeys> keys = std::move(socket.keys);
   std::unique_ptr<ByteStream> bytes = make_tcp_byte_stream(std::move(socket));
-  return faults == nullptr ? std::move(bytes) : faults->wrap(std::move(bytes));
+  if (faults != nullptr) bytes = faults->wrap(std::move(bytes));
+  return keys == nullptr ? std::move(bytes) : make_sealed_byte_stream(std::move(bytes), std::move(keys));
 }
 
 }  // namespace bagua_net

@@ -9,8 +9,8 @@
 #include <random>
 
 #include "base/mutex.h"
-#include "base/owned_fd.h"
 #include "config/fault_plan.h"
+#include "crypto/keyed_socket.h"
 #include "transport/stream/byte_stream.h"
 
 namespace bagua_net {
@@ -55,7 +55,8 @@ class FaultInjector {
   std::atomic<std::int64_t> next_drop_ns_{0};
 };
 
-// What a comm moves its bytes with. faults: nullptr, or what damages them.
-std::unique_ptr<ByteStream> make_byte_stream(OwnedFd socket, FaultInjector* faults);
+// What a comm moves its bytes with, sealed if the connection has keys. faults: nullptr, or what damages what is on the
+// wire.
+std::unique_ptr<ByteStream> make_byte_stream(KeyedSocket socket, FaultInjector* faults);
 
 }  // namespace bagua_net

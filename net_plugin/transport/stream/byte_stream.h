@@ -1,5 +1,5 @@
 // ByteStream: the one interface around the byte path. Everything above it (framing, scheduling, workers) works on any
-// ordered, reliable, non-blocking stream: TCP today, TLS over TCP tomorrow, a byte-wise fake in the tests.
+// ordered, reliable, non-blocking stream: TCP, sealed records over TCP, a byte-wise fake in the tests.
 #pragma once
 
 #include <sys/uio.h>
@@ -26,7 +26,8 @@ class ByteStream {
   virtual ~ByteStream() = default;
 
   // Like readv and writev on a non-blocking socket: bytes moved, 0 at the end of input, or -1 with errno set
-  // (EAGAIN: the poller tells when to go on). Never raises SIGPIPE.
+  // (EAGAIN: the poller tells when to go on; EBADMSG: these are not the bytes that the peer sent). Never raises
+  // SIGPIPE. After a short write or EAGAIN, the next write begins with the bytes that are left.
   virtual ssize_t read(const iovec* pieces, std::size_t count) = 0;
   virtual ssize_t write(const iovec* pieces, std::size_t count) = 0;
 
@@ -41,6 +42,9 @@ class ByteStream {
 
   // Written, and not acknowledged by the other end's kernel.
   virtual std::size_t undelivered_bytes() const { return 0; }
+
+  // Bytes that went out so far beyond those that write() has reported. By the driver.
+  virtual std::uint64_t overhead_bytes() const { return 0; }
 
   // What the poller watches.
   virtual int fd() const = 0;

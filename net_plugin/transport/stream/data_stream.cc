@@ -19,6 +19,10 @@ ssize_t timed(std::size_t asked, Move move) {
 
 }  // namespace
 
+Status not_the_peers_bytes() {
+  return Status::damaged_data("encrypted data arrived that the peer did not send like this: it was damaged or changed");
+}
+
 ssize_t DataStream::read(const iovec* pieces, std::size_t count, std::size_t asked) {
   return timed(asked, [&] { return bytes_->read(pieces, count); });
 }

@@ -38,6 +38,9 @@ class FailureSink {
   virtual void on_stream_over(int /*index*/, StreamState /*state*/) {}
 };
 
+// Of EBADMSG.
+Status not_the_peers_bytes();
+
 class DataStream {
  public:
   DataStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index)
@@ -103,6 +106,7 @@ class DataStream {
   ssize_t write_by_reference(const iovec& copied, const iovec& referred) {
     return bytes_->write_by_reference(copied, referred);
   }
+  std::uint64_t overhead_bytes() const { return bytes_->overhead_bytes(); }
   bool delivery(Delivery* delivery) const { return bytes_->delivery(delivery); }
   void reset() { bytes_->reset(); }
   bool is_broken() const { return bytes_->is_broken(); }

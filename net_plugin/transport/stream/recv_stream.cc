@@ -208,6 +208,7 @@ StreamProgress RecvStream::move(std::size_t budget) {
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
         // If a connection joins while the peer closes its comm, it is reset before it has carried anything.
         if (!recovers_ && errno == ECONNRESET && has_joined_ && !has_new_chunks()) return end_of_input();
+        if (errno == EBADMSG) return lose(not_the_peers_bytes());
         const Status failure = Status::system_error("receive", errno);
         return lose(recovers_ ? failure : Status::remote_error(failure.message()));
       }

@@ -145,7 +145,8 @@ bool SendStream::look_at_delivery(std::int64_t not_since_ns) {
   // Nothing was written yet, so these are the bytes of the handshake.
   if (looked_ns_ == 0) delivered_before_ = delivery.bytes;
   looked_ns_ = now_ns;
-  backlog_.under_way = static_cast<std::size_t>(written_ever_ - (delivery.bytes - delivered_before_));
+  backlog_.under_way =
+      static_cast<std::size_t>(written_ever_ + overhead_bytes() - (delivery.bytes - delivered_before_));
   backlog_.unsent = delivery.unsent_bytes;
   rate_estimator_.look(delivery, now_ns);
   scheduler_->set_pace(index(), rate_estimator_.pace());
@@ -358,11 +359,13 @@ void SendStream::listen(bool to_the_end) {
     const ssize_t received = read(&piece, 1, bytes.size());
     if (received < 0 && errno == EINTR) continue;
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (received <= 0) {
+    const bool is_changed = received < 0 && errno == EBADMSG;
+    if (received <= 0 && !is_changed) {
       peer_is_gone(received == 0 ? 0 : errno);
       return;
     }
-    const Status status = unacknowledged_.take(bytes.data(), static_cast<std::size_t>(received), &blocks_);
+    const Status status = is_changed ? not_the_peers_bytes()
+                                     : unacknowledged_.take(bytes.data(), static_cast<std::size_t>(received), &blocks_);
     if (status.code() == StatusCode::kDamagedData) stats_->checksum_errors.add(1);
     if (status.code() == StatusCode::kDamagedData && recovers()) {
       lose(status);
