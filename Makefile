@@ -219,7 +219,7 @@ tsan: build/tsan/build.ninja
 # clang with libFuzzer (Debian: apt-get install clang libclang-rt-dev). Findings and new inputs stay in build/fuzz.
 FUZZ_SECONDS ?= 10
 FUZZ_CXX ?= $(shell command -v clang++ $(addprefix clang++-,21 20 19 18 17 16 15 14) 2>/dev/null | head -n 1)
-FUZZ_TARGETS := handshake frames
+FUZZ_TARGETS := handshake frames sealed
 .PHONY: can-fuzz fuzz
 can-fuzz:
 	@[ -n "$(FUZZ_CXX)" ] && echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' | \

@@ -20,8 +20,9 @@ def add_parser(subcommands: Subcommands) -> None:
     parser = subcommands.add_parser(
         "doctor",
         help="find out whether a job would use the plugin",
-        description="Examines the library, the activation, NCCL, the network and the settings, and sends data through "
-        "the plugin. With --peer it examines the network between two hosts. Exit code 0: no check failed.",
+        description="Examines the library, the activation, NCCL, the network, the settings and the "
+        "protection, and sends data through the plugin. With --peer it examines the network between two hosts. Exit "
+        "code 0: no check failed.",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     net_doctor_peer.add_arguments(parser)

@@ -51,6 +51,9 @@ def invalid_knobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 def unknown_knobs(environment: Mapping[str, str]) -> list[str]:
     """A warning for each BAGUA_NET_* variable that is not a knob, with the name that was probably meant."""
 
+def secret_key_id(file: str) -> str:
+    """Of the secret in a file, as 16 hexadecimal digits. Raises ValueError if the plugin would refuse the file."""
+
 def interfaces(environment: Mapping[str, str]) -> list[_Interface]:
     """Every network interface, the used ones first, with the reason for each verdict.
 

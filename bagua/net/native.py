@@ -54,6 +54,11 @@ def unknown_knobs(environment: Mapping[str, str]) -> list[str]:
     return [str(warning) for warning in _core().unknown_knobs(dict(environment))]
 
 
+def secret_key_id(file: str) -> str:
+    """The key id of the secret in a file. Raises ValueError, with three lines, if the plugin would refuse the file."""
+    return str(_core().secret_key_id(file))
+
+
 def knobs() -> list[Knob]:
     return [Knob(**row) for row in _core().knobs()]
 

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "base/version.h"
 #include "config/plugin_config.h"
+#include "crypto/job_secret.h"
 #include "os/cpu_budget.h"
 #include "os/launcher.h"
 #include "os/network_interface.h"
@@ -138,6 +140,13 @@ py::list launcher_variables() {
   return rows;
 }
 
+std::string secret_key_id(const py::str& file) {
+  std::shared_ptr<const JobSecret> secret;
+  const Status status = JobSecret::read(bytes_of(file), &secret);
+  if (!status.is_ok()) throw py::value_error(status.message());
+  return key_id_text(secret->id());
+}
+
 // The two below read the process environment with getenv: with the GIL, which Python holds when it changes it.
 py::dict cpu_budget() {
   const CpuBudget budget = measure_cpu_budget(process_environment());
@@ -163,6 +172,9 @@ PYBIND11_MODULE(_core, module) {
              "Every setting with a bad value: what is wrong with it, and what to do.");
   module.def("unknown_knobs", &bagua_net::unknown_knobs, py::arg("environment"),
              "A warning for each BAGUA_NET_* variable that is not a knob, with the name that was probably meant.");
+  module.def(
+      "secret_key_id", &bagua_net::secret_key_id, py::arg("file"),
+      "Of the secret in a file, as 16 hexadecimal digits. Raises ValueError if the plugin would refuse the file.");
   module.def("interfaces", &bagua_net::interfaces, py::arg("environment"),
              "Every network interface, the used ones first, with the reason for each verdict. Raises ValueError, with "
              "the interfaces that exist, if none can be used or an NCCL variable has a bad value.");

@@ -24,7 +24,7 @@ pytestmark = NEEDS_LAB
 
 # Zero-byte parts, one inline message, odd sizes around a slice, and enough for every data stream to be striped over.
 _SIZES = (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20)
-_HELLO_BYTES = 128
+_HELLO_BYTES = 144
 _HELLO_MAGIC = b"BNHELLO1"
 
 

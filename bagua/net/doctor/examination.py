@@ -14,6 +14,7 @@ from bagua.net.doctor.finding import Report, Section, Status, skip
 from bagua.net.doctor.library_check import check_library, missing_library
 from bagua.net.doctor.nccl_check import check_nccl
 from bagua.net.doctor.network_check import check_interfaces, check_rdma
+from bagua.net.doctor.protection_check import check_protection
 from bagua.net.doctor.self_test import check_loopback
 from bagua.net.doctor.settings_check import check_settings
 from bagua.net.library import MissingFileError, library_path, loader_search_path
@@ -63,6 +64,7 @@ def examine(environment: Mapping[str, str]) -> Report:
             check_interfaces(effective),
             check_rdma(ports, effective, inactive, has_device_files=rdma.has_device_files()),
             settings,
+            check_protection(effective, settings_fail=settings.status is Status.FAIL),
             check_loopback(effective, library, settings_fail=settings.status is Status.FAIL),
         ),
         python=sys.executable,

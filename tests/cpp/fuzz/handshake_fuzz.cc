@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -200,7 +201,7 @@ struct Outbound {
 };
 
 void decode_noise(FuzzInput& input) {
-  std::array<std::uint8_t, kConnectHandleBytes> bytes{};
+  std::array<std::uint8_t, std::max(kConnectHandleBytes, kHelloBytes)> bytes{};
   input.take(bytes.data(), bytes.size());
   ConnectHandle handle;
   static_cast<void>(decode_connect_handle(bytes.data(), &handle).is_ok());
