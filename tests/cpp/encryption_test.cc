@@ -9,10 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "support/connection_ends.h"
 #include "support/context_pair.h"
 #include "support/cut_connections.h"
 #include "support/temporary_tree.h"
 #include "support/wire_relay.h"
+#include "transport/connect/peer_probe.h"
 #include "wire/sealed_handshake.h"
 
 namespace bagua_net {
@@ -306,6 +308,38 @@ TEST_CASE(a_changed_handle_does_not_change_the_cipher) {
         "the error");
     receiving->close(listener);
   }
+}
+
+// A receiver that has lost all its connections asks, and what it asks is sealed, too.
+TEST_CASE(a_sender_that_encrypts_answers_whether_it_has_a_comm) {
+  const Bytes bytes(64, 's');
+  HandshakeSettings settings = settings_with(1);
+  settings.secret = JobSecret::derive(bytes.data(), bytes.size());
+  settings.encrypts = true;
+  settings.recovery = Recovery::kOn;
+  ListeningService listening(settings);
+  ConnectingService connecting(listening.handle_bytes.data(), settings);
+  const EstablishedConnection accepted = listening.accept_from(&connecting);
+  CHECK(accepted.contact.hello.cipher != Cipher::kNone);
+  const auto answer = [](const PeerContact& contact) {
+    PeerProbe probe(contact);
+    PeerAnswer last = PeerAnswer::kNone;
+    wait_until(
+        [&] {
+          last = probe.ask(monotonic_ms());
+          return last != PeerAnswer::kNone;
+        },
+        "an answer");
+    return last;
+  };
+  CHECK(answer(accepted.contact) == PeerAnswer::kAlive);
+  PeerContact other = accepted.contact;
+  HandshakeKey wrong = *other.key;
+  wrong[0] ^= 1;
+  other.key = std::make_shared<const HandshakeKey>(wrong);
+  CHECK(answer(other) == PeerAnswer::kGone);
+  connecting.connection = {};
+  CHECK(answer(accepted.contact) == PeerAnswer::kGone);
 }
 
 TEST_CASE(a_message_that_no_secret_protects_is_not_encrypted_by_mistake) {
