@@ -25,26 +25,61 @@ ASYNC_WARMUP_SHARE = WARMUP_SHARE
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """`batch_size` is that of all ranks together, which 2, 3 and 4 ranks can share: their number changes nothing but
-    who computes what."""
+    """
+    builder: module of this folder and function, which makes the task.
+    batch_size: of all ranks together, which 2, 3 and 4 ranks can share: their number changes nothing but who computes
+        what.
+    epochs: how long is trained; None: so many steps, a part of an epoch.
+    optimizer: of every algorithm that brings none.
+    learning_rates: by optimizer; SGD has momentum 0.9, Adam its defaults.
+    """
 
+    builder: str
     batch_size: int
-    epochs: int
-    optimizer: str  # of every algorithm that brings none
-    learning_rates: Mapping[str, float]  # by optimizer; SGD has momentum 0.9, Adam its defaults
+    epochs: int | None
+    optimizer: str
+    learning_rates: Mapping[str, float]
     about: str
+    steps: int | None = None
+
+    @property
+    def length(self) -> str:
+        return f"{self.steps} steps" if self.epochs is None else f"{self.epochs} epochs"
 
 
 TASKS: dict[str, TaskSettings] = {
-    "digits": TaskSettings(60, 50, SGD, {SGD: 0.1, ADAM: 0.01}, "scikit-learn's 1,797 handwritten digits, an MLP"),
-    "photographs": TaskSettings(
-        120, 12, SGD, {SGD: 0.05, ADAM: 0.002}, "26,000 patches of scikit-learn's two photographs, denoised by an MLP"
+    "digits": TaskSettings(
+        "digits:build", 60, 50, SGD, {SGD: 0.1, ADAM: 0.01}, "scikit-learn's 1,797 handwritten digits, an MLP"
     ),
-    "characters": TaskSettings(
-        36, 8, ADAM, {ADAM: 0.012}, "465,000 characters of Python's reference manual, a GRU predicts the next one"
+    "photographs": TaskSettings(
+        "photographs:build",
+        120,
+        12,
+        SGD,
+        {SGD: 0.05, ADAM: 0.002},
+        "26,000 patches of scikit-learn's two photographs, denoised by an MLP",
+    ),
+    "text": TaskSettings(
+        "text:build",
+        24,
+        None,
+        ADAM,
+        {ADAM: 0.005},
+        "sources of Python's standard library, a GPT of 137,000 parameters predicts the next byte",
+        steps=1000,
+    ),
+    "text-large": TaskSettings(
+        "text:build_large",
+        48,
+        None,
+        ADAM,
+        {ADAM: 0.001},
+        "the same with 10.8 million parameters, for GPUs",
+        steps=1000,
     ),
 }
-DEFAULT_TASKS = tuple(TASKS)
+# By device.
+DEFAULT_TASKS = {"cpu": ("digits", "photographs", "text"), "cuda": ("digits", "photographs", "text-large")}
 
 
 @dataclass(frozen=True)
@@ -52,10 +87,11 @@ class Case:
     """An algorithm with its settings.
 
     name: in tables and on the command line.
-    algorithm: as registered with Bagua.
+    algorithm: as registered with Bagua, or ERROR_FEEDBACK.
     options: its arguments. `hierarchical` is off, since ranks of one machine would exchange plain averages otherwise
         and nothing of the algorithm would be left to see.
     optimizer: None: the task's.
+    qadam: options of its optimizer.
     replicas_differ: each rank has a model of its own, and what is evaluated is their mean.
     """
 
@@ -63,29 +99,47 @@ class Case:
     algorithm: str
     options: Mapping[str, object] = field(default_factory=dict)
     optimizer: str | None = None
+    qadam: Mapping[str, object] = field(default_factory=dict)
     replicas_differ: bool = False
 
 
+# bagua.comm_hooks.error_feedback_bytegrad, with torch's DDP.
+ERROR_FEEDBACK = "error_feedback"
+CODECS = ("int8",)
+DEFAULT_CODEC = "int8"
 BASELINE = "gradient_allreduce"
 BASELINE_ADAM = "gradient_allreduce-adam"
+_FLAT: Mapping[str, object] = {"hierarchical": False}
+
+
+def _with_codecs(algorithm: str, **settings: bool) -> list[Case]:
+    """One for each compression; the default one goes by the algorithm's name alone."""
+    return [
+        Case(algorithm, algorithm, _FLAT, **settings)
+        if codec == DEFAULT_CODEC
+        else Case(f"{algorithm}-{codec}", algorithm, {**_FLAT, "codec": codec}, **settings)
+        for codec in CODECS
+    ]
+
+
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
         Case(BASELINE, "gradient_allreduce"),
-        Case("bytegrad", "bytegrad", {"hierarchical": False}),
-        Case("decentralized", "decentralized", {"hierarchical": False}, replicas_differ=True),
+        *_with_codecs("bytegrad"),
+        *_with_codecs(ERROR_FEEDBACK),
+        Case("decentralized", "decentralized", _FLAT, replicas_differ=True),
         Case(
             "decentralized-shift_one",
             "decentralized",
-            {"hierarchical": False, "peer_selection_mode": "shift_one"},
+            {**_FLAT, "peer_selection_mode": "shift_one"},
             replicas_differ=True,
         ),
-        Case(
-            "low_precision_decentralized", "low_precision_decentralized", {"hierarchical": False}, replicas_differ=True
-        ),
+        *_with_codecs("low_precision_decentralized", replicas_differ=True),
         Case("async", "async", {"sync_interval_ms": 5}, replicas_differ=True),
         Case(BASELINE_ADAM, "gradient_allreduce", optimizer=ADAM),
-        Case("qadam", "qadam", {"hierarchical": False}, optimizer=QADAM),
+        Case("qadam", "qadam", _FLAT, optimizer=QADAM),
+        Case("qadam-growing", "qadam", _FLAT, optimizer=QADAM, qadam={"freeze_bias_correction": False}),
     )
 }
 DEFAULT_CASES = tuple(CASES)

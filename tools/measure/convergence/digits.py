@@ -14,7 +14,7 @@ PENALTY = 3e-3
 
 
 def build() -> Task:
-    bunch = dataset_of_sklearn("load_digits")
+    bunch, source = dataset_of_sklearn("load_digits")
     order = torch.randperm(len(bunch.target), generator=torch.Generator().manual_seed(0))
     pictures = torch.tensor(bunch.data, dtype=torch.float32)[order] / 16
     labels = torch.tensor(bunch.target, dtype=torch.int64)[order]
@@ -24,5 +24,6 @@ def build() -> Task:
         test=Split(pictures[:TEST_SAMPLES], labels[:TEST_SAMPLES]),
         build_model=lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)),
         classifies=True,
+        source=source,
         penalty=PENALTY,
     )

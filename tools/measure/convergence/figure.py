@@ -1,4 +1,4 @@
-"""--plot: above, the test loss of every algorithm while it trains; below, its difference from the baseline."""
+"""--plot: the test loss of every algorithm over the bytes that a rank has sent, one panel per task."""
 
 from __future__ import annotations
 
@@ -8,48 +8,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measure.convergence.catalogue import CASES, LOSS_LIMIT_PERCENT, TASKS, baseline_of
-from measure.convergence.statistics import Difference, TrainingResult, relative_difference_of
+from measure.convergence.catalogue import CASES, CODECS, TASKS
+from measure.convergence.statistics import TrainingResult
 
-# Okabe and Ito's colours, which people with colour-blindness tell apart; marker and dash do so in grey.
-_STYLES: tuple[tuple[str, str, Any], ...] = (
-    ("#000000", "o", "-"),
-    ("#0072B2", "s", "--"),
-    ("#D55E00", "^", "-."),
-    ("#009E73", "D", ":"),
-    ("#CC79A7", "v", (0, (5, 1, 1, 1, 1, 1))),
-    ("#E69F00", "P", (0, (3, 2))),
-    ("#7F7F7F", "o", (0, (6, 2))),
-    ("#56B4E9", "X", (0, (1, 2))),
-)
-_SECOND_HALF = 0.5
+# Okabe and Ito's colours, which people with colour-blindness tell apart: of algorithms. Codecs have dashes and markers.
+_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#A6761D")
+_STYLES: tuple[tuple[str, Any], ...] = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."), ("v", (0, (5, 1, 1, 1))))
+_MARKERS = 6  # of a curve
+
+
+def family_of(case: str) -> tuple[str, int]:
+    """The name without a codec, and the codec's position; 0 without one."""
+    codec = CASES[case].options.get("codec")
+    return (case, 0) if codec is None else (case.removesuffix(f"-{codec}"), 1 + CODECS.index(str(codec)))
 
 
 def style_of(case: str) -> tuple[str, str, Any]:
-    """The same in every figure, whatever else is in it."""
-    return _STYLES[list(CASES).index(case) % len(_STYLES)]
-
-
-def curves(trainings: Sequence[TrainingResult], task: str, case: str) -> dict[int, TrainingResult]:
-    return {one.seed: one for one in trainings if (one.task, one.case) == (task, case)}
-
-
-def differences(trainings: Sequence[TrainingResult], task: str, case: str) -> list[Difference]:
-    """At each point of the curve, from the baseline of the same seed, in per cent of its mean. Empty without one."""
-    baseline = baseline_of(task, case)
-    if baseline is None:
-        return []
-    ours, theirs = curves(trainings, task, case), curves(trainings, task, baseline)
-    shared = [seed for seed in ours if seed in theirs]
-    if not shared:
-        return []
-    points = range(len(ours[shared[0]].curve_loss))
-    return [
-        relative_difference_of(
-            [ours[seed].curve_loss[point] for seed in shared], [theirs[seed].curve_loss[point] for seed in shared]
-        )
-        for point in points
-    ]
+    """Colour, marker and dash: the same in every figure, whatever else is in it."""
+    family, codec = family_of(case)
+    families = list(dict.fromkeys(family_of(name)[0] for name in CASES))
+    return _COLOURS[families.index(family) % len(_COLOURS)], *_STYLES[codec % len(_STYLES)]
 
 
 def write_figure(path: Path, trainings: Sequence[TrainingResult], title: str, caption: str) -> None:
@@ -66,18 +44,13 @@ def write_figure(path: Path, trainings: Sequence[TrainingResult], title: str, ca
         "svg.fonttype": "none",
     }
     with pyplot.rc_context(settings):
-        width = 4.2 * len(tasks) + 2.6
-        figure, panels = pyplot.subplots(
-            2, len(tasks), figsize=(width, 7.0), squeeze=False, layout="constrained", height_ratios=(3, 2)
-        )
-        for column, task in enumerate(tasks):
-            _draw_losses(panels[0][column], trainings, task)
-            _draw_differences(panels[1][column], trainings, task)
-        panels[0][0].set_ylabel("test loss")
-        panels[1][0].set_ylabel("to gradient all-reduce (%)")
+        width = max(5.0, 3.6 * len(tasks)) + 2.8
+        figure, panels = pyplot.subplots(1, len(tasks), figsize=(width, 5.2), squeeze=False, layout="constrained")
         handles: dict[str, Any] = {}
-        for axes in panels[0]:
+        for axes, task in zip(panels[0], tasks, strict=True):
+            _draw(axes, [one for one in trainings if one.task == task], task)
             handles.update(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        panels[0][0].set_ylabel("test loss")
         names = [name for name in CASES if name in handles]
         figure.legend([handles[name] for name in names], names, loc="outside right upper")
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
@@ -86,50 +59,38 @@ def write_figure(path: Path, trainings: Sequence[TrainingResult], title: str, ca
         pyplot.close(figure)
 
 
-def _draw_losses(axes: Any, trainings: Sequence[TrainingResult], task: str) -> None:
+def _draw(axes: Any, trainings: Sequence[TrainingResult], task: str) -> None:
+    """Without the start, where nothing was sent."""
     for case in CASES:
-        found = list(curves(trainings, task, case).values())
+        found = [one for one in trainings if one.case == case]
         if not found:
             continue
         colour, marker, dash = style_of(case)
-        epochs = found[0].curve_epochs
-        points = list(zip(*(one.curve_loss for one in found), strict=True))
-        axes.fill_between(epochs, [min(p) for p in points], [max(p) for p in points], color=colour, alpha=0.12, lw=0)
-        means = [statistics.fmean(point) for point in points]
-        axes.plot(epochs, means, color=colour, marker=marker, linestyle=dash, lw=1.2, markersize=3, label=case)
+        sent = [statistics.fmean(point) / 1e6 for point in zip(*(one.curve_bytes[1:] for one in found), strict=True)]
+        losses = list(zip(*(one.curve_loss[1:] for one in found), strict=True))
+        axes.fill_between(sent, [min(p) for p in losses], [max(p) for p in losses], color=colour, alpha=0.1, lw=0)
+        means = [statistics.fmean(point) for point in losses]
+        every = max(1, len(means) // _MARKERS)
+        place = len(means) - 1
+        axes.plot(
+            sent,
+            means,
+            color=colour,
+            marker=marker,
+            linestyle=dash,
+            lw=1.2,
+            markersize=4,
+            markevery=list(range(place % every, len(means), every)),
+            label=case,
+        )
+    axes.set_xscale("log")
     axes.set_yscale("log")
     ticker = importlib.import_module("matplotlib.ticker")
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(8))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.minorticks_off()
-    axes.set_title(f"{task}: loss (mean, least and most of the seeds)", loc="left")
-    _finish(axes)
-
-
-def _draw_differences(axes: Any, trainings: Sequence[TrainingResult], task: str) -> None:
-    axes.axhspan(-LOSS_LIMIT_PERCENT, LOSS_LIMIT_PERCENT, color="0.92", lw=0)
-    axes.axhline(0, color="0.5", lw=0.8)
-    late: list[float] = [LOSS_LIMIT_PERCENT]
-    for case in CASES:
-        gaps = differences(trainings, task, case)
-        if not gaps:
-            continue
-        colour, marker, dash = style_of(case)
-        epochs = next(iter(curves(trainings, task, case).values())).curve_epochs
-        means = [gap.mean for gap in gaps]
-        errors = [gap.error or 0.0 for gap in gaps]
-        low, high = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1))
-        axes.fill_between(epochs, low, high, color=colour, alpha=0.12, lw=0)
-        axes.plot(epochs, means, color=colour, marker=marker, linestyle=dash, lw=1.2, markersize=3)
-        late += [abs(m) + e for m, e in list(zip(means, errors, strict=True))[int(len(means) * _SECOND_HALF) :]]
-    # What counts is the end: the first steps may leave the picture.
-    top = min(max(late) * 1.15, 50.0)
-    axes.set_ylim(-top, top)
-    axes.set_title("difference, mean ± standard error (grey: limit)", loc="left")
-    _finish(axes)
-
-
-def _finish(axes: Any) -> None:
-    axes.set_xlabel("epoch")
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_title(f"{task} (mean of the seeds; shaded: all)", loc="left")
+    axes.set_xlabel("MB sent by a rank")
     axes.grid(True, color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)

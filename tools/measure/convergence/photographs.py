@@ -20,9 +20,9 @@ NOISE = 0.5
 
 
 def build() -> Task:
-    pictures = dataset_of_sklearn("load_sample_images").images
+    bunch, source = dataset_of_sklearn("load_sample_images")
     generator = torch.Generator().manual_seed(0)
-    parts = [_patches(torch.tensor(picture), generator) for picture in pictures]
+    parts = [_patches(torch.tensor(picture), generator) for picture in bunch.images]
     inputs, targets, is_test, is_train = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return Task(
         name="photographs",
@@ -30,6 +30,7 @@ def build() -> Task:
         test=Split(inputs[is_test], targets[is_test]),
         build_model=_model,
         classifies=False,
+        source=source,
     )
 
 

@@ -10,8 +10,24 @@ from bagua.net.bench.figures import figures
 from bagua.net.bench.result_file import Figure, Label
 from bagua.net.bench.table import MISSING, Column, render_rows
 from bagua.net.bench.turns import Turns
-from measure.convergence.catalogue import CASES, TASKS, baseline_of, learning_rate_of, optimizer_of
-from measure.convergence.statistics import Difference, Row, Spread, TrainingResult, faults_of, rows_of
+from measure.convergence.catalogue import (
+    CASES,
+    LOSS_LIMIT_PERCENT,
+    TASKS,
+    baseline_of,
+    learning_rate_of,
+    optimizer_of,
+)
+from measure.convergence.statistics import (
+    Difference,
+    Row,
+    Spread,
+    TrainingResult,
+    faults_of,
+    mixed_sources,
+    reached,
+    rows_of,
+)
 from measure.report import Report, ranks_text, sharing_notes
 from measure.results import case_of, name_of
 
@@ -58,6 +74,9 @@ COLUMNS: tuple[Column[Row], ...] = (
         lambda row: MISSING if row.steps_per_average is None else f"{row.steps_per_average:.1f}",
         optional=True,
     ),
+    Column("sent", "kB/step", lambda row: f"{row.bytes_per_step / 1e3:.4g}"),
+    Column("same loss", "steps", lambda row: MISSING if row.reached is None else f"{row.reached.steps:.0f}"),
+    Column("same loss", "MB sent", lambda row: MISSING if row.reached is None else f"{row.reached.sent / 1e6:.3g}"),
     Column("speed", "steps/s", lambda row: f"{row.steps_per_second:.0f}"),
     Column("verdict", "", lambda row: row.verdict, left=True),
 )
@@ -73,19 +92,25 @@ def report_of(
     colour: bool = False,
 ) -> Report:
     """`sizes`: of each task's splits."""
-    rows = rows_of(trainings)
+    mixed = mixed_sources(trainings)
+    rows = [] if mixed else rows_of(trainings)
+    sources = {one.task: one.source for one in trainings}
     lines = []
     for task, size in sizes.items():
         steps = next((one.steps for one in trainings if one.task == task), 0)
         lines.append(
             f"{task}: {size['train_samples']} samples to train with, {size['test_samples']} to test,"
-            f" {size['parameters']} parameters, {steps} steps of {TASKS[task].batch_size} samples"
+            f" {size['parameters']} parameters, {steps} steps of {TASKS[task].batch_size} samples; {sources.get(task)}"
         )
     if any(row.baseline for row in rows):
         lines.append(
             "to baseline: of the same seed's gradient all-reduce with the same optimizer, mean over the seeds ± its"
             " standard error; above 0 is more loss, more accuracy"
         )
+    lines.append(
+        "sent: by a rank, headers not counted; same loss: when the test loss is first at most"
+        f" {LOSS_LIMIT_PERCENT:g} % above the baseline's final one, in mean over the seeds"
+    )
     if any(row.spread for row in rows):
         lines.append("apart: a replica's largest distance from the mean of all, over its length; evaluated is the mean")
     labels = case_of(given.ranks, given.device, given.sharing)
@@ -106,9 +131,9 @@ def report_of(
             *sharing_notes(given),
             *turns.notes,
         ],
-        errors=[*turns.errors, *faults_of(trainings)],
+        errors=[*mixed, *turns.errors, *faults_of(trainings)],
         facts=facts,
-        parameters={"settings": [_settings(row, given.ranks) for row in rows]},
+        parameters={"data": sources, "settings": [_settings(row, given.ranks) for row in rows]},
         rows=rows,
         samples=trainings,
     )
@@ -125,12 +150,20 @@ def figures_of(row: Row, trainings: Sequence[TrainingResult], case: Mapping[str,
         ("train_loss", ""): [one.train_loss for one in mine.values()],
         ("loss", ""): [one.test_loss for one in mine.values()],
         ("loss_difference", "%"): [(one.test_loss / base.test_loss - 1) * 100 for one, base in pairs],
+        ("sent", "kB/step"): [one.curve_bytes[-1] / one.steps / 1e3 for one in mine.values()],
     }
-    found = figures(labels, values)
-    for point, epoch in enumerate(next(iter(mine.values())).curve_epochs):
-        curve = [one.curve_loss[point] for one in mine.values()]
-        found += figures({**labels, "epoch": round(epoch, 3)}, {("loss", ""): curve})
-    return found
+    if row.reached is not None:
+        own = pairs or [(one, one) for one in mine.values()]
+        found = [reached(one, base.test_loss * (1 + LOSS_LIMIT_PERCENT / 100)) for one, base in own]
+        values["steps_to_loss", "steps"] = [None if one is None else one.steps for one in found]
+    measured = figures(labels, values)
+    for point, step in enumerate(next(iter(mine.values())).curve_steps):
+        curve = {
+            ("loss", ""): [one.curve_loss[point] for one in mine.values()],
+            ("sent", "MB"): [one.curve_bytes[point] / 1e6 for one in mine.values()],
+        }
+        measured += figures({**labels, "step": step}, curve)
+    return measured
 
 
 def _settings(row: Row, ranks: int) -> dict[str, object]:
@@ -139,7 +172,7 @@ def _settings(row: Row, ranks: int) -> dict[str, object]:
         "task": row.task,
         "name": row.case,
         "algorithm": case.algorithm,
-        "options": dict(case.options),
+        "options": {**case.options, **case.qadam},
         "optimizer": optimizer_of(row.task, row.case),
         "learning_rate": learning_rate_of(row.task, row.case, ranks),
         "baseline": baseline_of(row.task, row.case),

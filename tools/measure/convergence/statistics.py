@@ -23,7 +23,11 @@ from measure.convergence.catalogue import (
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """One training, all ranks together. See training.Trained."""
+    """One training, all ranks together. See training.Trained.
+
+    source: of the data, see task.Task.
+    curve_bytes: sent per rank, mean over the ranks.
+    """
 
     task: str
     case: str
@@ -37,20 +41,33 @@ class TrainingResult:
     spread: float
     averages: int | None
     staleness: float | None
-    curve_epochs: list[float]
+    curve_steps: list[int]
     curve_loss: list[float]
+    curve_bytes: list[float]
+    source: str = ""
 
 
 def training_result(task: str, case: str, seed: int, events: Sequence[Event]) -> TrainingResult:
-    names = ("steps", "train_loss", "test_loss", "accuracy", "replica_test_loss", "spread", "averages", "staleness")
+    names = (
+        "source",
+        "steps",
+        "train_loss",
+        "test_loss",
+        "accuracy",
+        "replica_test_loss",
+        "spread",
+        "averages",
+        "staleness",
+    )
     first = events[0]
     return TrainingResult(
         task=task,
         case=case,
         seed=seed,
         seconds=max(event["seconds"] for event in events),
-        curve_epochs=list(first["curve_epochs"]),
+        curve_steps=list(first["curve_steps"]),
         curve_loss=list(first["curve_loss"]),
+        curve_bytes=[statistics.fmean(sent) for sent in zip(*(one["curve_bytes"] for one in events), strict=True)],
         **{name: first[name] for name in names},
     )
 
@@ -96,6 +113,44 @@ def relative_difference_of(values: Sequence[float], reference: Sequence[float]) 
 
 
 @dataclass(frozen=True)
+class Reached:
+    """The first time that a training's test loss is no more than LOSS_LIMIT_PERCENT above the baseline's final one.
+    Between two evaluations the loss is taken for linear.
+
+    sent: bytes per rank until then.
+    """
+
+    steps: float
+    sent: float
+
+
+def reached(training: TrainingResult, loss: float) -> Reached | None:
+    """When the test loss is at most `loss`; None: never."""
+    before: tuple[float, float, float] | None = None
+    for step, sent, now in zip(training.curve_steps, training.curve_bytes, training.curve_loss, strict=True):
+        if now <= loss:
+            if before is None:
+                return Reached(step, sent)
+            step_before, sent_before, loss_before = before
+            part = (loss_before - loss) / (loss_before - now) if math.isfinite(loss_before) else 1.0
+            return Reached(step_before + part * (step - step_before), sent_before + part * (sent - sent_before))
+        before = step, sent, now
+    return None
+
+
+def mean_reached(trainings: Sequence[TrainingResult], baselines: Sequence[TrainingResult]) -> Reached | None:
+    """Over pairs of the same seed; None if one of them never is."""
+    found = [
+        reached(one, base.test_loss * (1 + LOSS_LIMIT_PERCENT / 100))
+        for one, base in zip(trainings, baselines, strict=True)
+    ]
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(found):
+        return None
+    return Reached(statistics.fmean(one.steps for one in known), statistics.fmean(one.sent for one in known))
+
+
+@dataclass(frozen=True)
 class Row:
     """One algorithm with one task, over all its seeds. Differences are those to `baseline`: of losses in per cent, of
     accuracy in points; more loss and more accuracy is positive."""
@@ -113,6 +168,8 @@ class Row:
     replica_test_loss: float  # mean over seeds and ranks, before averaging
     spread: float  # largest over the seeds
     steps_per_average: float | None  # over all seeds
+    bytes_per_step: float  # sent per rank, mean over steps and seeds
+    reached: Reached | None
     steps_per_second: float  # median over the seeds
     verdict: str
 
@@ -139,11 +196,13 @@ def _row(trainings: Sequence[TrainingResult], task: str, case: str) -> Row:
     mine = list(by_case[case].values())
     baseline = baseline_of(task, case)
     train_gap = test_gap = accuracy_gap = None
+    found = mean_reached(mine, mine)
     if baseline is not None:
         shared = [seed for seed in by_case[case] if seed in by_case[baseline]]
         ours, theirs = ([by_case[name][seed] for seed in shared] for name in (case, baseline))
         train_gap = relative_difference_of([one.train_loss for one in ours], [one.train_loss for one in theirs])
         test_gap = relative_difference_of([one.test_loss for one in ours], [one.test_loss for one in theirs])
+        found = mean_reached(ours, theirs)
         if all(one.accuracy is not None for one in mine):
             accuracy_gap = difference_of(_points(ours), _points(theirs))
     return Row(
@@ -160,6 +219,8 @@ def _row(trainings: Sequence[TrainingResult], task: str, case: str) -> Row:
         replica_test_loss=statistics.fmean(one.replica_test_loss for one in mine),
         spread=max(one.spread for one in mine),
         steps_per_average=_steps_per_average(mine),
+        bytes_per_step=statistics.fmean(one.curve_bytes[-1] / one.steps for one in mine),
+        reached=found,
         steps_per_second=statistics.median(one.steps / one.seconds for one in mine),
         verdict=_verdict_of(mine, train_gap, test_gap, accuracy_gap) if baseline is not None else "",
     )
@@ -196,6 +257,19 @@ def verdict(train: Difference | None, test: Difference | None, accuracy: Differe
     if accuracy is not None and not accuracy.mean >= -ACCURACY_LIMIT_POINTS:
         short.append(f"accuracy {accuracy.mean:+.2g} points")
     return "falls short: " + ", ".join(short) if short else HOLDS
+
+
+def mixed_sources(trainings: Sequence[TrainingResult]) -> list[str]:
+    """Tasks whose trainings are of different data, which are not comparable."""
+    found = []
+    for task in TASKS:
+        sources = sorted({one.source for one in trainings if one.task == task})
+        if len(sources) > 1:
+            found.append(
+                f"{task}: trainings with different data cannot be in one table: {'; '.join(sources)}.\n"
+                "Run all of them with the same versions of Python and packages."
+            )
+    return found
 
 
 def faults_of(trainings: Sequence[TrainingResult]) -> list[str]:

@@ -1,6 +1,6 @@
 """A task: data that packages ship, a model, and what its outputs are worth. Deterministic: every rank builds the same.
 
-The builders are in digits.py, photographs.py and characters.py.
+The builders are in digits.py, photographs.py and text.py.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Task:
     build_model: of torch's global random state.
     classifies: targets are classes, losses are cross-entropies in nats, and accuracy means something. Otherwise losses
         are mean squared errors.
+    source: where the data comes from, with what tells versions of it apart.
+    evaluated_train: the training samples that the reported training loss is of; None: all.
     penalty: times half the sum of squares of all parameters is added to the loss that is trained with, not to those
         that are reported. It is part of the loss because optimizers differ in what they make of weight decay.
     """
@@ -47,12 +49,14 @@ class Task:
     test: Split
     build_model: Callable[[], nn.Module]
     classifies: bool
+    source: str
+    evaluated_train: Split | None = None
     penalty: float = 0.0
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean over all targets: classes [...] for outputs [..., classes], or values of the outputs' shape."""
         if self.classifies:
-            return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+            return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten().long())
         return functional.mse_loss(outputs, targets)
 
     def training_loss(self, model: nn.Module, batch: Split) -> Tensor:
@@ -77,18 +81,18 @@ def build_task(name: str) -> Task:
 
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}; choose of {', '.join(TASKS)}")
-    builder: Any = importlib.import_module(f"measure.convergence.{name}")
-    task = builder.build()
+    module, builder = TASKS[name].builder.split(":")
+    task = getattr(importlib.import_module(f"measure.convergence.{module}"), builder)()
     assert isinstance(task, Task)
     return task
 
 
-def dataset_of_sklearn(loader: str) -> Any:
-    """What sklearn.datasets.LOADER() gives; nothing is downloaded."""
+def dataset_of_sklearn(loader: str) -> tuple[Any, str]:
+    """What sklearn.datasets.LOADER() gives, and its source; nothing is downloaded."""
     try:
         datasets = importlib.import_module("sklearn.datasets")
     except ImportError as error:
         raise RuntimeError(
             "this task's data comes with scikit-learn, which is not installed; run: pip install scikit-learn"
         ) from error
-    return getattr(datasets, loader)()
+    return getattr(datasets, loader)(), f"scikit-learn {importlib.import_module('sklearn').__version__}"

@@ -49,7 +49,7 @@ exit status: 0, or 1 if a training failed, figures are missing or an algorithm f
 
 def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] | None = None) -> argparse.Namespace:
     """Exits with code 2 and a message that names value, limit and remedy, as argparse does. `gpus` counts them."""
-    tasks = "\n".join(f"  {name:<12} {task.about}, {task.epochs} epochs" for name, task in TASKS.items())
+    tasks = "\n".join(f"  {name:<12} {task.about}, {task.length}" for name, task in TASKS.items())
     parser = parser_of(
         "convergence",
         "Does an algorithm train as well as gradient all-reduce? On data that packages ship, to the end.",
@@ -58,9 +58,8 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     parser.add_argument(
         "--tasks",
         type=names_of("task", list(TASKS)),
-        default=DEFAULT_TASKS,
         metavar="LIST",
-        help=f"default {','.join(DEFAULT_TASKS)}",
+        help="; ".join(f"default on {device} {','.join(names)}" for device, names in DEFAULT_TASKS.items()),
     )
     parser.add_argument(
         "--algorithms",
@@ -91,6 +90,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     add_results(parser, plot=True)
     given = parser.parse_args(words)
     choose_device(parser, given, gpus)
+    given.tasks = given.tasks or DEFAULT_TASKS[given.device]
     check_results(parser, given)
     return given
 
@@ -140,7 +140,7 @@ class ConvergenceRun:
     def _train(self, task: str, case: str, number: int) -> TrainingResult:
         given, seed = self._given, number + 1
         events = self._ranks.ask("train", given.timeout, task=task, case=case, seed=seed, steps=given.steps)
-        names = ("train_samples", "test_samples", "train_targets", "test_targets", "parameters")
+        names = ("train_samples", "test_samples", "parameters")
         self.sizes[task] = {name: int(events[0][name]) for name in names}
         return training_result(task, case, seed, events)
 

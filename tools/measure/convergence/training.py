@@ -19,6 +19,7 @@ from bagua.torch_api.algorithms import Algorithm
 from measure.convergence.catalogue import (
     ASYNC_WARMUP_SHARE,
     CASES,
+    ERROR_FEEDBACK,
     QADAM,
     QADAM_WARMUP_SHARE,
     SGD,
@@ -30,10 +31,11 @@ from measure.convergence.catalogue import (
 from measure.convergence.evaluation import evaluate, evaluate_alone, mean_over_ranks
 from measure.convergence.replicas import Averaged, average, snapshot
 from measure.convergence.sharding import shard, steps_per_epoch
-from measure.convergence.task import Split, Task
+from measure.convergence.task import Task
+from measure.convergence.traffic import SentBytes, counted
 
 # Points of a curve, the start and the end among them.
-CURVE_POINTS = 13
+CURVE_POINTS = 17
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,9 @@ class Trained:
     spread: float  # see replicas.Averaged
     averages: int | None  # how often the parameters were averaged, where that happens during the steps
     staleness: float | None  # mean number of steps between copy and addition
-    curve_epochs: list[float]
+    curve_steps: list[int]
     curve_loss: list[float]  # on the test split
+    curve_bytes: list[float]  # that this rank has sent until then
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
@@ -65,14 +68,14 @@ def curve_steps(steps: int, points: int = CURVE_POINTS) -> list[int]:
     return sorted({round(steps * point / (points - 1)) for point in range(points)})
 
 
-def make_optimizer(kind: str, model: nn.Module, learning_rate: float, steps: int) -> torch.optim.Optimizer:
+def make_optimizer(case: str, kind: str, model: nn.Module, learning_rate: float, steps: int) -> torch.optim.Optimizer:
     if kind == SGD:
         return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
     if kind == QADAM:
         from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 
         warmup = max(1, round(QADAM_WARMUP_SHARE * steps))
-        qadam: torch.optim.Optimizer = QAdamOptimizer(model.parameters(), learning_rate, warmup)
+        qadam: torch.optim.Optimizer = QAdamOptimizer(model.parameters(), learning_rate, warmup, **CASES[case].qadam)
         return qadam
     return torch.optim.Adam(model.parameters(), learning_rate)
 
@@ -91,12 +94,28 @@ def make_algorithm(case: str, optimizer: torch.optim.Optimizer, steps: int) -> A
     return Algorithm.init(chosen.algorithm, **options)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """At a point of the curve: the model, see replicas.snapshot, and the bytes that this rank has sent until then."""
+
+    model: Tensor
+    sent: float
+
+
+def with_error_feedback(model: nn.Module, device: torch.device, case: str) -> nn.Module:
+    from bagua.comm_hooks import ErrorFeedbackState, error_feedback_bytegrad
+
+    wrapped = nn.parallel.DistributedDataParallel(model, [device] if device.type == "cuda" else None)
+    wrapped.register_comm_hook(ErrorFeedbackState(**CASES[case].options), error_feedback_bytegrad)
+    return wrapped
+
+
 class Training:
     """Use once: `run`.
 
     Args:
         task: on the host.
-        steps: None: TaskSettings.epochs of them; otherwise that many, with the schedule made for them.
+        steps: None: those of TaskSettings; otherwise that many, with the schedule made for them.
     """
 
     def __init__(self, task: Task, case: str, seed: int, device: torch.device, steps: int | None = None) -> None:
@@ -107,31 +126,37 @@ class Training:
         self._device = device
         self._batch_size = settings.batch_size
         self._per_epoch = steps_per_epoch(len(task.train), settings.batch_size)
-        self._steps = settings.epochs * self._per_epoch if steps is None else steps
+        self._steps = steps or settings.steps or (settings.epochs or 1) * self._per_epoch
         self._learning_rate = learning_rate_of(task.name, case, dist.get_world_size())
         self._averages: int | None = None
         self._staleness: float | None = None
         torch.manual_seed(seed)
         self._model: Any = task.build_model().to(device)
+        self._wrapped: nn.Module = self._model  # what is called
         self._judge = task.build_model().to(device)
         self._train, self._test = task.train.to(device), task.test.to(device)
 
     def run(self) -> Trained:
         kind = optimizer_of(self._task.name, self._case)
-        optimizer = make_optimizer(kind, self._model, self._learning_rate, self._steps)
-        # The Bagua module; nothing of it is called but forward, so that what is trained is what a user's loop trains.
-        self._model.with_bagua([optimizer], make_algorithm(self._case, optimizer, self._steps))
-        try:
-            copies, seconds = self._loop(optimizer)
-            return self._judged(copies, seconds)
-        finally:
-            self._model.bagua_ddp.detach()
+        optimizer = make_optimizer(self._case, kind, self._model, self._learning_rate, self._steps)
+        with counted() as sent:
+            if CASES[self._case].algorithm == ERROR_FEEDBACK:
+                self._wrapped = with_error_feedback(self._model, self._device, self._case)
+                return self._judged(*self._loop(optimizer, sent))
+            # The Bagua module; nothing of it is called but forward, so that what is trained is what a user's loop
+            # trains.
+            self._model.with_bagua([optimizer], make_algorithm(self._case, optimizer, self._steps))
+            try:
+                return self._judged(*self._loop(optimizer, sent))
+            finally:
+                self._model.bagua_ddp.detach()
 
-    def _loop(self, optimizer: torch.optim.Optimizer) -> tuple[list[Tensor], float]:
+    def _loop(self, optimizer: torch.optim.Optimizer, sent: SentBytes) -> tuple[list[Kept], float]:
         wanted = set(curve_steps(self._steps))
-        copies = [snapshot(self._model)]
-        batches = torch.empty(0)
         dist.all_reduce(torch.zeros(1, device=self._device))  # all ranks begin together
+        before = sent.read()
+        kept = [Kept(snapshot(self._model), 0.0)]
+        batches = torch.empty(0)
         self._synchronize()
         began = time.perf_counter()
         for step in range(self._steps):
@@ -143,15 +168,15 @@ class Training:
             for group in optimizer.param_groups:
                 group["lr"] = self._learning_rate * learning_rate_factor(step, self._steps)
             optimizer.zero_grad()
-            self._task.training_loss(self._model, self._train.take(batches[place])).backward()
+            self._task.training_loss(self._wrapped, self._train.take(batches[place])).backward()
             optimizer.step()
             if step + 1 in wanted and step + 1 < self._steps:
-                copies.append(snapshot(self._model))
+                kept.append(Kept(snapshot(self._model), sent.read() - before))
         self._synchronize()
         seconds = time.perf_counter() - began
         self._end_of_training()
-        copies.append(snapshot(self._model))
-        return copies, seconds
+        kept.append(Kept(snapshot(self._model), sent.read() - before))
+        return kept, seconds
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -165,17 +190,17 @@ class Training:
             self._averages, self._staleness = seen.count, float(seen.mean)
         self._synchronize()
 
-    def _judged(self, copies: Sequence[Tensor], seconds: float) -> Trained:
+    def _judged(self, kept: Sequence[Kept], seconds: float) -> Trained:
         task, judge = self._task, self._judge
-        averaged: list[Averaged] = [average(copy) for copy in copies]
+        averaged: list[Averaged] = [average(one.model) for one in kept]
         curve = [evaluate(task, judge, one.mean, self._test) for one in averaged]
-        final = averaged[-1]
-        replica = evaluate_alone(task, judge, copies[-1], self._test).loss if final.spread else curve[-1].loss
-        train = evaluate(task, judge, final.mean, self._train)
+        final, last = averaged[-1], kept[-1].model
+        replica = evaluate_alone(task, judge, last, self._test).loss if final.spread else curve[-1].loss
+        train = evaluate(task, judge, final.mean, (task.evaluated_train or task.train).to(self._device))
         return Trained(
             steps=self._steps,
             seconds=seconds,
-            parameters=copies[-1].numel(),
+            parameters=last.numel(),
             train_loss=train.loss,
             test_loss=curve[-1].loss,
             accuracy=curve[-1].accuracy,
@@ -183,20 +208,12 @@ class Training:
             spread=final.spread,
             averages=self._averages,
             staleness=self._staleness,
-            curve_epochs=[step / self._per_epoch for step in curve_steps(self._steps)],
+            curve_steps=curve_steps(self._steps),
             curve_loss=[point.loss for point in curve],
+            curve_bytes=[one.sent for one in kept],
         )
 
 
 def split_sizes(task: Task) -> dict[str, int]:
     """What the documentation says of the data."""
-
-    def targets(split: Split) -> int:
-        return split.targets.numel() if task.classifies else len(split)
-
-    return {
-        "train_samples": len(task.train),
-        "test_samples": len(task.test),
-        "train_targets": targets(task.train),
-        "test_targets": targets(task.test),
-    }
+    return {"train_samples": len(task.train), "test_samples": len(task.test)}

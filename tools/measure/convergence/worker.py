@@ -2,7 +2,8 @@
 in one process group.
 
     -> {"op": "train", "task": "digits", "case": "bytegrad", "seed": 1, "steps": null}
-    <- {"event": "train", "test_loss": ..., ...}        the fields of training.Trained, alike on all ranks, but seconds
+    <- {"event": "train", "test_loss": ..., ...}        the fields of training.Trained, alike on all ranks
+                                                        but seconds and curve_bytes; and the task's sizes and source
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _train(device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
     trained = Training(task, command["case"], command["seed"], device, command["steps"]).run()
     # Wrappers hook themselves into the model, and so are cycles.
     gc.collect()
-    return {**asdict(trained), **split_sizes(task)}
+    return {**asdict(trained), **split_sizes(task), "source": task.source}
 
 
 if __name__ == "__main__":
