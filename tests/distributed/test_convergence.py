@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,17 @@ pytestmark = pytest.mark.skipif(
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 
+DIGITS_PARAMETERS = 9610
+# That a rank of two sends in a step. Compression adds lengths, ranges and padding; async sends when it comes to it.
+BYTES_PER_PARAMETER = {
+    "gradient_allreduce": (4, 4),
+    "bytegrad": (1, 1.05),
+    "error_feedback": (1, 1.05),
+    "decentralized": (4, 4),
+    "async": (0.1, 100),
+}
+
+
 def averaged_and_evaluated() -> dict[str, Any]:
     """Each rank has a linear model of its own, of ten samples all evaluate their part."""
     from measure.convergence.evaluation import evaluate, evaluate_alone, mean_over_ranks
@@ -39,7 +51,7 @@ def averaged_and_evaluated() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(1)
     inputs, labels = torch.randn(10, 4, generator=generator), torch.arange(10) % 3
     split = Split(inputs, labels).to(device)
-    task = Task("test", split, split, lambda: torch.nn.Linear(4, 3), classifies=True)
+    task = Task("test", split, split, lambda: torch.nn.Linear(4, 3), classifies=True, source="")
     replicas = torch.randn(bagua.get_world_size(), 15, generator=generator)
     found = average(replicas[rank].to(device))
     judge = task.build_model().to(device)
@@ -67,10 +79,46 @@ def test_what_is_evaluated_is_the_mean_of_the_replicas() -> None:
     assert all(result == results[0] for result in results)
 
 
+def counted_bytes() -> list[float]:
+    import torch.distributed as dist
+    from measure.convergence.traffic import counted
+
+    import bagua.torch_api as bagua
+    from bagua.job.torch_internals import all_gather_flat
+
+    rank, ranks = bagua.get_rank(), bagua.get_world_size()
+    bagua.init_process_group()
+    values = torch.zeros(3 * 8, device=device_for(rank))
+    plain = dist.ProcessGroup.allreduce
+    found = []
+
+    def sent_by(operation: Callable[[], object]) -> None:
+        with counted() as sent:
+            operation()
+        found.append(sent.read())
+
+    sent_by(lambda: dist.all_reduce(values))
+    sent_by(lambda: all_gather_flat(values, values[:8].clone()))
+    sent_by(lambda: dist.all_to_all_single(values.clone(), values))
+    sent_by(lambda: dist.broadcast(values, 0))
+    sent_by(lambda: dist.reduce(values, 0))
+    right, left = (rank + 1) % ranks, (rank - 1) % ranks
+    operations = [dist.P2POp(dist.isend, values, right), dist.P2POp(dist.irecv, values.clone(), left)]
+    sent_by(lambda: [work.wait() for work in dist.batch_isend_irecv(operations)])
+    assert dist.ProcessGroup.allreduce is plain
+    return found
+
+
+def test_bytes_are_counted() -> None:
+    """Of 96 bytes, on three ranks: what the fastest algorithm of each collective sends, in mean over the ranks."""
+    for found in run_ranks(3, counted_bytes):
+        assert found == pytest.approx([128, 64, 64, 64, 64, 96])
+
+
 @pytest.mark.timeout(240)
 def test_algorithms_train_from_the_same_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     details, result, plot = tmp_path / "details.json", tmp_path / "convergence.json", tmp_path / "curves.png"
-    words = ["--device", "cpu", "--tasks", "digits", "--algorithms", "bytegrad,decentralized,async"]
+    words = ["--device", "cpu", "--tasks", "digits", "--algorithms", "bytegrad,error_feedback,decentralized,async"]
     words += ["--seeds", "1", "--steps", "60", "--details", str(details), "--json", str(result), "--plot", str(plot)]
     from measure.convergence import tool
 
@@ -79,10 +127,13 @@ def test_algorithms_train_from_the_same_start(tmp_path: Path, capsys: pytest.Cap
     assert document["errors"] == [], capsys.readouterr().out
     trainings = document["turns"]
     assert [one["case"] for one in trainings] == [row["case"] for row in document["summary"]]
-    assert [one["case"] for one in trainings] == ["gradient_allreduce", "bytegrad", "decentralized", "async"]
+    assert [one["case"] for one in trainings] == list(BYTES_PER_PARAMETER)
     assert len({one["curve_loss"][0] for one in trainings}) == 1, "all algorithms begin with the same model"
     for one in trainings:
-        assert one["curve_epochs"] == sorted(one["curve_epochs"])
+        assert one["curve_steps"] == sorted(one["curve_steps"])
+        assert one["curve_bytes"] == sorted(one["curve_bytes"])
+        least, most = BYTES_PER_PARAMETER[one["case"]]
+        assert least <= one["curve_bytes"][-1] / one["steps"] / DIGITS_PARAMETERS <= most, one
         assert one["curve_loss"][-1] == one["test_loss"] < one["curve_loss"][0] / 2, one
         # async has ended with a mean.
         assert (0 < one["spread"] < 1e-2) if one["case"] == "decentralized" else one["spread"] == 0, one

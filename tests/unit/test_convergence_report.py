@@ -8,6 +8,7 @@ import io
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from measure.convergence import statistics
 from measure.convergence.catalogue import BASELINE, CASES
-from measure.convergence.figure import differences, style_of, write_figure
+from measure.convergence.earlier import together
+from measure.convergence.figure import style_of, write_figure
 from measure.convergence.report import report_of
 from measure.convergence.statistics import (
     HOLDS,
@@ -27,17 +29,21 @@ from measure.convergence.statistics import (
     TrainingResult,
     difference_of,
     faults_of,
+    reached,
     relative_difference_of,
     rows_of,
+    software_of,
     verdict,
 )
-from measure.convergence.tool import ConvergenceRun, parse_options
+from measure.convergence.tool import ConvergenceRun, parse_options, plan_of
 
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.turns import Turns
 
-POINTS = [0.0, 1.0, 2.0]
+FACTS = {"torch": "2.13.0", "python": "3.11.7", "device": "cpu", "threads": 1}
+POINTS = [0, 50, 100]
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -58,8 +64,11 @@ def training(case: str, seed: int, test_loss: float, accuracy: float | None = 0.
         "spread": 0.0,
         "averages": None,
         "staleness": None,
-        "curve_epochs": POINTS,
+        "curve_steps": POINTS,
         "curve_loss": [3.0, 2 * test_loss, test_loss],
+        "curve_bytes": [0.0, 5e6, 10e6],
+        "source": "digits 1",
+        "software": "torch 2",
     }
     return TrainingResult(**{**fields, **changes})
 
@@ -133,9 +142,44 @@ class TestStatistics:
 
     def test_a_training_is_as_long_as_on_its_slowest_rank(self) -> None:
         event = {"steps": 4, "train_loss": 1, "test_loss": 2, "accuracy": None, "replica_test_loss": 2, "spread": 0.0}
-        event.update(averages=4, staleness=1.5)
-        events = [{**event, "seconds": s, "curve_epochs": [0], "curve_loss": [2]} for s in (1.0, 3.0)]
-        assert statistics.training_result("digits", "async", 1, events).seconds == 3.0
+        event.update(averages=4, staleness=1.5, source="digits 1", curve_steps=[0], curve_loss=[2])
+        events = [{**event, "seconds": seconds, "curve_bytes": [10 * seconds]} for seconds in (1.0, 3.0)]
+        found = statistics.training_result("digits", "async", 1, events, "torch 2")
+        assert (found.seconds, found.curve_bytes) == (3.0, [20.0])
+
+    def test_the_same_loss_is_reached_between_two_evaluations(self) -> None:
+        """The baseline ends with 0.2, so that 0.202 counts; between steps 50 and 100 the loss falls from 0.4."""
+        one = training("bytegrad", 1, 0.2, curve_bytes=[0.0, 1e6, 2e6])
+        found = reached(one, 0.2 * 1.01)
+        assert found is not None
+        assert found.steps == pytest.approx(100 - 50 * 0.002 / 0.2)
+        assert found.sent == pytest.approx(2e6 - 1e6 * 0.002 / 0.2)
+        rows = rows_of([training(BASELINE, 1, 0.2), one, training(BASELINE, 2, 0.2), replace(one, seed=2)])
+        assert rows[1].reached == found
+        assert rows[0].reached is not None
+        assert rows[0].reached.steps == found.steps
+        assert (rows[0].bytes_per_step, rows[1].bytes_per_step) == (1e5, 2e4)
+
+    def test_who_never_has_the_same_loss_with_one_seed_has_none(self) -> None:
+        assert reached(training("bytegrad", 1, 0.21), 0.2 * 1.01) is None
+        diverged = training("bytegrad", 1, math.nan, curve_loss=[3.0, math.nan, math.nan])
+        assert reached(diverged, 0.2) is None
+        trainings = [training(BASELINE, seed, 0.2) for seed in (1, 2)]
+        trainings += [training("bytegrad", seed, loss) for seed, loss in ((1, 0.2), (2, 0.21))]
+        assert rows_of(trainings)[1].reached is None
+
+    def test_a_loss_that_comes_back_from_infinity(self) -> None:
+        found = reached(training("bytegrad", 1, 0.1, curve_loss=[3.0, math.inf, 0.1]), 0.2)
+        assert found == statistics.Reached(100.0, 10e6)
+
+    @pytest.mark.parametrize("changes", [{"source": "digits 2"}, {"software": "torch 3"}, {"steps": 7}])
+    def test_trainings_that_are_not_comparable(self, changes: dict[str, Any]) -> None:
+        trainings = [training(BASELINE, 1, 0.2), training("bytegrad", 1, 0.2)]
+        other_task = training(BASELINE, 1, 0.2, task="text", source="Python 3.11.7")
+        assert statistics.mixed_trainings([*trainings, other_task]) == []
+        (found,) = statistics.mixed_trainings([*trainings, training("async", 1, 0.2, **changes)])
+        assert found.startswith(f"digits: trainings that differ in {next(iter(changes))} cannot be in one table: ")
+        assert str(next(iter(changes.values()))) in found
 
     def test_averages_count_over_all_seeds(self) -> None:
         trainings = [training("async", seed, 0.1, averages=count) for seed, count in ((1, 10), (2, 30))]
@@ -170,12 +214,12 @@ def answers(seconds: float = 1.0) -> list[Any]:
         "spread": 0.0,
         "averages": None,
         "staleness": None,
-        "curve_epochs": POINTS,
+        "curve_steps": POINTS,
         "curve_loss": [3, 2, 0.2],
+        "curve_bytes": [0.0, 5e6, 10e6],
+        "source": "digits 1",
         "train_samples": 100,
         "test_samples": 20,
-        "train_targets": 100,
-        "test_targets": 20,
     }
     return [one, dict(one)]
 
@@ -225,6 +269,53 @@ class TestRun:
         assert [team.closed for team in teams] == [[True], [False]]
 
 
+class TestEarlier:
+    """--earlier: trainings of another run."""
+
+    @pytest.fixture
+    def details(self, tmp_path: Path) -> Path:
+        trainings = [training(case, seed, 0.1) for case in (BASELINE, "bytegrad") for seed in (1, 2)]
+        trainings.append(training("async", 1, math.nan, curve_loss=[3.0, math.nan, math.nan]))
+        path = tmp_path / "details.json"
+        given = options("--details", str(path))
+        vars(given).pop("earlier")
+        report_of(trainings, {}, given, FACTS, Turns()).write(given, describe_machine())
+        return path
+
+    def test_what_is_there_is_not_trained_again(self, details: Path) -> None:
+        given = options(
+            "--tasks", "digits", "--algorithms", "bytegrad,async", "--seeds", "2", "--earlier", str(details)
+        )
+        assert plan_of(given, given.earlier) == {"digits": ["async"]}
+        found = {(one.case, one.seed): one for one in given.earlier.trainings}
+        assert found["bytegrad", 2].curve_bytes == [0.0, 5e6, 10e6]
+        assert found["async", 1].test_loss == found["async", 1].curve_loss[-1] == math.inf
+        newer = training("async", 1, 0.3)
+        assert together(given.earlier.trainings, [newer])[-1] == newer
+        assert len(together(given.earlier.trainings, [newer])) == 5
+
+    def test_another_text_is_refused(self, details: Path) -> None:
+        earlier = options("--earlier", str(details)).earlier
+        now = training("async", 1, 0.3, source="digits 2", software=software_of(FACTS))
+        report = report_of(together(earlier.trainings, [now]), {}, options(), FACTS, Turns())
+        assert report.rows == []
+        assert "digits: trainings that differ in source cannot be in one table: digits 1; digits 2" in report.errors[0]
+
+    def test_other_software_is_refused(self, details: Path) -> None:
+        earlier = options("--earlier", str(details)).earlier
+        now = training("async", 1, 0.3, software=software_of({**FACTS, "torch": "2.11"}))
+        assert report_of(together(earlier.trainings, [now]), {}, options(), FACTS, Turns()).rows == []
+
+    def test_files_that_do_not_fit(self, details: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for words, says in (
+            (["--earlier", str(details), "--nproc-per-node", "3"], "has trainings on 2 ranks, this run has 3"),
+            (["--earlier", str(details.parent / "none.json")], "is not a file of --details"),
+        ):
+            with pytest.raises(SystemExit):
+                options(*words)
+            assert says in capsys.readouterr().err
+
+
 class TestOutput:
     @pytest.fixture
     def trainings(self) -> list[TrainingResult]:
@@ -233,18 +324,20 @@ class TestOutput:
 
     def test_the_report(self, trainings: list[TrainingResult]) -> None:
         sizes = {"digits": {"train_samples": 100, "test_samples": 20, "parameters": 5}}
-        facts = {"torch": "2.13.0", "device": "cpu", "threads": 1}
-        report = report_of(trainings, sizes, options(), facts, Turns())
+        report = report_of(trainings, sizes, options(), FACTS, Turns())
         assert report.heading == "2 ranks on cpu, torch 2.13.0, 1 thread each"
         lines = report.table.splitlines()
         assert [line.split()[1] for line in lines[2:]] == [BASELINE, "bytegrad", "async"]
         assert lines[3].endswith("holds")
         assert "falls short: train loss +1e+02 %, test loss +1e+02 %, accuracy -10 points" in lines[4]
         assert "1.0e-02" in lines[4]
-        assert report.lines[0].startswith("digits: 100 samples to train with, 20 to test, 5 parameters, 100 steps")
+        assert report.lines[0] == (
+            "digits: 100 samples to train with, 20 to test, 5 parameters, 100 steps of 60 samples; digits 1"
+        )
+        assert report.parameters["data"] == {"digits": "digits 1"}
         found = [one for one in report.figures if one.case["algorithm"] == "bytegrad"]
-        (at_the_end,) = (one for one in found if one.metric == "loss" and "epoch" not in one.case)
-        curve = [one for one in found if one.metric == "loss" and "epoch" in one.case]
+        (at_the_end,) = (one for one in found if one.metric == "loss" and "step" not in one.case)
+        curve = [one for one in found if one.metric == "loss" and "step" in one.case]
         assert curve[-1].median == at_the_end.median
         assert [one.unit for one in found if one.metric == "accuracy"] == ["%"]
         settings = report.parameters["settings"]
@@ -255,7 +348,4 @@ class TestOutput:
         path = tmp_path / "convergence.png"
         write_figure(path, trainings, "title", "caption")
         assert path.read_bytes().startswith(b"\x89PNG")
-        gaps = differences(trainings, "digits", "async")
-        assert [round(gap.mean) for gap in gaps] == [0, 100, 100]
-        assert differences(trainings, "digits", BASELINE) == []
-        assert len({style_of(case)[0] for case in CASES}) == len(CASES)
+        assert len({style_of(case) for case in CASES}) == len(CASES)

@@ -8,26 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measure.convergence.catalogue import CASES, CODECS, TASKS
+from measure.convergence.catalogue import CASES, TASKS
 from measure.convergence.statistics import TrainingResult
 
-# Okabe and Ito's colours, which people with colour-blindness tell apart: of algorithms. Codecs have dashes and markers.
-_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#A6761D")
-_STYLES: tuple[tuple[str, Any], ...] = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."), ("v", (0, (5, 1, 1, 1))))
-_MARKERS = 6  # of a curve
-
-
-def family_of(case: str) -> tuple[str, int]:
-    """The name without a codec, and the codec's position; 0 without one."""
-    codec = CASES[case].options.get("codec")
-    return (case, 0) if codec is None else (case.removesuffix(f"-{codec}"), 1 + CODECS.index(str(codec)))
+# Of algorithms: Okabe and Ito's colours, which people with colour-blindness tell apart; markers do so in grey.
+_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+# Of variants of an algorithm, such as its codecs.
+_DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+_MARKERS_OF_A_CURVE = 4
 
 
 def style_of(case: str) -> tuple[str, str, Any]:
     """Colour, marker and dash: the same in every figure, whatever else is in it."""
-    family, codec = family_of(case)
-    families = list(dict.fromkeys(family_of(name)[0] for name in CASES))
-    return _COLOURS[families.index(family) % len(_COLOURS)], *_STYLES[codec % len(_STYLES)]
+    families = list(dict.fromkeys(_family_of(name) for name in CASES))
+    family = families.index(_family_of(case))
+    variants = [name for name in CASES if _family_of(name) == _family_of(case)]
+    dash = _DASHES[variants.index(case) % len(_DASHES)]
+    return _COLOURS[family % len(_COLOURS)], _MARKERS[family % len(_MARKERS)], dash
+
+
+def _family_of(case: str) -> str:
+    return case.partition("-")[0]
 
 
 def write_figure(path: Path, trainings: Sequence[TrainingResult], title: str, caption: str) -> None:
@@ -61,7 +63,7 @@ def write_figure(path: Path, trainings: Sequence[TrainingResult], title: str, ca
 
 def _draw(axes: Any, trainings: Sequence[TrainingResult], task: str) -> None:
     """Without the start, where nothing was sent."""
-    for case in CASES:
+    for place, case in enumerate(CASES):
         found = [one for one in trainings if one.case == case]
         if not found:
             continue
@@ -70,8 +72,8 @@ def _draw(axes: Any, trainings: Sequence[TrainingResult], task: str) -> None:
         losses = list(zip(*(one.curve_loss[1:] for one in found), strict=True))
         axes.fill_between(sent, [min(p) for p in losses], [max(p) for p in losses], color=colour, alpha=0.1, lw=0)
         means = [statistics.fmean(point) for point in losses]
-        every = max(1, len(means) // _MARKERS)
-        place = len(means) - 1
+        # Curves that lie on each other have their markers in different places.
+        every = max(1, len(means) // _MARKERS_OF_A_CURVE)
         axes.plot(
             sent,
             means,
@@ -80,7 +82,7 @@ def _draw(axes: Any, trainings: Sequence[TrainingResult], task: str) -> None:
             linestyle=dash,
             lw=1.2,
             markersize=4,
-            markevery=list(range(place % every, len(means), every)),
+            markevery=(place % every, every),
             label=case,
         )
     axes.set_xscale("log")

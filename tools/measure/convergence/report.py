@@ -24,7 +24,7 @@ from measure.convergence.statistics import (
     Spread,
     TrainingResult,
     faults_of,
-    mixed_sources,
+    mixed_trainings,
     reached,
     rows_of,
 )
@@ -92,7 +92,7 @@ def report_of(
     colour: bool = False,
 ) -> Report:
     """`sizes`: of each task's splits."""
-    mixed = mixed_sources(trainings)
+    mixed = mixed_trainings(trainings)
     rows = [] if mixed else rows_of(trainings)
     sources = {one.task: one.source for one in trainings}
     lines = []

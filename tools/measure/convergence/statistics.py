@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.net.bench.endpoint import Event
@@ -26,6 +26,7 @@ class TrainingResult:
     """One training, all ranks together. See training.Trained.
 
     source: of the data, see task.Task.
+    software: see `software_of`.
     curve_bytes: sent per rank, mean over the ranks.
     """
 
@@ -44,10 +45,17 @@ class TrainingResult:
     curve_steps: list[int]
     curve_loss: list[float]
     curve_bytes: list[float]
-    source: str = ""
+    source: str
+    software: str
 
 
-def training_result(task: str, case: str, seed: int, events: Sequence[Event]) -> TrainingResult:
+def software_of(facts: Mapping[str, object]) -> str:
+    """Of RankTeam.facts: what has to be the same in one table."""
+    named = {name: facts.get(name) for name in ("python", "torch", "nccl", "device")}
+    return ", ".join(f"{name} {value}" for name, value in named.items() if value)
+
+
+def training_result(task: str, case: str, seed: int, events: Sequence[Event], software: str) -> TrainingResult:
     names = (
         "source",
         "steps",
@@ -64,6 +72,7 @@ def training_result(task: str, case: str, seed: int, events: Sequence[Event]) ->
         task=task,
         case=case,
         seed=seed,
+        software=software,
         seconds=max(event["seconds"] for event in events),
         curve_steps=list(first["curve_steps"]),
         curve_loss=list(first["curve_loss"]),
@@ -259,16 +268,18 @@ def verdict(train: Difference | None, test: Difference | None, accuracy: Differe
     return "falls short: " + ", ".join(short) if short else HOLDS
 
 
-def mixed_sources(trainings: Sequence[TrainingResult]) -> list[str]:
-    """Tasks whose trainings are of different data, which are not comparable."""
+def mixed_trainings(trainings: Sequence[TrainingResult]) -> list[str]:
+    """Tasks whose trainings are not comparable: of other data, with other software, or of another length."""
     found = []
     for task in TASKS:
-        sources = sorted({one.source for one in trainings if one.task == task})
-        if len(sources) > 1:
-            found.append(
-                f"{task}: trainings with different data cannot be in one table: {'; '.join(sources)}.\n"
-                "Run all of them with the same versions of Python and packages."
-            )
+        mine = [one for one in trainings if one.task == task]
+        for what in ("source", "software", "steps"):
+            values = sorted({str(getattr(one, what)) for one in mine})
+            if len(values) > 1:
+                found.append(
+                    f"{task}: trainings that differ in {what} cannot be in one table: {'; '.join(values)}.\n"
+                    "Run all of them with the same Python, packages and --steps."
+                )
     return found
 
 

@@ -1,5 +1,5 @@
 """`measure convergence`: train with every algorithm to the end and compare final losses and accuracies with gradient
-all-reduce's. Nothing is downloaded: the data comes with scikit-learn and Python."""
+all-reduce's, and bytes sent. Nothing is downloaded: the data comes with scikit-learn and Python."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from bagua.net.bench.argument_types import names_of, within
 from bagua.net.bench.errors import BenchError
@@ -23,9 +24,10 @@ from measure.convergence.catalogue import (
     TASKS,
     cases_of,
 )
+from measure.convergence.earlier import NO_RUN, EarlierRun, read_earlier, still_to_train, together
 from measure.convergence.figure import write_figure
 from measure.convergence.report import report_of
-from measure.convergence.statistics import TrainingResult, training_result
+from measure.convergence.statistics import TrainingResult, software_of, training_result
 from measure.options import add_ranks, add_results, check_results, choose_device, parser_of
 from measure.ranks.renewed_team import RenewedTeam, Team, keeping
 from measure.ranks.team import on_this_host
@@ -87,11 +89,22 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     length.add_argument(
         "--timeout", type=within(float, 1.0, 3600.0), default=300.0, metavar="S", help="for one training (default 300)"
     )
-    add_results(parser, plot=True)
+    output = add_results(parser, plot=True)
+    output.add_argument(
+        "--earlier",
+        type=Path,
+        metavar="PATH",
+        help="a file of --details: its trainings are put in the same table, and not repeated; refused if their data or"
+        " software was another",
+    )
     given = parser.parse_args(words)
     choose_device(parser, given, gpus)
     given.tasks = given.tasks or DEFAULT_TASKS[given.device]
     check_results(parser, given)
+    try:
+        given.earlier = read_earlier(given.earlier, given.ranks) if given.earlier else NO_RUN
+    except ValueError as error:
+        parser.error(str(error))
     return given
 
 
@@ -108,27 +121,27 @@ class ConvergenceRun:
         start: Callable[[], Team],
         progress: Progress,
         clock: Callable[[], float] = time.monotonic,
+        earlier: EarlierRun = NO_RUN,
     ) -> None:
-        self._given, self._progress, self._clock = given, progress, clock
+        self._given, self._progress, self._clock, self._earlier = given, progress, clock, earlier
         self._ranks = RenewedTeam(start)
         self.turns: Turns[TrainingResult] = Turns()
         self.sizes: dict[str, Mapping[str, int]] = {}
 
     @property
     def facts(self) -> Mapping[str, object]:
-        return self._ranks.facts
+        return self._ranks.facts or self._earlier.facts
 
     @property
     def trainings(self) -> list[TrainingResult]:
-        return self.turns.all()
+        return together(self._earlier.trainings, self.turns.all())
 
     def run(self) -> None:
         """Raises BenchError only when no ranks can be started at all; later on it is one of the errors."""
         given = self._given
-        plan = {task: cases_of(task, given.algorithms) for task in given.tasks}
         with keeping(self.turns, self._ranks):
             self.turns.take(
-                plan,
+                plan_of(given, self._earlier),
                 given.seeds,
                 self._train,
                 time_limit_s=given.time_limit,
@@ -142,14 +155,22 @@ class ConvergenceRun:
         events = self._ranks.ask("train", given.timeout, task=task, case=case, seed=seed, steps=given.steps)
         names = ("train_samples", "test_samples", "parameters")
         self.sizes[task] = {name: int(events[0][name]) for name in names}
-        return training_result(task, case, seed, events)
+        return training_result(task, case, seed, events, software_of(self._ranks.facts))
+
+
+def plan_of(given: argparse.Namespace, earlier: EarlierRun) -> dict[str, list[str]]:
+    """The algorithms to train, for each task."""
+    wanted = {task: cases_of(task, given.algorithms) for task in given.tasks}
+    return still_to_train(wanted, earlier.trainings, given.seeds)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     given = parse_options(words)
-    turns = given.seeds * sum(len(cases_of(task, given.algorithms)) for task in given.tasks)
+    earlier: EarlierRun = vars(given).pop("earlier")
+    turns = given.seeds * sum(map(len, plan_of(given, earlier).values()))
     with Progress(turns) as progress:
-        run = ConvergenceRun(given, on_this_host("measure.convergence.worker", given, given.timeout), progress)
+        start = on_this_host("measure.convergence.worker", given, given.timeout)
+        run = ConvergenceRun(given, start, progress, earlier=earlier)
         try:
             run.run()
         except BenchError as error:

@@ -32,7 +32,7 @@ _METHODS: dict[str, tuple[int, Callable[[int], float]]] = {
     "alltoall_base": (1, lambda n: (n - 1) / n),
     "reduce": (0, lambda n: (n - 1) / n),
     "broadcast": (0, lambda n: (n - 1) / n),
-    "send": (0, lambda n: 1),
+    "send": (0, lambda _: 1),
 }
 
 
