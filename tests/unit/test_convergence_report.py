@@ -224,6 +224,15 @@ def answers(seconds: float = 1.0) -> list[Any]:
     return [one, dict(one)]
 
 
+class TestOptions:
+    def test_a_gpu_gets_the_larger_text_and_more_seeds(self) -> None:
+        cpu, gpu = options(), parse_options(["--device", "cuda"], gpus=lambda: 2)
+        assert ("text" in cpu.tasks, "text-large" in cpu.tasks, cpu.seeds) == (True, False, 2)
+        assert ("text" in gpu.tasks, "text-large" in gpu.tasks, gpu.seeds) == (False, True, 5)
+        chosen = options("--tasks", "text-large", "--seeds", "1")
+        assert (chosen.tasks, chosen.seeds) == (("text-large",), 1)
+
+
 class TestRun:
     def run(
         self, given: argparse.Namespace, answer: Callable[[Mapping[str, Any]], list[Any]], clock: Any

@@ -19,6 +19,7 @@ from measure.convergence.catalogue import (
     ACCURACY_LIMIT_POINTS,
     CASES,
     DEFAULT_CASES,
+    DEFAULT_SEEDS,
     DEFAULT_TASKS,
     LOSS_LIMIT_PERCENT,
     TASKS,
@@ -61,7 +62,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         "--tasks",
         type=names_of("task", list(TASKS)),
         metavar="LIST",
-        help="; ".join(f"default on {device} {','.join(names)}" for device, names in DEFAULT_TASKS.items()),
+        help=_default({device: ",".join(names) for device, names in DEFAULT_TASKS.items()}),
     )
     parser.add_argument(
         "--algorithms",
@@ -72,12 +73,12 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     )
     add_ranks(parser, least=2, most=4)
     length = parser.add_argument_group("how long")
-    length.add_argument("--seeds", type=within(int, 1, 100), default=5, metavar="N", help="default 5")
+    length.add_argument("--seeds", type=within(int, 1, 100), metavar="N", help=_default(DEFAULT_SEEDS))
     length.add_argument(
         "--steps",
         type=within(int, 1, 10_000_000),
         metavar="N",
-        help="steps of each training, with the schedule made for them (default: the task's epochs)",
+        help="steps of each training, with the schedule made for them (default: the task's own number)",
     )
     length.add_argument(
         "--time-limit",
@@ -100,12 +101,18 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     given = parser.parse_args(words)
     choose_device(parser, given, gpus)
     given.tasks = given.tasks or DEFAULT_TASKS[given.device]
+    given.seeds = given.seeds or DEFAULT_SEEDS[given.device]
     check_results(parser, given)
     try:
         given.earlier = read_earlier(given.earlier, given.ranks) if given.earlier else NO_RUN
     except ValueError as error:
         parser.error(str(error))
     return given
+
+
+def _default(values: Mapping[str, object]) -> str:
+    """By device, for --help."""
+    return "default: " + "; ".join(f"{value} on {device}" for device, value in values.items())
 
 
 class ConvergenceRun:

@@ -27,6 +27,8 @@ def _task(name: str) -> Task:
 
 
 def _train(device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
     task = _task(command["task"])
     trained = Training(task, command["case"], command["seed"], device, command["steps"]).run()
     # Wrappers hook themselves into the model, and so are cycles.
