@@ -64,7 +64,7 @@ TASKS: dict[str, TaskSettings] = {
         24,
         None,
         ADAM,
-        {ADAM: 0.005},
+        {ADAM: 0.002},
         "sources of Python's standard library, a GPT of 137,000 parameters predicts the next byte",
         steps=1000,
     ),
