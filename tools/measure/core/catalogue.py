@@ -37,6 +37,7 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     "ddp-bytegrad": AlgorithmEntry(Promise.EQUAL, "torch's DDP with bagua.comm_hooks.bytegrad"),
     "bytegrad": AlgorithmEntry(Promise.EQUAL, "bytegrad: 8-bit gradients, once per node"),
     "bytegrad-flat": AlgorithmEntry(Promise.EQUAL, "bytegrad with hierarchical=False"),
+    "bytegrad-int4": AlgorithmEntry(Promise.EQUAL, "bytegrad with codec=int4, hierarchical=False"),
     "qadam": AlgorithmEntry(Promise.EQUAL, "qadam with its QAdamOptimizer instead of the model's", least_warmup=3),
     "decentralized": AlgorithmEntry(Promise.OWN, "decentralized: the mean of all ranks' parameters"),
     "decentralized-shift-one": AlgorithmEntry(Promise.OWN, "decentralized with one peer, another one in each step"),

@@ -166,6 +166,7 @@ _ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "bagua-ddp": ("gradient_allreduce", {}),
     "bytegrad": ("bytegrad", {}),
     "bytegrad-flat": ("bytegrad", {"hierarchical": False}),
+    "bytegrad-int4": ("bytegrad", {"hierarchical": False, "codec": "int4"}),
     "qadam": ("qadam", {}),
     "decentralized": ("decentralized", {}),
     "decentralized-shift-one": ("decentralized", {"peer_selection_mode": "shift_one"}),

@@ -144,7 +144,6 @@ class NetworkRun:
         self._backends = {backend.name: backend for backend in backends}
         self._ours = backends[-1].name
         self._teams: dict[str, tuple[RankTeam, list[Path]]] = {}
-        self._settled: set[tuple[str, str]] = set()
         self.turns: Turns[Sample] = Turns()
         self.cases = [*map(size_case, given.sizes), *map(Case, given.model)]
 
@@ -225,9 +224,6 @@ class NetworkRun:
         given = self._given
         algorithm = REFERENCE if variant in self._backends else variant
         fields = {"algorithm": algorithm, "warmup": given.warmup, **size_of(given, name)}
-        if (name, variant) not in self._settled:
-            team.ask("settle", given.timeout, **fields, steps=1)
-            self._settled.add((name, variant))
         trained = turn_result(name, variant, number, team.ask("turn", given.timeout, **fields, steps=given.steps))
         return Sample(network, name, variant, number, statistics.median(trained.step_seconds), trained)
 
