@@ -38,6 +38,11 @@ template <typename T>
 struct Wiped {
   static_assert(std::is_trivially_copyable_v<T>);
   T key{};
+  Wiped() = default;
+  Wiped(const Wiped&) = delete;
+  Wiped& operator=(const Wiped&) = delete;
+  Wiped(Wiped&&) = delete;
+  Wiped& operator=(Wiped&&) = delete;
   ~Wiped() { wipe(&key, sizeof key); }
 };
 

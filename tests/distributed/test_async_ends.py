@@ -26,7 +26,7 @@ from bagua.job.failure_report import CollectiveError
 
 
 @pytest.mark.parametrize("trains", [(0, 1), (0,)])
-@on_ranks(2)
+@on_ranks(2, fresh=True)
 def test_a_module_that_is_dropped_ends_its_loop(rank: int, device: torch.device, trains: Sequence[int]) -> None:
     groups = len(dist.distributed_c10d._world.pg_map)
     run = Run(rank, device, interval_ms=10)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.algorithm_cases import NAMES
+from support.algorithm_cases import OLD_NAMES
 from support.ports import free_port
 from support.processes import living_pids
 from torch.distributed import TCPStore
@@ -28,7 +28,7 @@ ALL_ALGORITHMS = f"""
 import os, runpy, sys
 main = runpy.run_path({str(OLD_SCRIPT)!r})["main"]
 given = sys.argv[1:]
-for name in {NAMES!r}:
+for name in {OLD_NAMES!r}:
     sys.argv = ["digits.py", *given, "--algorithm", name]
     os.write(1, f"{{name}} {{main():.4f}}\\n".encode())
 os._exit(0)
@@ -74,8 +74,8 @@ def _script(folder: Path, text: str) -> str:
 def test_a_script_of_0_9_learns_with_every_algorithm(tmp_path: Path) -> None:
     options = ["--nproc_per_node=2", f"--master_port={free_port()}", "--set_additional_flag"]
     done = _run([*LAUNCH, *options, _script(tmp_path, ALL_ALGORITHMS), "--epochs", "2"], tmp_path)
-    accuracies = [line.split() for line in done.stdout.splitlines() if line.split()[0] in NAMES]
-    assert sorted(name for name, _ in accuracies) == sorted([*NAMES, *NAMES])
+    accuracies = [line.split() for line in done.stdout.splitlines() if line.split()[0] in OLD_NAMES]
+    assert sorted(name for name, _ in accuracies) == sorted([*OLD_NAMES, *OLD_NAMES])
     assert [(name, value) for name, value in accuracies if float(value) < 0.6] == [], done.stdout
 
 

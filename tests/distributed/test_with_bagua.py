@@ -105,7 +105,7 @@ def test_qadam_by_name_finds_its_optimizer(rank: int, device: torch.device) -> N
 def test_an_unknown_name_is_refused_with_those_that_are_known(rank: int, device: torch.device) -> None:
     net: Any = _net(rank, device)
     optimizer = _sgd(net)
-    known = "Did you mean 'bytegrad'? Known algorithms: async, bytegrad, decentralized, gradient_allreduce, "
+    known = "Did you mean 'bytegrad'? Known algorithms: async, bytegrad, decentralized, diloco, gradient_allreduce, "
     for wrap in (
         lambda: bagua.with_bagua(net, [optimizer], "bytgrad"),
         lambda: net.with_bagua([optimizer], "bytgrad"),

@@ -104,6 +104,7 @@ CASES = (
     Case("streaming_diloco", {"sync_every": 2, "outer_optimizer": outer_sgd}),
 )
 NAMES = tuple(dict.fromkeys(case.name for case in CASES))
+OLD_NAMES = NAMES[:6]  # of Bagua 0.9
 
 
 def pulling(rank: int, count: int, device: torch.device, seed: int = 0, samples: int = 4) -> list[Batch]:

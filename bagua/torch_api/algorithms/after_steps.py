@@ -27,7 +27,7 @@ _MOST_NAMES = 10  # that an error lists
 
 
 class ExchangeAfterSteps(AlgorithmImpl):
-    """See the head of this file. `after_step` is what a subclass defines."""
+    """See the head of this file. `after_step` is what a subclass overrides."""
 
     keeps_replicas_equal = False
 
@@ -39,8 +39,7 @@ class ExchangeAfterSteps(AlgorithmImpl):
         self._stepped: set[int] = set()
 
     def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
-        """The rank has made a step, and its peers make theirs."""
-        raise NotImplementedError
+        """The rank has made a step, and its peers make theirs. A subclass exchanges here. Nothing by default."""
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         self._stepped.clear()
