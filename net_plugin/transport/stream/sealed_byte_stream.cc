@@ -13,7 +13,7 @@ namespace {
 // Sealed and written at a time: it stays in the cache until the kernel has copied it.
 constexpr std::size_t kBatchBytes = 4 * kMaxRecordBytes;
 constexpr std::size_t kFirstReadBytes = 4096;
-constexpr std::size_t kMaxReadBytes = 256 * 1024;
+constexpr std::size_t kMaxReadBytes = std::size_t{256} * 1024;
 // A header gets a record of its own before a payload of this size, which can then be opened in its place.
 constexpr std::size_t kOwnRecordBytes = 8192;
 
