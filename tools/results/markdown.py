@@ -13,6 +13,8 @@ _BACKENDS = {
     "plugin": "Bagua-Net",
     "plugin_one_stream": "Bagua-Net, one connection",
     "plugin_without_workers": "Bagua-Net without workers",
+    "plugin_bytegrad_flat": "Bagua-Net, bytegrad",
+    "plugin_bytegrad_int4": "Bagua-Net, bytegrad int4",
     "nccl": "NCCL",
     "nccl_tuned": "NCCL, hand-tuned",
     "nccl_tuned_best": "NCCL, best of nine",

@@ -9,7 +9,7 @@ from pathlib import Path
 from bagua.net.bench.result_file import ResultFile, read_result
 
 from .reference import reference
-from .sections import current, headline, losses, other_losses
+from .sections import current, headline, losses, networks, other_losses
 
 Results = Mapping[str, ResultFile]
 
@@ -18,6 +18,7 @@ SECTIONS: Mapping[str, Callable[[Results], str]] = {
     "headline": headline,
     "current": current,
     "losses": losses,
+    "networks": networks,
     "other-losses": other_losses,
     "reference": reference,
 }

@@ -64,6 +64,34 @@ def current(results: Results) -> str:
     return table(["", "result", "compared with a hand-tuned NCCL"], rows)
 
 
+def networks(results: Results) -> str:
+    """What to expect in each network: the plugin's speed-up over NCCL, and that of an algorithm over the plugin."""
+    found = results["networks-2h200"]
+
+    def cell(rate: float, **case: str | int) -> str:
+        ratios = {"nccl": "default", "nccl_tuned": "tuned"}
+        return ", ".join(
+            f"{found.find('speedup', backend='plugin', baseline=name, rate_gbps=rate, **case).median:.2f}x {text}"
+            for name, text in ratios.items()
+        )
+
+    rows = []
+    for rate in dict.fromkeys(one.case["rate_gbps"] for one in found.figures):
+        where = {"rate_gbps": rate, "backend": "plugin_bytegrad_int4"}
+        int4 = [f"{found.find('speedup', model=model, **where).median:.1f}x" for model in ("vgg16", "gpt2")]
+        row = [f"{rate:g} Gb/s", *(cell(rate, size_bytes=1 << bits) for bits in (20, 28))]
+        rows.append([*row, *(cell(rate, model=model) for model in ("vgg16", "gpt2")), " and ".join(int4)])
+    header = [
+        "network",
+        "all-reduce, 1 MiB",
+        "all-reduce, 256 MiB",
+        "VGG16 step",
+        "GPT-2 step",
+        "then `bytegrad`, int4",
+    ]
+    return table(header, rows)
+
+
 def losses(results: Results) -> str:
     """Every speed-up below one of Bagua's, counted for each file; its worst case."""
     rows = []
