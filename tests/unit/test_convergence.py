@@ -4,8 +4,10 @@ in test_convergence_report.py, real ranks in tests/distributed/test_convergence.
 from __future__ import annotations
 
 import functools
+import inspect
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ from measure.convergence.catalogue import (
     BASELINE,
     BASELINE_ADAM,
     CASES,
+    DEFAULT_CODEC,
+    ERROR_FEEDBACK,
     TASKS,
     baseline_of,
     cases_of,
@@ -31,6 +35,10 @@ from measure.convergence.replicas import put_back, snapshot
 from measure.convergence.sharding import evaluation_share, shard, steps_per_epoch
 from measure.convergence.task import Split, Task, build_task
 from measure.convergence.training import CURVE_POINTS, curve_steps, learning_rate_factor
+
+from bagua.codecs import codec_names
+from bagua.comm_hooks import ErrorFeedbackState
+from bagua.torch_api.algorithms import GlobalAlgorithmRegistry
 
 
 @pytest.fixture(params=list(TASKS))
@@ -204,6 +212,10 @@ class TestReplicas:
         assert torch.equal(snapshot(other), copy)
 
 
+def made_by(algorithm: str) -> Callable[..., object]:
+    return ErrorFeedbackState if algorithm == ERROR_FEEDBACK else GlobalAlgorithmRegistry.get(algorithm)
+
+
 class TestCatalogue:
     def test_qadam_is_compared_with_adam(self) -> None:
         assert baseline_of("digits", "qadam") == BASELINE_ADAM
@@ -229,5 +241,12 @@ class TestCatalogue:
 
     def test_nothing_is_reduced_within_a_node_without_being_said(self) -> None:
         for case in CASES.values():
-            if case.algorithm not in ("gradient_allreduce", "async"):
+            takes = inspect.signature(made_by(case.algorithm)).parameters
+            if "hierarchical" in takes and case.algorithm != "gradient_allreduce":  # there it makes no difference
                 assert case.options["hierarchical"] is False
+
+    def test_every_algorithm_is_compared_and_every_codec(self) -> None:
+        assert {case.algorithm for case in CASES.values()} == {*GlobalAlgorithmRegistry, ERROR_FEEDBACK}
+        for algorithm in ("bytegrad", ERROR_FEEDBACK, "low_precision_decentralized"):
+            mine = [case for case in CASES.values() if case.algorithm == algorithm]
+            assert [case.options.get("codec", DEFAULT_CODEC) for case in mine] == codec_names()

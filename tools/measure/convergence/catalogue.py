@@ -1,4 +1,4 @@
-"""What can be compared: tasks and algorithms with their settings, known without loading torch.
+"""What can be compared: tasks and algorithms with their settings.
 
 docs/explanation/convergence.md documents these settings; the limits are those that an algorithm has to keep.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from bagua.codecs import codec_names
+from bagua.comm_ops.compressed import DEFAULT_CODEC
 
 SGD, ADAM, QADAM = "sgd", "adam", "qadam"
 
@@ -106,11 +109,11 @@ class Case:
 
 # bagua.comm_hooks.error_feedback_bytegrad, with torch's DDP.
 ERROR_FEEDBACK = "error_feedback"
-CODECS = ("int8",)
-DEFAULT_CODEC = "int8"
+CODECS = tuple(codec_names())
 BASELINE = "gradient_allreduce"
 BASELINE_ADAM = "gradient_allreduce-adam"
 _FLAT: Mapping[str, object] = {"hierarchical": False}
+_ROUNDS: Mapping[str, object] = {"sync_every": 20}
 
 
 def _with_codecs(algorithm: str, **settings: bool) -> list[Case]:
@@ -138,6 +141,12 @@ CASES: dict[str, Case] = {
         ),
         *_with_codecs("low_precision_decentralized", replicas_differ=True),
         Case("async", "async", {"sync_interval_ms": 5}, replicas_differ=True),
+        Case("local_sgd", "local_sgd", {"sync_every": 10}, replicas_differ=True),
+        Case("diloco", "diloco", _ROUNDS, replicas_differ=True),
+        Case("streaming_diloco", "streaming_diloco", {**_ROUNDS, "delay": 2}, replicas_differ=True),
+        Case(
+            "streaming_diloco-int4", "streaming_diloco", {**_ROUNDS, "delay": 2, "codec": "int4"}, replicas_differ=True
+        ),
         Case(BASELINE_ADAM, "gradient_allreduce", optimizer=ADAM),
         Case("qadam", "qadam", _FLAT, optimizer=QADAM),
         Case("qadam-growing", "qadam", _FLAT, optimizer=QADAM, qadam={"freeze_bias_correction": False}),

@@ -12,8 +12,20 @@ from measure.convergence.catalogue import CASES, TASKS
 from measure.convergence.statistics import TrainingResult
 
 # Of algorithms: Okabe and Ito's colours, which people with colour-blindness tell apart; markers do so in grey.
-_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_COLOURS = (
+    "#000000",
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#7F7F7F",
+    "#A6761D",
+    "#5E4FA2",
+    "#882255",
+)
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 # Of variants of an algorithm, such as its codecs.
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 _MARKERS_OF_A_CURVE = 4
