@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -138,6 +137,15 @@ def make_step(model: Any, optimizer: torch.optim.Optimizer, number: int, rank: i
     optimizer.step()
 
 
+def outer_momentum(model: Any) -> list[Tensor]:
+    """Of the outer optimizers, for every parameter."""
+    return [
+        state["momentum_buffer"]
+        for optimizer in model.bagua_ddp.state_dict()["algorithm"]["outer_optimizers"]
+        for state in optimizer["state"].values()
+    ]
+
+
 def _formulas() -> None:
     rank, device = begin()
     for name, options, (interval, count, delay, alpha), outer in CASES:
@@ -220,15 +228,28 @@ def _a_skipped_step(folder: str) -> None:
         for mine, theirs in zip(whole.parameters(), resumed.parameters(), strict=True):
             assert torch.equal(mine, theirs), f"saved after step {stop}"
 
-    # Another model that begins where the first is: parameters that are frozen keep what the rounds know of the others.
+    # Parameters that are frozen in the middle of a round keep what each rank has made of them, and the rounds what they
+    # know: when they are trained again, the next round brings all ranks together.
     model, optimizer = trained(rank, device, "diloco", {"sync_every": 2})
-    twin = copy.deepcopy([parameter.detach().clone() for parameter in model.parameters()])
+    for number in range(3):
+        make_step(model, optimizer, number, rank)
+    momentum = outer_momentum(model)
+    twin = model[0].weight.detach().clone()
     for parameter in model[0].parameters():
         parameter.requires_grad_(False)
-    for number in range(4):
-        make_step(model, optimizer, number, rank)
-    assert torch.equal(model[0].weight, twin[0])
+    make_step(model, optimizer, 3, rank)
+    assert torch.equal(model[0].weight, twin)
+    assert not are_equal(twin), "a round of which every rank has made its part"
     assert are_equal(model[2].weight)
+    make_step(model, optimizer, 4, rank)
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(True)
+    make_step(model, optimizer, 5, rank)
+    assert are_equal(*model.parameters())
+    assert len(momentum) == len(outer_momentum(model)) == 6
+    make_step(model, optimizer, 6, rank)
+    make_step(model, optimizer, 7, rank)
+    assert are_equal(*model.parameters())
 
     # A rank in another round is named.
     model, optimizer = trained(rank, device, "local_sgd", {"sync_every": 1})

@@ -11,7 +11,7 @@ Owned by an algorithm, which decides when a round begins and ends. Training thre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,13 +128,14 @@ class Fragment:
         }
 
     @torch.no_grad()
-    def keep_outer(self, kept: Mapping[str, tuple[nn.Parameter, Any]]) -> None:
-        """Go on with the y of these names, and its state."""
+    def take_over(self, kept: dict[str, tuple[nn.Parameter, Any]]) -> None:
+        """Go on with the y of these names, and its state, and take them out of `kept`."""
         for name, (parameter, _) in self.outer_by_name().items():
-            if name in kept and kept[name][0].shape == parameter.shape:
-                parameter.copy_(kept[name][0])
-                if self.outer_optimizer is not None and kept[name][1] is not None:
-                    self.outer_optimizer.state[parameter] = kept[name][1]
+            former, state = kept.pop(name, (None, None))
+            if former is not None and former.shape == parameter.shape:
+                parameter.copy_(former)
+                if self.outer_optimizer is not None and state is not None:
+                    self.outer_optimizer.state[parameter] = state
 
     # --- a round -----------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bagua.codecs import Codec, get_codec
 from bagua.collectives.purpose_groups import group_for
@@ -80,7 +80,9 @@ class LocalStepsImpl(ExchangeAfterSteps):
         self.rounds = 0  # that are over
         # The exchange of this round has begun.
         self._is_under_way = False
-        self._kept: dict[str, Any] = {}
+        # What fragments begin with when they are made anew without a broadcast: of parameters that are frozen now, too.
+        # Each rank has weights of its own then, from which ranks could not begin alike.
+        self._kept: dict[str, tuple[nn.Parameter, Any]] = {}
 
     # --- buckets -----------------------------------------------------------------------------------------------------
 
@@ -88,7 +90,7 @@ class LocalStepsImpl(ExchangeAfterSteps):
         self._close()
         self._kept.clear()
         self._fragments = []
-        self.steps = 0
+        self.steps = self.rounds = 0
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         for fragment in self._fragments:
@@ -108,9 +110,8 @@ class LocalStepsImpl(ExchangeAfterSteps):
                 for place, group in enumerate(one for one in groups if one)
             ]
             fragment = Fragment(buckets, self._outer_optimizer, self._alpha)
-            fragment.keep_outer(self._kept)
+            fragment.take_over(self._kept)
             self._fragments.append(fragment)
-        self._kept.clear()
         return [bucket for fragment in self._fragments for bucket in fragment.buckets]
 
     def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
