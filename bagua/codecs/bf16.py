@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bagua.codecs.portable import PortableCodec
+from bagua.kernels.argument_checks import check_vector
 from bagua.kernels.minmax_uint8_layout import padded
 
 # The largest bfloat16 that is a float16, too.
@@ -31,7 +32,7 @@ class Bf16(PortableCodec):
     @torch.no_grad()
     def error_bound(self, source: Tensor, chunks: int = 1) -> Tensor:
         """1/256 of the element; infinite where it becomes infinite."""
-        self._check_vector("source", source)
+        check_vector("source", source, self.dtypes)
         values = source.float()
         becomes_infinite = values.bfloat16().isinf() & (source.dtype == torch.float32)
         return torch.where(becomes_infinite, torch.inf, values.abs() * 2.0**-8 + 2.0**-134)

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from bagua.codecs.portable import PortableCodec
+from bagua.kernels.argument_checks import check_vector
 from bagua.kernels.minmax_uint8_layout import padded
 
 # Smaller scales have no reciprocal in fp32, and are taken as 0.
@@ -125,7 +126,7 @@ class BlockScaleCodec(PortableCodec):
     @torch.no_grad()
     def error_bound(self, source: Tensor, chunks: int = 1) -> Tensor:
         """That of the code, or the element itself where the scale is 0; and rounding to the source's dtype."""
-        self._check_vector("source", source)
+        check_vector("source", source, self.dtypes)
         if not source.numel():
             return source.float()
         layout = self.layout(source.numel() // chunks)

@@ -14,6 +14,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from bagua.kernels.argument_checks import check_bytes, check_vector, rows_of
+
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -62,7 +64,7 @@ class Codec(ABC):
             TypeError: an argument is not a tensor, or of a dtype that is not supported.
             ValueError: a shape, size, layout or device does not fit.
         """
-        self._check_vector("source", source)
+        check_vector("source", source, self.dtypes)
         if chunks < 1:
             raise ValueError(f"chunks is {chunks}; give 1 or more")
         elements, rest = divmod(source.numel(), chunks)
@@ -73,7 +75,7 @@ class Codec(ABC):
         if out is None:
             out = torch.empty(shape, dtype=torch.uint8, device=device)
         else:
-            _check_bytes("out", out, shape, device)
+            check_bytes("out", out, shape, device)
         if elements:
             self._compress(source, elements, out)
         return out
@@ -90,12 +92,12 @@ class Codec(ABC):
             TypeError: an argument is not a tensor, or of a dtype that is not supported.
             ValueError: a shape, size, layout or device does not fit.
         """
-        self._check_vector("target", target)
-        chunks = _rows("compressed", compressed)
+        check_vector("target", target, self.dtypes)
+        chunks = rows_of("compressed", compressed)
         elements, rest = divmod(target.numel(), chunks)
         if rest:
             raise ValueError(f"target has {target.numel()} elements, which the {chunks} chunks do not divide")
-        _check_bytes("compressed", compressed, (chunks, self.compressed_bytes(elements)), target.device)
+        check_bytes("compressed", compressed, (chunks, self.compressed_bytes(elements)), target.device)
         if elements:
             self._decompress(compressed, elements, target, accumulate)
         return target
@@ -122,13 +124,13 @@ class Codec(ABC):
             ValueError: a shape, size, layout or device does not fit.
         """
         size = self.compressed_bytes(elements)
-        versions = _rows("received", received)
+        versions = rows_of("received", received)
         device = received.device
-        _check_bytes("received", received, (versions, size), device)
+        check_bytes("received", received, (versions, size), device)
         if out is None:
             out = torch.empty(size, dtype=torch.uint8, device=device)
         else:
-            _check_bytes("out", out, (size,), device)
+            check_bytes("out", out, (size,), device)
         if elements:
             self._decompress_reduce_compress(received, elements, average, out)
         return out
@@ -143,37 +145,3 @@ class Codec(ABC):
 
     @abstractmethod
     def _decompress_reduce_compress(self, received: Tensor, elements: int, average: bool, out: Tensor) -> None: ...
-
-    def _check_vector(self, name: str, tensor: object) -> None:
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is {_named(tensor)}; give a tensor")
-        if tensor.dtype not in self.dtypes:
-            raise TypeError(f"{name} is {_named(tensor)}; give {' or '.join(map(str, self.dtypes))}")
-        if tensor.dim() != 1 or not tensor.is_contiguous():
-            raise ValueError(f"{name} is {_named(tensor)}; give a contiguous tensor of one dimension, e.g. view(-1)")
-
-
-def _named(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    layout = "" if value.is_contiguous() else ", not contiguous"
-    return f"{value.dtype} {list(value.shape)} on {value.device}{layout}"
-
-
-def _check_is_bytes(name: str, tensor: object) -> None:
-    if not isinstance(tensor, Tensor) or tensor.dtype != torch.uint8:
-        raise TypeError(f"{name} is {_named(tensor)}; give a tensor of torch.uint8")
-
-
-def _rows(name: str, tensor: Tensor) -> int:
-    """How many compressed chunks it is said to hold."""
-    _check_is_bytes(name, tensor)
-    if tensor.dim() != 2 or tensor.shape[0] < 1:
-        raise ValueError(f"{name} is {_named(tensor)}; give two dimensions, one row for each compressed chunk")
-    return tensor.shape[0]
-
-
-def _check_bytes(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-    _check_is_bytes(name, tensor)
-    if tensor.shape != shape or not tensor.is_contiguous() or tensor.device != device:
-        raise ValueError(f"{name} is {_named(tensor)}; give a contiguous torch.uint8 {list(shape)} on {device}")

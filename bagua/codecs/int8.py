@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bagua.codecs.codec import Codec
 from bagua.kernels import minmax_uint8
+from bagua.kernels.argument_checks import check_vector
 from bagua.kernels.minmax_uint8 import BLOCK_ELEMENTS
 from bagua.kernels.minmax_uint8_layout import ChunkLayout, chunk_layout
 
@@ -34,7 +35,7 @@ class Int8(Codec):
 
     def error_bound(self, source: Tensor, chunks: int = 1) -> Tensor:
         """Half a level of the range, (max - min) / 510, and rounding: of fp32, and of the source's dtype."""
-        self._check_vector("source", source)
+        check_vector("source", source, self.dtypes)
         if not source.numel():
             return source.float()
         layout = self._layout(source.numel() // chunks)

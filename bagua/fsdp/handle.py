@@ -82,7 +82,7 @@ class CompressionHandle:
         self._counter.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank's compression remembers, to be saved beside the model: one file per rank.
+        """What this rank's compression remembers, to be saved with the model: one file per rank.
 
         Returns:
             `version`, `settings` (with the rank and the number of ranks), `forward_passes`; `residuals`: by module,

@@ -25,6 +25,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from bagua.kernels.argument_checks import check_bytes, check_vector, rows_of
 from bagua.kernels.half_dtypes import HALF_DTYPES
 from bagua.kernels.minmax_uint8_layout import ChunkLayout, chunk_layout
 
@@ -71,7 +72,7 @@ def compress(
         TypeError: an argument is no tensor, or of a dtype that is not supported.
         ValueError: a shape, size, layout or device does not fit.
     """
-    _check_vector("source", source)
+    check_vector("source", source, DTYPES)
     if chunks < 1:
         raise ValueError(f"chunks is {chunks}; give 1 or more")
     elements, rest = divmod(source.numel(), chunks)
@@ -83,7 +84,7 @@ def compress(
     if out is None:
         out = torch.empty(shape, dtype=torch.uint8, device=device)
     else:
-        _check_bytes("out", out, shape, device)
+        check_bytes("out", out, shape, device)
     _implementation_for(source).compress(source, layout, out)
     return out
 
@@ -104,14 +105,14 @@ def decompress(
         TypeError: an argument is no tensor, or of a dtype that is not supported.
         ValueError: a shape, size, layout or device does not fit.
     """
-    _check_vector("target", target)
-    chunks = _rows("compressed", compressed)
+    check_vector("target", target, DTYPES)
+    chunks = rows_of("compressed", compressed)
     elements, rest = divmod(target.numel(), chunks)
     if rest:
         raise ValueError(f"target has {target.numel()} elements, which the {chunks} chunks do not divide")
     layout = chunk_layout(elements, block_elements)
     device = target.device
-    _check_bytes("compressed", compressed, (chunks, layout.total_bytes), device)
+    check_bytes("compressed", compressed, (chunks, layout.total_bytes), device)
     _implementation_for(target).decompress(compressed, target, accumulate, layout)
     return target
 
@@ -142,13 +143,13 @@ def decompress_reduce_compress(
         ValueError: a shape, size, layout or device does not fit.
     """
     layout = chunk_layout(elements, block_elements)
-    versions = _rows("received", received)
+    versions = rows_of("received", received)
     device = received.device
-    _check_bytes("received", received, (versions, layout.total_bytes), device)
+    check_bytes("received", received, (versions, layout.total_bytes), device)
     if out is None:
         out = torch.empty(layout.total_bytes, dtype=torch.uint8, device=device)
     else:
-        _check_bytes("out", out, (layout.total_bytes,), device)
+        check_bytes("out", out, (layout.total_bytes,), device)
     _implementation_for(received).decompress_reduce_compress(received, average, layout, out)
     return out
 
@@ -176,38 +177,3 @@ def _implementation(device_type: str) -> _Implementation:
 
 def _module(name: str) -> _Implementation:
     return cast("_Implementation", importlib.import_module(f"bagua.kernels.{name}"))
-
-
-def _named(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    layout = "" if value.is_contiguous() else ", not contiguous"
-    return f"{value.dtype} {list(value.shape)} on {value.device}{layout}"
-
-
-def _check_vector(name: str, tensor: object) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is {_named(tensor)}; give a tensor")
-    if tensor.dtype not in DTYPES:
-        raise TypeError(f"{name} is {_named(tensor)}; give torch.float32, torch.float16 or torch.bfloat16")
-    if tensor.dim() != 1 or not tensor.is_contiguous():
-        raise ValueError(f"{name} is {_named(tensor)}; give a contiguous tensor of one dimension, e.g. view(-1)")
-
-
-def _check_is_bytes(name: str, tensor: object) -> None:
-    if not isinstance(tensor, Tensor) or tensor.dtype != torch.uint8:
-        raise TypeError(f"{name} is {_named(tensor)}; give a tensor of torch.uint8")
-
-
-def _rows(name: str, tensor: Tensor) -> int:
-    """How many compressed chunks it is said to hold."""
-    _check_is_bytes(name, tensor)
-    if tensor.dim() != 2 or tensor.shape[0] < 1:
-        raise ValueError(f"{name} is {_named(tensor)}; give two dimensions, one row for each compressed chunk")
-    return tensor.shape[0]
-
-
-def _check_bytes(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-    _check_is_bytes(name, tensor)
-    if tensor.shape != shape or not tensor.is_contiguous() or tensor.device != device:
-        raise ValueError(f"{name} is {_named(tensor)}; give a contiguous torch.uint8 {list(shape)} on {device}")
