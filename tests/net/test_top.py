@@ -136,6 +136,20 @@ def test_one_host_under_two_names_is_shown_twice() -> None:
     assert asyncio.run(shown()) == 4
 
 
+def test_a_refresh_that_comes_while_the_screen_is_taken_down_changes_nothing() -> None:
+    from bagua.net.top.app import TopApp
+
+    async def emptied() -> None:
+        app = TopApp([FixedSource(reported(QUIET, BUSY))], 3600.0)
+        async with app.run_test(size=(120, 20)) as pilot:
+            await app.screen.query("*").remove()
+            app.call_after_refresh(app._show_hint)
+            app.call_later(app._refresh)
+            await pilot.pause()
+
+    asyncio.run(emptied())
+
+
 def test_the_screen_sorts_pauses_and_keeps_its_row() -> None:
     from textual.widgets import DataTable, Static
 

@@ -64,6 +64,11 @@ class TopApp(App[None]):
     def _table(self) -> DataTable[Text]:
         return self.query_one("#table", DataTable)
 
+    @property
+    def _is_shown(self) -> bool:
+        """False while the screen is taken down: timers and callbacks may still come then."""
+        return bool(self.query("#table"))
+
     def action_help_quit(self) -> None:
         """Ctrl-C. Textual's own would tell the user to press another key."""
         self.exit()
@@ -85,7 +90,7 @@ class TopApp(App[None]):
         self._show_details()
 
     def _refresh(self) -> None:
-        if self._paused:
+        if self._paused or not self._is_shown:
             return
         self._states = [source.state() for source in self._sources]
         self._show()
@@ -114,7 +119,8 @@ class TopApp(App[None]):
         self.call_after_refresh(self._show_hint)
 
     def _show_hint(self) -> None:
-        self.query_one("#hint").display = self._table.max_scroll_x > 0
+        if self._is_shown:
+            self.query_one("#hint").display = self._table.max_scroll_x > 0
 
     def _cell(self, row: Row, number: int) -> Text:
         column = self._columns[number]
