@@ -136,7 +136,7 @@ def test_one_host_under_two_names_is_shown_twice() -> None:
     assert asyncio.run(shown()) == 4
 
 
-def test_a_refresh_that_comes_while_the_screen_is_taken_down_changes_nothing() -> None:
+def test_what_comes_while_the_screen_is_taken_down_changes_nothing() -> None:
     from bagua.net.top.app import TopApp
 
     async def emptied() -> None:
@@ -145,6 +145,7 @@ def test_a_refresh_that_comes_while_the_screen_is_taken_down_changes_nothing() -
             await app.screen.query("*").remove()
             app.call_after_refresh(app._show_hint)
             app.call_later(app._refresh)
+            app.call_later(app.on_data_table_row_highlighted)
             await pilot.pause()
 
     asyncio.run(emptied())

@@ -47,27 +47,19 @@ class TopApp(App[None]):
         self._columns = [one for one in COLUMNS if one.title != "host" or len(sources) > 1]
         self._states: list[HostState] = []
         self._rows: dict[str, Row] = {}
+        # Held and not asked from the screen: messages and timers still come while the screen is taken down.
+        self._hosts = Static(id="hosts", markup=False)
+        self._table: DataTable[Text] = DataTable(id="table", cursor_type="row", zebra_stripes=True)
+        self._hint = Static("More columns: scroll with the left and right keys.", id="hint", markup=False)
+        self._details = Static(id="details", markup=False)
 
     def compose(self) -> ComposeResult:
-        yield Static(id="hosts", markup=False)
-        yield DataTable(id="table", cursor_type="row", zebra_stripes=True)
-        yield Static("More columns: scroll with the left and right keys.", id="hint", markup=False)
-        yield Static(id="details", markup=False)
-        yield Footer()
+        yield from (self._hosts, self._table, self._hint, self._details, Footer())
 
     def on_mount(self) -> None:
         self._table.focus()
         self._refresh()
         self.set_interval(min(self._interval_s, 1.0), self._refresh)
-
-    @property
-    def _table(self) -> DataTable[Text]:
-        return self.query_one("#table", DataTable)
-
-    @property
-    def _is_shown(self) -> bool:
-        """False while the screen is taken down: timers and callbacks may still come then."""
-        return bool(self.query("#table"))
 
     def action_help_quit(self) -> None:
         """Ctrl-C. Textual's own would tell the user to press another key."""
@@ -90,7 +82,7 @@ class TopApp(App[None]):
         self._show_details()
 
     def _refresh(self) -> None:
-        if self._paused or not self._is_shown:
+        if self._paused:
             return
         self._states = [source.state() for source in self._sources]
         self._show()
@@ -102,7 +94,7 @@ class TopApp(App[None]):
         rows = sorted_rows(rows_of(self._states), self._sorted_by, reverse=self._reverse)
         if not rows and all(state.report is not None for state in self._states):
             lines.append("No process that uses Bagua-Net has an open connection yet.")
-        self.query_one("#hosts", Static).update("\n".join(lines))
+        self._hosts.update("\n".join(lines))
         table = self._table
         current = self._current_key()
         self._rows = {row.key: row for row in rows}
@@ -119,8 +111,7 @@ class TopApp(App[None]):
         self.call_after_refresh(self._show_hint)
 
     def _show_hint(self) -> None:
-        if self._is_shown:
-            self.query_one("#hint").display = self._table.max_scroll_x > 0
+        self._hint.display = self._table.max_scroll_x > 0
 
     def _cell(self, row: Row, number: int) -> Text:
         column = self._columns[number]
@@ -139,4 +130,4 @@ class TopApp(App[None]):
 
     def _show_details(self) -> None:
         row = self._rows.get(self._current_key())
-        self.query_one("#details", Static).update("\n".join(details(row)) if row is not None else "")
+        self._details.update("\n".join(details(row)) if row is not None else "")

@@ -37,7 +37,7 @@ EstablishedConnection make_connection(std::vector<OwnedFd>* peers) {
   for (std::size_t i = 0; i < kStreams; ++i) {
     int ends[2];
     require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0, "no socket pair");
-    connection.sockets.emplace_back(ends[0]);
+    connection.sockets.emplace_back(OwnedFd(ends[0]));
     peers->emplace_back(ends[1]);
   }
   return connection;
