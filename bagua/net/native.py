@@ -68,6 +68,6 @@ def _core() -> Any:
         return importlib.import_module("bagua.net._core")
     except ImportError as error:
         raise MissingFileError(
-            f"bagua.net._core cannot be imported ({error}); install the package with `pip install .` or `pip install "
-            "bagua`, with the Python that runs the job"
+            f"bagua.net._core cannot be imported ({error}); install the package with "
+            "`pip install .` in the source tree, with the Python that runs the job"
         ) from error

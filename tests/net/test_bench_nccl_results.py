@@ -119,7 +119,7 @@ def test_the_closing_lines_have_every_size_where_ours_is_slower_notes_and_errors
 
 
 def test_files_have_every_setting_and_the_best_of_each_size(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install bagua[plot]")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
     stage, library = eleven(), tmp_path / "libnccl-net.so"
     library.touch()
     words = ["--library", str(library), "--json", str(tmp_path / "run.json"), "--csv", str(tmp_path / "run.csv")]

@@ -89,7 +89,7 @@ def test_small_sizes_alone_still_have_a_limit(bench: Bench) -> None:
 
 
 def test_the_plot_is_written(bench: Bench, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install bagua[plot]")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
     finished = bench.run(*SMALL_RUN, *NATIVE, "--plot", str(tmp_path / "run.svg"))
     assert finished.returncode == 0, finished.stderr
     assert "raw TCP limit" in (tmp_path / "run.svg").read_text()

@@ -50,7 +50,7 @@ def _pyplot() -> Any:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError as error:
         raise PlotUnavailableError(
-            "--plot needs matplotlib, which is not installed; run: pip install bagua[plot]"
+            "--plot needs matplotlib, which is not installed; run: pip install matplotlib"
         ) from error
     # Agg draws to files without a display.
     matplotlib.use("Agg")

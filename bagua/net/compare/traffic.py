@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua.net import native
+
 # The counters of some NICs are updated once a second.
 _WINDOW_S = 1.0
 SATURATED = 0.85
@@ -52,11 +54,12 @@ def read_counters(table: Path = Path("/proc/net/dev")) -> dict[tuple[str, str], 
 
 
 def link_speed(interface: str) -> float | None:
-    """Bytes per second, each way; virtual interfaces have none."""
+    """Bytes per second, each way, as far as the plugin believes it; None: unknown."""
     try:
-        mbps = int(Path(f"/sys/class/net/{interface}/speed").read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        known = {row.name: row.speed_mbps for row in native.interfaces({})}
+    except (ValueError, RuntimeError):
         return None
+    mbps = known.get(interface, 0)
     return mbps * 1e6 / 8 if mbps > 0 else None
 
 

@@ -17,7 +17,9 @@ from bagua.version import __version__
 
 _OPEN_TIMEOUT_S = 20.0
 _TABLES = tuple(range(OLDEST_TABLE, NEWEST_TABLE + 1))
-_REINSTALL = "reinstall bagua: pip install --force-reinstall --no-deps bagua (or `pip install .` in the source tree)"
+_REINSTALL = (
+    "reinstall bagua: `pip install --force-reinstall --no-deps .` in the source tree, or with the wheel's file for `.`"
+)
 # Of the line with which the library reports that it is active.
 _VERSION_TEXT = re.compile(rb"Bagua-Net (\d+\.\d+\.\d+[\w.+-]*) active")
 # As NCCL opens it, in a process of its own: a library that crashes must not take the doctor down.
