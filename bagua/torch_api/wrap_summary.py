@@ -90,9 +90,11 @@ def summary(engine: DataParallelEngine) -> str:
     count = sum(parameter.numel() for parameter in parameters)
     buckets = engine.bagua_buckets
     size = sum(bucket.bytes() for bucket in buckets)
-    network = ""
+    is_on = nccl_finds_plugin(os.environ)
     if device.type == "cuda":
-        network = f", Bagua-Net {'on' if nccl_finds_plugin(os.environ) else 'off'}"
+        network = f", Bagua-Net {'on' if is_on else 'off'}"
+    else:
+        network = ", which does not use Bagua-Net" if is_on else ""
     return (
         f"{type(engine.module).__name__}: {_count(count)} parameters in {len(parameters)} tensors,"
         f" {len(buckets)} bucket{'s' * (len(buckets) != 1)}, {_size(size)}; {algorithm} over {group.size}"
