@@ -20,6 +20,7 @@ Called by autograd's thread; e and d are touched in the background only (bagua.c
 
 # No `from __future__ import annotations`: DDP compares the hook's annotations with classes, not with their names.
 
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,11 @@ class ErrorFeedbackAllReduce(CompressedAllReduce):
         super().__init__(group, average, hierarchical, codec=codec)
         self.residual: torch.Tensor | None = None
         self.chunk_residual: torch.Tensor | None = None
+
+    @property
+    def own_chunk(self) -> int:
+        """That d is of."""
+        return self._peers.rank()
 
     def _exchange(self, flat: torch.Tensor) -> None:
         if self.residual is None or self.chunk_residual is None:
@@ -112,7 +118,8 @@ class ErrorFeedbackState(ByteGradState):
         process_group: as of ByteGradState.
         average: as of ByteGradState.
         hierarchical: as of ByteGradState; the memory is the leaders' then.
-        codec: as of ByteGradState. What is owed does not depend on it: a saved state may go on with another one.
+        codec: as of ByteGradState. A saved state may go on with another one; where that shares buckets out in chunks of
+            another length, a warning says how many elements of d are dropped at their ends.
     """
 
     def __init__(
@@ -218,16 +225,37 @@ class ErrorFeedbackState(ByteGradState):
 
 
 def _restore(operation: ErrorFeedbackAllReduce, saved: Mapping[str, Any], elements: int, device: torch.device) -> None:
+    """`elements`: of the padded bucket. Another codec may pad to another length, which moves the ends of chunks."""
     residual, chunk_residual = saved["residual"], saved["chunk_residual"]
     if residual is None:
         return
-    if residual.numel() != elements or chunk_residual.numel() * operation.chunks != elements:
+    chunks = operation.chunks
+    if residual.numel() != chunk_residual.numel() * chunks:
         raise ValueError(
             "The loaded state was saved with another number of ranks or nodes than the"
-            f" {operation.chunks} that share a bucket now.\nContinue without it."
+            f" {chunks} that share a bucket now.\nContinue without it."
         )
-    operation.residual = residual.to(device, copy=True)
-    operation.chunk_residual = chunk_residual.to(device, copy=True)
+    operation.residual = _at(residual, 0, elements, 0, device)
+    before, now, chunk = chunk_residual.numel(), elements // chunks, operation.own_chunk
+    operation.chunk_residual = _at(chunk_residual, chunk * before, now, chunk * now, device)
+    dropped = int(chunk_residual.count_nonzero()) - int(operation.chunk_residual.count_nonzero())
+    if dropped:
+        warnings.warn(
+            f"The loaded state has chunks of {before} elements, those of {operation.codec.name} have {now}: what"
+            f" rounding took from {dropped} elements of the last mean is dropped.\nTo drop nothing, use the codec with"
+            " which it was saved.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _at(owed: torch.Tensor, begin: int, elements: int, new_begin: int, device: torch.device) -> torch.Tensor:
+    """What was owed to the elements from `begin` of a bucket on -> to `elements` from `new_begin` on."""
+    result = torch.zeros(elements, dtype=torch.float32, device=device)
+    first, end = max(begin, new_begin), min(begin + owed.numel(), new_begin + elements)
+    if first < end:
+        result[first - new_begin : end - new_begin].copy_(owed[first - begin : end - begin])
+    return result
 
 
 def error_feedback_bytegrad(state: ErrorFeedbackState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

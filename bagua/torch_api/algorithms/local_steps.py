@@ -209,7 +209,9 @@ class LocalStepsImpl(ExchangeAfterSteps):
             optimizer.load_state_dict(saved)
         if self._is_under_way:
             for bucket, mean in zip(self._fragment.buckets, state["under_way"], strict=True):
-                bucket.flattened_tensor().copy_(mean)
+                flat = bucket.flattened_tensor()
+                elements = min(len(flat), len(mean))  # another codec may pad to another length
+                flat[:elements].copy_(mean[:elements])
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------
