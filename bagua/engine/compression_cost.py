@@ -1,5 +1,5 @@
-"""What compressing gradients to 8 bits would cost on this device: measured in some milliseconds, for an estimate of
-what it would gain."""
+"""What compressing gradients would cost on this device: measured in some milliseconds, for an estimate of what it would
+gain."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ _ELEMENTS = 1 << 20
 _REPETITIONS = 3
 
 
-def compression_s_per_byte(device: torch.device, ranks: int) -> float:
+def compressed_share(codec: str) -> float:
+    """Of the bytes of float32 gradients that the codec sends."""
+    return get_codec(codec).compressed_bytes(_ELEMENTS) / (4 * _ELEMENTS)
+
+
+def compression_s_per_byte(codec: str, device: torch.device, ranks: int) -> float:
     """Seconds per byte of float32 gradients, of one exchange among so many ranks: all is compressed, what comes for
     this rank's part is summed and compressed again, and all is decompressed. The fastest of a few repetitions."""
     count = max(2, ranks)
     chunk = max(1, _ELEMENTS // count)
     values = torch.ones(chunk * count, device=device)
     result = torch.empty_like(values)
-
-    codec = get_codec("int8")
+    made = get_codec(codec)
 
     def exchange() -> None:
-        sent = codec.compress(values, count)
-        codec.decompress_reduce_compress(sent, chunk, average=True)
-        codec.decompress(sent, result)
+        sent = made.compress(values, count)
+        made.decompress_reduce_compress(sent, chunk, average=True)
+        made.decompress(sent, result)
 
     exchange()
     return min(_seconds(exchange, device) for _ in range(_REPETITIONS)) / values.nbytes

@@ -21,14 +21,14 @@ import torch.distributed as dist
 from bagua.collectives.object_collectives import broadcast_object
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKET_BYTES_ON_CPU, plan_buckets
-from bagua.engine.compression_cost import compression_s_per_byte
+from bagua.engine.compression_cost import compressed_share, compression_s_per_byte
 from bagua.engine.setup import Setup
 from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.training_plan import TrainingPlan
 from bagua.engine.tuning_fingerprint import fingerprint_of
 from bagua.job.failure_report import CollectiveError, failures_named
 from bagua.tuning import memory
-from bagua.tuning.advice import advice
+from bagua.tuning.advice import PROPOSALS, advice
 from bagua.tuning.outcome import Outcome
 from bagua.tuning.search import ModelLayout, Search
 from bagua.tuning.setting import Bucket as TimedBucket
@@ -185,20 +185,22 @@ class PlanTuner:
         # What was confirmed keeps the table of the search that found it.
         if not outcome.tried or (is_confirmed and before is not None and before.fingerprint == self._fingerprint):
             return [], outcome.setting, None
-        answer = memory.Answer.of(outcome, self._fingerprint, self._steps, self._compressed_speedup(search))
+        answer = memory.Answer.of(outcome, self._fingerprint, self._steps, self._compressed_speedups(search))
         for line in advice(answer):
             _logger.info(f"{self._setup.name}: {line}")
         return [], outcome.setting, answer
 
-    def _compressed_speedup(self, search: Search) -> float:
-        """Estimated where the user has allowed no other algorithm; NaN elsewhere."""
+    def _compressed_speedups(self, search: Search) -> dict[str, float]:
+        """By codec: estimated where the user has allowed no other algorithm; none elsewhere."""
         if self._allows_others or self._dtypes != {torch.float32}:
-            return math.nan
+            return {}
+        ranks = self._setup.communicator.nranks()
         try:
-            cost = compression_s_per_byte(self._device, self._setup.communicator.nranks())
+            costs = {codec: compression_s_per_byte(codec, self._device, ranks) for codec in PROPOSALS}
         except RuntimeError:  # no memory for it; the other ranks wait for what this one says
-            return math.nan
-        return search.compressed_speedup(cost)
+            return {}
+        estimates = {codec: search.compressed_speedup(compressed_share(codec), cost) for codec, cost in costs.items()}
+        return {codec: estimate for codec, estimate in estimates.items() if not math.isnan(estimate)}
 
     def _log(self, outcome: Outcome, is_confirmed: bool) -> None:
         _logger.info(

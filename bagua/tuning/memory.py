@@ -14,6 +14,7 @@ import math
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from bagua.env import read_text
 from bagua.tuning.outcome import Outcome, Remembered, Tried
 from bagua.tuning.setting import Setting
 
-SCHEMA = 1
+SCHEMA = 2
 _MAX_BYTES = 1 << 20  # a file of ours has some kilobytes
 _MAX_TEXT = 4000
 _MAX_NUMBER = 1e10  # of seconds since 1970, that is in the year 2286
@@ -64,8 +65,8 @@ class Answer:
         reason: in one line.
         tried: the default first.
         steps: that the search took.
-        compressed_speedup: estimated, of steps that send 8 bits an element, where no such algorithm was allowed; NaN:
-            not known, or it was.
+        compressed_speedups: by codec, estimated, of steps that send compressed gradients; those that are known, where
+            no other algorithm was allowed.
         found_at: seconds since 1970.
     """
 
@@ -75,7 +76,7 @@ class Answer:
     reason: str
     tried: tuple[Tried, ...]
     steps: int
-    compressed_speedup: float
+    compressed_speedups: Mapping[str, float]
     found_at: float
 
     def __str__(self) -> str:
@@ -88,9 +89,15 @@ class Answer:
         return Remembered(self.setting, step_s, exposed_s)
 
     @classmethod
-    def of(cls, outcome: Outcome, fingerprint: Fingerprint, steps: int, compressed_speedup: float = math.nan) -> Answer:
+    def of(
+        cls,
+        outcome: Outcome,
+        fingerprint: Fingerprint,
+        steps: int,
+        compressed_speedups: Mapping[str, float] | None = None,
+    ) -> Answer:
         chosen = outcome.setting, outcome.speedup, outcome.reason, outcome.tried
-        return cls(fingerprint, *chosen, steps, compressed_speedup, found_at=time.time())
+        return cls(fingerprint, *chosen, steps, compressed_speedups or {}, found_at=time.time())
 
     def as_json(self) -> dict[str, Any]:
         """Numbers that are not known are None."""
@@ -110,7 +117,7 @@ class Answer:
             "reason": self.reason,
             "tried": tried,
             "steps": self.steps,
-            "compressed_speedup": _or_none(self.compressed_speedup),
+            "compressed_speedups": dict(self.compressed_speedups),
             "found_at": self.found_at,
         }
 
@@ -143,7 +150,7 @@ class Answer:
                 _text(document["reason"]),
                 tried,
                 int(_number(document["steps"])),
-                _number_or_nan(document["compressed_speedup"]),
+                {_text(name): _positive(value) for name, value in document["compressed_speedups"].items()},
                 _number(document["found_at"]),
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:

@@ -128,18 +128,19 @@ class Search:
         except StopIteration as end:
             self.turns, self.outcome = [], end.value
 
-    def compressed_speedup(self, compression_s_per_byte: float) -> float:
-        """Of steps that send 8 bits instead of 32 for each element, compared with the default: an estimate from the
-        default algorithm's turns, with the same buckets. NaN: it cannot be estimated.
+    def compressed_speedup(self, share: float, compression_s_per_byte: float) -> float:
+        """Of steps that send fewer bytes, compared with the default: an estimate from the default algorithm's turns,
+        with the same buckets. NaN: it cannot be estimated.
 
         Args:
+            share: of the bytes that are sent then.
             compression_s_per_byte: what compressing takes on this device, see bagua.engine.compression_cost.
         """
         model = self._model([one for one in self._measured if one.algorithm == self._default.algorithm])
         link = None if model is None else model.link(self._default.algorithm)
         if model is None or link is None:
             return math.nan
-        compressed = Link(link.latency_s, link.s_per_byte / 4 + compression_s_per_byte)
+        compressed = Link(link.latency_s, link.s_per_byte * share + compression_s_per_byte)
         return model.step_s(self._default) / model.step_s(self._default, compressed)
 
     def _model(self, measured: Sequence[Setting]) -> CostModel | None:

@@ -27,6 +27,7 @@ from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
+from bagua.torch_api.algorithms.registry import resolve_algorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 from bagua.tuning import memory, outcome, search, setting
 
@@ -77,7 +78,8 @@ def _tuned(
 ) -> tuple[tuple[str, int | None], int]:
     """What was chosen, and after how many steps. A twin repeats the same plans by hand."""
     net, optimizer, twin, rank = begin_tuning()
-    rivals = {label: Algorithm.init(label) for label in allow}
+    allowed = [one if ":" not in one else ByteGradAlgorithm(codec=one.split(":")[1]) for one in allow]
+    rivals = {one.label: one for one in map(resolve_algorithm, allowed)}
     twin_optimizer = momentum(twin)
     data = batches(rank, STEPS, next(net.parameters()).device)
     with contextlib.ExitStack() as stack:
@@ -88,7 +90,7 @@ def _tuned(
                 return getattr(net_engine[0], attribute)
 
         stack.enter_context(played(Late(), folder, fast, rank))
-        net.with_bagua([optimizer], Algorithm.init(name), autotune=True, allow=allow)
+        net.with_bagua([optimizer], Algorithm.init(name), autotune=True, allow=allowed)
         net_engine.append(net.bagua_ddp)
         engine = net.bagua_ddp
         twin.with_bagua([twin_optimizer], Algorithm.init(name))
@@ -150,6 +152,12 @@ def test_the_fastest_is_found_with_the_losses_of_the_same_plans_by_hand(
     again = run_ranks(3 if allow else 2, _tuned, name, allow, fast, str(tmp_path), reuse=True)
     assert {result[0] for result in again} == {expected}
     assert again[0][1] < min(60, results[0][1])
+
+
+def test_codecs_are_chosen_where_they_are_allowed(tmp_path: Path) -> None:
+    allow, fast = ["bytegrad", "bytegrad:fp8_e4m3", "bytegrad:int4"], "bytegrad(codec='int4')"
+    results = run_ranks(3, _tuned, "gradient_allreduce", allow, (fast, None), str(tmp_path), reuse=True)
+    assert {result[0][0] for result in results} == {fast}
 
 
 def _tuned_on_nodes(fast: str, folder: str) -> str:
@@ -362,7 +370,7 @@ def test_a_file_that_is_no_answer_is_a_miss(tmp_path: Path, monkeypatch: Any, ca
     for text in (
         good[:-5],
         good.replace('"speedup": 1.5', '"speedup": "fast"'),
-        good.replace('"schema": 1', '"schema": 0'),
+        good.replace('"schema": 2', '"schema": 1'),
         good.replace("1048576", "-1"),
         good.replace("bytegrad", "byte\\u001bgrad"),
         good.replace('"speedup": 1.5', '"speedup": 1' + "0" * 400),

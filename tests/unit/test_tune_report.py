@@ -21,7 +21,9 @@ DEFAULT = Setting("gradient_allreduce", None, MIB)
 FAST = Setting("gradient_allreduce", 5 * MIB, None)
 
 
-def answer_of(chosen: Setting, exposed_s: float, compressed: float = math.nan, model: str = "Net abc") -> Answer:
+def answer_of(
+    chosen: Setting, exposed_s: float, compressed: dict[str, float] | None = None, model: str = "Net abc"
+) -> Answer:
     fingerprint = Fingerprint(model, "2 ranks on 2 nodes", "cpu, 2 CPUs", "gloo, eth0 at 10000 Mb/s", "all")
     speedup = 1.0 if chosen == DEFAULT else 1.25
     tried = (Tried(DEFAULT, 0.1, exposed_s, 0.06, 1.0, 9), Tried(FAST, 0.08, math.nan, math.nan, 0.8, 9))
@@ -35,7 +37,11 @@ def answer_of(chosen: Setting, exposed_s: float, compressed: float = math.nan, m
         (answer_of(DEFAULT, 0.05), "keep the default.*2.00x as fast"),
         (answer_of(FAST, 0.05), "keep gradient_allreduce, buckets of 5 MiB: 1.25x"),
         (answer_of(FAST, 0.05), "BAGUA_DEFAULT_BUCKET_SIZE=5M"),
-        (answer_of(FAST, 0.05, compressed=2.3), r'bytegrad would give about 2.3x \(estimated.*allow=\["bytegrad"\]'),
+        (answer_of(FAST, 0.05, {"int8": 2.3}), r'bytegrad would give about 2.3x \(estimated.*allow=\["bytegrad"\]'),
+        (
+            answer_of(FAST, 0.05, {"int8": 2.3, "int4": 2.6}),
+            r'int4 would give about 2.6x .*4 bits.*codec="int4"',
+        ),
     ],
 )
 def test_advice(answer: Answer, words: str) -> None:
@@ -44,11 +50,12 @@ def test_advice(answer: Answer, words: str) -> None:
 
 
 def test_an_estimate_that_promises_little_is_not_told() -> None:
-    assert not any("bytegrad" in line for line in advice(answer_of(FAST, 0.05, compressed=1.3)))
+    assert not any("bytegrad" in line for line in advice(answer_of(FAST, 0.05, {"int8": 1.3, "int4": 1.35})))
+    assert not any("int4" in line for line in advice(answer_of(FAST, 0.05, {"int8": 2.3, "int4": 2.4})))
 
 
 def test_what_compresses_already_is_not_told_to() -> None:
-    answer = answer_of(DEFAULT, 0.05, compressed=2.3)
+    answer = answer_of(DEFAULT, 0.05, {"int8": 2.3})
     default = dataclasses.replace(answer.tried[0], setting=Setting("bytegrad", None, MIB))
     compressed = dataclasses.replace(answer, setting=default.setting, tried=(default, *answer.tried[1:]))
     assert any("bytegrad would" in line for line in advice(answer))
