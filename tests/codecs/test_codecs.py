@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,25 @@ def test_names() -> None:
         get_codec("int9")
     with pytest.raises(TypeError, match=r"codec is 8\. Pass a name"):
         get_codec(8)  # type: ignore[arg-type]
+
+
+def test_the_table_of_the_page() -> None:
+    """docs/design/compression.md: bits and errors."""
+    page = Path(__file__).parents[2] / "docs/design/compression.md"
+    lines = [line for line in page.read_text().splitlines() if "|" in line]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines]
+    names = next(row[1:] for row in rows if set(row[1:]) == set(NAMES))
+    for name, bits, error in zip(
+        names,
+        next(row[1:] for row in rows if row[0].startswith("bits per element")),
+        next(row[1:] for row in rows if row[0].endswith("Gauss")),
+        strict=True,
+    ):
+        codec, source = get_codec(name), torch.randn(1 << 18, generator=torch.Generator().manual_seed(1))
+        compressed = codec.compress(source)
+        assert 8 * compressed.numel() / source.numel() == float(bits), name
+        distance = (codec.decompress(compressed, torch.empty_like(source)) - source).norm() / source.norm()
+        assert abs(100 * float(distance) - float(error.removesuffix(" %"))) < 0.05, name
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,7 @@ TOOLS = {
     "networks": ("measure.networks.tool", "what the plugin and the algorithms gain, network by network"),
     "convergence": ("measure.convergence.tool", "does every algorithm train as well as gradient all-reduce?"),
     "memory": ("measure.memory.tool", "what each algorithm needs beyond plain training, measured and as documented"),
-    "compression": ("measure.compression", "MinMaxUInt8 compared with a copy of the same bytes"),
+    "compression": ("measure.compression", "codecs compared with a copy of the same bytes"),
     "optimizers": ("measure.optimizers", "steps of optimizers, fused and not"),
     "balance": ("measure.balance", "samplers on samples with a heavy tail of lengths"),
     "cache": ("measure.cache", "samples per second of a DataLoader with and without a cache"),

@@ -1,5 +1,5 @@
-"""`measure compression`: MinMaxUInt8 compared with a copy of the same number of bytes: what share of the memory's rate
-is reached?
+"""`measure compression`: codecs compared with a copy of the same number of bytes: what share of the memory's rate is
+reached?
 
 The bytes of an operation are those that it must read and write once. The copy is torch's copy_ of half as many bytes,
 which it reads and writes, by the same number of threads; it takes turns with the operation. Buffers rotate, so that
@@ -10,6 +10,7 @@ Python one after the other, where the launches may take longer than the work.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -23,8 +24,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
-from bagua.kernels import minmax_uint8
-from bagua.net.bench.argument_types import byte_size, names_of, within
+from bagua.codecs import Codec, codec_names, get_codec
+from bagua.net.bench.argument_types import byte_size, names_of
 from bagua.net.bench.figures import figures
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.progress import Progress
@@ -94,7 +95,7 @@ def _label(name: str) -> Column[Row]:
 
 
 COLUMNS: tuple[Column[Row], ...] = (
-    *map(_label, ("threads", "operation", "elements", "dtype", "range", "tiling")),
+    *map(_label, ("threads", "codec", "operation", "elements", "dtype", "tiling")),
     Column("GB/s", "", lambda row: f"{row.moved_bytes / row.best_us / 1e3:.1f}"),
     Column(KERNEL, "us (of copy)", lambda row: row.text(KERNEL), optional=True),
     Column(CALL, "us (of copy)", lambda row: row.text(CALL)),
@@ -102,7 +103,7 @@ COLUMNS: tuple[Column[Row], ...] = (
 
 
 def parse_options(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of("compression", "MinMaxUInt8 compared with a copy of the same number of bytes.")
+    parser = parser_of("compression", "Codecs compared with a copy of the same number of bytes.")
 
     def counts(text: str) -> list[int]:
         found = [byte_size(one) for one in text.split(",")]
@@ -110,13 +111,11 @@ def parse_options(words: Sequence[str] | None = None) -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"{text!r} has a 0; give 1 or more")
         return found
 
-    def blocks(text: str) -> list[str]:
-        for one in text.split(","):
-            if one != "none":
-                within(int, 1, 1 << 30)(one)
-        return text.split(",")
-
     default = "cuda" if torch.cuda.is_available() else "cpu"
+    codecs = codec_names()
+    parser.add_argument(
+        "--codecs", type=names_of("codec", codecs), default=tuple(codecs), help=f"default: {','.join(codecs)}"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default, help="default: the GPU if any")
     parser.add_argument(
         "--elements", type=counts, default=counts("64K,1M,16M,64M"), help="sizes (default: 64K,1M,16M,64M)"
@@ -124,16 +123,13 @@ def parse_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--dtypes", type=names_of("dtype", list(_DTYPES)), default=tuple(_DTYPES), help="default f32,f16,bf16"
     )
-    parser.add_argument(
-        "--blocks", type=blocks, default=[str(minmax_uint8.BLOCK_ELEMENTS)], help="elements of a range, or none"
-    )
     parser.add_argument("--versions", type=counts, default=[2, 4, 8], help="of the step that reduces (default: 2,4,8)")
     parser.add_argument("--threads", type=counts, default=[1, os.cpu_count() or 1], help="on CPUs (default: 1 and all)")
     add_length(parser, rounds=15)
     parser.add_argument(
         "--fastest", action="store_true", help="the shortest time, not the median: for machines that others use, too"
     )
-    parser.add_argument("--tune", action="store_true", help="CUDA: try tiles and warps, print the best three")
+    parser.add_argument("--tune", action="store_true", help="CUDA: try tiles and warps of int8, print the best three")
     parser.add_argument(
         "--single-calls", action="store_true", help="CUDA: calls one at a time, launched directly and through Triton"
     )
@@ -157,38 +153,34 @@ def _rotation(bytes_of_one: int) -> int:
     return max(1, min(256, _ROTATING_BYTES // bytes_of_one))
 
 
-def operations(device: str, elements: int, dtype: torch.dtype, block: int | None) -> list[Operation]:
-    size = minmax_uint8.compressed_bytes(elements, block)
-    moved = elements * dtype.itemsize + size
+def operations(device: str, elements: int, dtype: torch.dtype, codec: Codec) -> list[Operation]:
+    moved = elements * dtype.itemsize + codec.compressed_bytes(elements)
     rotation = _rotation(moved)
     sources = [torch.randn(elements, device=device).to(dtype) for _ in range(rotation)]
-    packed = [minmax_uint8.compress(source, block_elements=block) for source in sources]
+    packed = [codec.compress(source) for source in sources]
     targets = [torch.empty_like(source) for source in sources]
 
     def compress(i: int) -> object:
-        return minmax_uint8.compress(sources[i % rotation], out=packed[i % rotation], block_elements=block)
+        return codec.compress(sources[i % rotation], out=packed[i % rotation])
 
     def decompress(i: int) -> object:
-        return minmax_uint8.decompress(packed[i % rotation], targets[i % rotation], block_elements=block)
+        return codec.decompress(packed[i % rotation], targets[i % rotation])
 
     return [Operation("compress", moved, compress), Operation("decompress", moved, decompress)]
 
 
-def reduction(device: str, elements: int, versions: int, block: int | None) -> Operation:
+def reduction(device: str, elements: int, versions: int, codec: Codec) -> Operation:
     """Of `elements` elements in all, as a rank of `versions` has it."""
     chunk = elements // versions
-    size = minmax_uint8.compressed_bytes(chunk, block)
+    size = codec.compressed_bytes(chunk)
     moved = (versions + 1) * size
     rotation = _rotation(moved)
-    received = [
-        minmax_uint8.compress(torch.randn(versions * chunk, device=device), versions, block_elements=block)
-        for _ in range(rotation)
-    ]
+    received = [codec.compress(torch.randn(versions * chunk, device=device), versions) for _ in range(rotation)]
     out = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(rotation)]
 
     def reduce(i: int) -> object:
         at = i % rotation
-        return minmax_uint8.decompress_reduce_compress(received[at], chunk, True, out[at], block_elements=block)
+        return codec.decompress_reduce_compress(received[at], chunk, True, out[at])
 
     return Operation(f"reduce {versions}", moved, reduce)
 
@@ -269,27 +261,27 @@ def measured(case: dict[str, Label], operation: Operation, given: argparse.Names
 
 def operations_of(given: argparse.Namespace) -> Iterator[tuple[dict[str, Label], Operation]]:
     """Each is made when the one before has been measured: all together may not fit into memory."""
-    for elements in given.elements:
-        for block in given.blocks:
-            size = None if block == "none" else int(block)
-            for dtype in given.dtypes:
-                for one in operations(given.device, elements, _DTYPES[dtype], size):
-                    yield {"operation": one.name, "elements": elements, "dtype": dtype, "range": block}, one
-            for versions in given.versions:
-                one = reduction(given.device, elements, versions, size)
-                yield {"operation": one.name, "elements": elements, "range": block}, one
+    for name, elements in itertools.product(given.codecs, given.elements):
+        codec = get_codec(name)
+        for dtype in given.dtypes:
+            for one in operations(given.device, elements, _DTYPES[dtype], codec):
+                yield {"codec": name, "operation": one.name, "elements": elements, "dtype": dtype}, one
+        for versions in given.versions:
+            one = reduction(given.device, elements, versions, codec)
+            yield {"codec": name, "operation": one.name, "elements": elements}, one
 
 
-def tilings_of(given: argparse.Namespace, block: Label) -> Iterator[str]:
+def tilings_of(given: argparse.Namespace, codec: Label) -> Iterator[str]:
     """Sets every tiling that is sensible, and names it."""
-    if not given.tune or not str(block).isdecimal():
+    if not given.tune or codec != "int8":
         yield ""
         return
     from bagua.kernels import minmax_uint8_triton as launcher
+    from bagua.kernels.minmax_uint8 import BLOCK_ELEMENTS
 
     for tile in _TILES:
         for warps in _WARPS:
-            if tile >= int(str(block)) and 8 <= tile // (32 * warps) <= 64:
+            if tile >= BLOCK_ELEMENTS and 8 <= tile // (32 * warps) <= 64:
                 launcher.TILE_ELEMENTS = tile
                 launcher.WARPS = warps
                 launcher._steps.cache_clear()
@@ -304,23 +296,22 @@ def rows_of(given: argparse.Namespace, progress: Progress) -> Iterator[Row]:
             more: dict[str, Label] = {"threads": threads} if threads else {}
             found = [
                 measured({**case, **more, **({"tiling": tiling} if tiling else {})}, operation, given, progress)
-                for tiling in tilings_of(given, case["range"])
+                for tiling in tilings_of(given, case["codec"])
             ]
             yield from sorted(found, key=lambda row: row.best_us)[: _SHOWN_TILINGS if given.tune else None]
 
 
 def single_calls_of(given: argparse.Namespace) -> Iterator[tuple[str, Call, Call]]:
     """(description, operation, copy of the same bytes)."""
-    for elements in given.elements:
-        for dtype in given.dtypes:
-            for one in operations("cuda", elements, _DTYPES[dtype], minmax_uint8.BLOCK_ELEMENTS):
-                yield f"{one.name} {dtype} {elements}", one.call, copy("cuda", one.moved_bytes)
+    for name, elements, dtype in itertools.product(given.codecs, given.elements, given.dtypes):
+        for one in operations("cuda", elements, _DTYPES[dtype], get_codec(name)):
+            yield f"{name} {one.name} {dtype} {elements}", one.call, copy("cuda", one.moved_bytes)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     given = parse_options(words)
     where = describe_machine().caption() if given.device == "cpu" else torch.cuda.get_device_name()
-    heading = f"MinMaxUInt8 compared with a copy of the same bytes; {where}, torch {torch.__version__}"
+    heading = f"Codecs compared with a copy of the same bytes; {where}, torch {torch.__version__}"
     if given.single_calls:
         from measure.compression_calls import table
 
@@ -329,7 +320,7 @@ def main(words: Sequence[str] | None = None) -> int:
     with Progress(0, quiet=not sys.stderr.isatty()) as progress:
         rows = list(rows_of(given, progress))
     return Report(
-        title=f"8-bit compression, {given.device}",
+        title=f"Compression, {given.device}",
         heading=heading,
         table=render_rows(rows, COLUMNS),
         figures=[figure for row in rows for figure in row.figures()],

@@ -1,4 +1,4 @@
-"""What one call of MinMaxUInt8 costs from Python, its launch included: launched directly, and through Triton.
+"""What one call of a codec costs from Python, its launch included: launched directly, and through Triton.
 
 The device is idle when a call begins, as before the first bucket of a step. A time is that between two CUDA events
 around the call; `host` is how long the call kept the host. A copy and both ways to launch take turns.
@@ -21,7 +21,7 @@ def table(operations: Iterable[tuple[str, Call, Call]], rounds: int) -> Iterator
 
     direct = KernelLaunch.__call__
     ways = ("copy", "direct", "triton")
-    yield f"{'us: device (host)':>28}" + "".join(f"{way:>24}" for way in ways)
+    yield f"{'us: device (host)':>36}" + "".join(f"{way:>24}" for way in ways)
     for description, operation, copy in operations:
         times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
         for turn in range(rounds + 10):
@@ -34,7 +34,7 @@ def table(operations: Iterable[tuple[str, Call, Call]], rounds: int) -> Iterator
         device = {way: statistics.median(one for one, _ in times[way]) for way in ways}
         host = {way: statistics.median(one for _, one in times[way]) for way in ways}
         cells = [f"{device[way]:.1f} ({host[way]:.1f}) {device[way] / device['copy']:.2f} x" for way in ways]
-        yield f"{description:>28}" + "".join(f"{cell:>24}" for cell in cells)
+        yield f"{description:>36}" + "".join(f"{cell:>24}" for cell in cells)
 
 
 def _measure(call: Call, turn: int) -> tuple[float, float]:
