@@ -51,7 +51,7 @@ class BaguaBucket(Bucket):
         """
         if compression is not None:
             chosen = _group_or_default(group)
-            compressed = CompressedAllReduce(chosen, average, hierarchical, self._everybody(chosen), compression)
+            compressed = CompressedAllReduce(chosen, average, hierarchical, self.everybody(chosen), compression)
             compressed.check(self.flattened_tensor(), f"bucket {self.name!r}")
             self.append_op(compressed)
             return self
@@ -59,17 +59,17 @@ class BaguaBucket(Bucket):
             raise ValueError("scattergather and hierarchical exclude each other without compression; choose one")
         chosen = _group_or_default(group)
         if scattergather:
-            self.append_op(ScatterGatherAllReduce(self._everybody(chosen), average))
+            self.append_op(ScatterGatherAllReduce(self.everybody(chosen), average))
         elif hierarchical and len(chosen.topology.nodes) > 1:
             self.append_op(HierarchicalAllReduce(chosen, average))
         elif goes_directly(self.flattened_tensor(), chosen.size):
-            self.append_op(DirectAllReduce(self._everybody(chosen), average))
+            self.append_op(DirectAllReduce(self.everybody(chosen), average))
         else:
             # On CPU the communicator of the large buckets, too: the thread that sends those may run this as well.
-            self.append_op(AllReduce(self._everybody(chosen), average, self.device, self.dtype))
+            self.append_op(AllReduce(self.everybody(chosen), average, self.device, self.dtype))
         return self
 
-    def _everybody(self, group: BaguaProcessGroup) -> BaguaCommunicator:
+    def everybody(self, group: BaguaProcessGroup) -> BaguaCommunicator:
         """For an operation that the communication thread may run, while others use the group. With CUDA there is no
         such thread: the order in which kernels are queued is the same on all ranks."""
         on_thread = self.device.type == "cpu" and group.size > 1

@@ -59,7 +59,7 @@ class Case:
 
     def on_nodes(self) -> Case:
         """With a hierarchy of nodes, where the algorithm has one."""
-        has_none = self.is_async or self.name in ("local_sgd", "streaming_diloco")
+        has_none = self.is_async or self.name in ("local_sgd", "streaming_diloco", "powersgd")
         return self if has_none else self.with_options(hierarchical=True)
 
     def optimizer(self, module: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
@@ -102,6 +102,7 @@ CASES = (
     Case("async", {"sync_interval_ms": 1}, equal=True, deterministic=False),
     Case("local_sgd", {"sync_every": 2}),
     Case("streaming_diloco", {"sync_every": 2, "outer_optimizer": outer_sgd}),
+    Case("powersgd", {"rank": 1}, equal=True),
 )
 NAMES = tuple(dict.fromkeys(case.name for case in CASES))
 OLD_NAMES = NAMES[:6]  # of Bagua 0.9

@@ -10,6 +10,7 @@ from bagua.torch_api.algorithms import (
     gradient_allreduce,
     local_steps,
     low_precision_decentralized,
+    powersgd,
     q_adam,
 )
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
@@ -27,6 +28,7 @@ __all__ = [
     "gradient_allreduce",
     "local_steps",
     "low_precision_decentralized",
+    "powersgd",
     "q_adam",
 ]
 
@@ -35,6 +37,9 @@ GlobalAlgorithmRegistry.register(
 )
 GlobalAlgorithmRegistry.register(
     "bytegrad", bytegrad.ByteGradAlgorithm, "the mean of all ranks' gradients, sent as a byte per element"
+)
+GlobalAlgorithmRegistry.register(
+    "powersgd", powersgd.PowerSGDAlgorithm, "the mean of all ranks' gradients, sent as two factors of low rank"
 )
 GlobalAlgorithmRegistry.register(
     "qadam", q_adam.QAdamAlgorithm, "Adam; after warm-up its momentum is averaged, sent as a byte per element"
