@@ -92,6 +92,10 @@ CHOICE: dict[str, Sequence[str]] = {
     ],
     "rank_failure": ["test_survivors_name_the_rank_that_died[with_bagua-backward-False]"],
     "buckets": ["test_operations_on_other_dtypes[scattergather-dtype1]"],
+    "powersgd": [
+        "test_steps_are_those_of_torchs_hook",
+        "test_a_mean_of_low_rank_is_exact_and_an_overflow_is_forgotten",
+    ],
     "bytegrad": [
         "test_weights_are_those_of_the_formula_on_one_node[2]",
         "test_weights_are_those_of_the_formula_on_two_nodes[two nodes of two-wrapper]",

@@ -132,6 +132,7 @@ CASES: dict[str, Case] = {
         Case(BASELINE, "gradient_allreduce"),
         *_with_codecs("bytegrad"),
         *_with_codecs(ERROR_FEEDBACK),
+        Case("powersgd", "powersgd", {"rank": 4}),
         Case("decentralized", "decentralized", _FLAT, replicas_differ=True),
         Case(
             "decentralized-shift_one",
