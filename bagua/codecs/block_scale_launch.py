@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bagua.codecs import block_scale_triton
 from bagua.kernels.minmax_uint8_triton_launch import ALIGNMENT, KernelLaunch
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def _aligned(compressed: Tensor) -> Tensor:
     return compressed if compressed.data_ptr() % ALIGNMENT == 0 else compressed.clone()
 
 
-def _hardware(codec: BlockScaleCodec, device: int) -> bool | None:
-    """What the kernels are told about the device; None: they do not ask."""
-    return _converts_fp8(device) if codec.has_fp8_codes else None
+def _hardware(codec: BlockScaleCodec, device: int) -> bool:
+    """Whether the device converts the codes."""
+    return codec.has_fp8_codes and _converts_fp8(device)
 
 
 @functools.cache
@@ -85,10 +86,6 @@ def _tiling(layout: BlockLayout) -> tuple[int, int, dict[str, int | None]]:
     return rows, -(-layout.blocks // rows), {"num_warps": WARPS, "enable_fp_fusion": False}
 
 
-def _constants(hardware: bool | None, **constants: float) -> dict[str, float]:
-    return constants if hardware is None else {**constants, "HARDWARE": hardware}
-
-
 @functools.lru_cache(maxsize=4096)
 def _compress(
     kernels: str,
@@ -96,12 +93,19 @@ def _compress(
     unit: float,
     chunks: int,
     dtype: torch.dtype,  # noqa: ARG001 (in the key)
-    hardware: bool | None,
+    hardware: bool,
 ) -> KernelLaunch:
     rows, groups, options = _tiling(layout)
     arguments = (layout.elements, layout.blocks, groups, layout.header_bytes, layout.total_bytes)
-    constants = _constants(hardware, ROWS=rows, UNIT=unit)
-    return KernelLaunch(_module(kernels).compress_blocks, (groups * chunks,), arguments, constants, options)
+    constants = {
+        "TILE": _module(kernels).compress_tile,
+        "BLOCK": layout.block,
+        "PAYLOAD": layout.payload,
+        "ROWS": rows,
+        "UNIT": unit,
+        "HARDWARE": hardware,
+    }
+    return KernelLaunch(block_scale_triton.compress_blocks, (groups * chunks,), arguments, constants, options)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -111,19 +115,30 @@ def _decompress(
     chunks: int,
     dtype: torch.dtype,  # noqa: ARG001 (in the key)
     accumulate: bool,
-    hardware: bool | None,
+    hardware: bool,
 ) -> KernelLaunch:
     rows, groups, options = _tiling(layout)
     arguments = (layout.elements, layout.blocks, groups, layout.header_bytes, layout.total_bytes)
-    constants = _constants(hardware, ROWS=rows, ACCUMULATE=accumulate)
-    return KernelLaunch(_module(kernels).decompress_blocks, (groups * chunks,), arguments, constants, options)
+    constants = {
+        "TILE": _module(kernels).decompress_tile,
+        "BLOCK": layout.block,
+        "ROWS": rows,
+        "ACCUMULATE": accumulate,
+        "HARDWARE": hardware,
+    }
+    return KernelLaunch(block_scale_triton.decompress_blocks, (groups * chunks,), arguments, constants, options)
 
 
 @functools.lru_cache(maxsize=4096)
-def _sum(
-    kernels: str, layout: BlockLayout, unit: float, versions: int, average: bool, hardware: bool | None
-) -> KernelLaunch:
+def _sum(kernels: str, layout: BlockLayout, unit: float, versions: int, average: bool, hardware: bool) -> KernelLaunch:
     rows, groups, options = _tiling(layout)
     arguments = (layout.blocks, layout.header_bytes, layout.total_bytes, 1.0 / versions if average else 1.0)
-    constants = _constants(hardware, ROWS=rows, UNIT=unit, VERSIONS=versions)
-    return KernelLaunch(_module(kernels).sum_blocks, (groups,), arguments, constants, options)
+    constants = {
+        "TILE": _module(kernels).sum_tile,
+        "PAYLOAD": layout.payload,
+        "ROWS": rows,
+        "UNIT": unit,
+        "VERSIONS": versions,
+        "HARDWARE": hardware,
+    }
+    return KernelLaunch(block_scale_triton.sum_blocks, (groups,), arguments, constants, options)

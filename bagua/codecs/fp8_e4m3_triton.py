@@ -13,7 +13,6 @@ from bagua.codecs.block_scale_triton import (
     load_scales,
     scale_of,
     store,
-    store_padding,
     store_scales,
 )
 
@@ -51,6 +50,12 @@ def numbers_of(codes, HARDWARE: tl.constexpr):
 
 
 @triton.jit
+def _local(ROWS: tl.constexpr):
+    """Elements of a tile, [ROWS, BLOCK]."""
+    return tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+
+
+@triton.jit
 def _write(values, chunk_at, header_bytes, start, local, rows, rows_mask, UNIT: tl.constexpr,
            HARDWARE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """fp32 [ROWS, BLOCK] -> codes and scales."""
@@ -62,45 +67,23 @@ def _write(values, chunk_at, header_bytes, start, local, rows, rows_mask, UNIT: 
 
 
 @triton.jit
-def _compress_tile(
-    values_at, left, chunk_at, header_bytes, start, local, rows, rows_mask,
-    UNIT: tl.constexpr, HARDWARE: tl.constexpr, MASKED: tl.constexpr,
+def compress_tile(
+    values_at, left, chunk_at, header_bytes, row, rows, rows_mask, ROWS: tl.constexpr, UNIT: tl.constexpr,
+    HARDWARE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
+    local = _local(ROWS)
     values = load(values_at + local, local < left, MASKED).to(tl.float32)
-    _write(values, chunk_at, header_bytes, start, local, rows, rows_mask, UNIT, HARDWARE, MASKED)
+    _write(values, chunk_at, header_bytes, row.to(tl.int64) * BLOCK, local, rows, rows_mask, UNIT, HARDWARE, MASKED)
 
 
 @triton.jit
-def compress_blocks(
-    source, out, elements, blocks, groups, header_bytes, stride,
-    ROWS: tl.constexpr, UNIT: tl.constexpr, HARDWARE: tl.constexpr,
+def decompress_tile(
+    target_at, left, chunk_at, header_bytes, row, rows, rows_mask, ROWS: tl.constexpr, ACCUMULATE: tl.constexpr,
+    HARDWARE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One program for each tile."""
-    program = tl.program_id(0)
-    row = program % groups * ROWS
-    chunk = (program // groups).to(tl.int64)
-    rows = row + tl.arange(0, ROWS)
-    rows_mask = rows < blocks
-    start = row.to(tl.int64) * BLOCK
-    local = tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    values_at = source + (chunk * elements + start)
-    chunk_at = out + chunk * stride
-    left = elements - start
-    if left >= ROWS * BLOCK:
-        _compress_tile(values_at, left, chunk_at, header_bytes, start, local, rows, rows_mask, UNIT, HARDWARE, False)
-    else:
-        _compress_tile(values_at, left, chunk_at, header_bytes, start, local, rows, rows_mask, UNIT, HARDWARE, True)
-    if row + ROWS >= blocks:
-        store_padding(chunk_at, blocks, header_bytes, stride, BLOCK)
-
-
-@triton.jit
-def _decompress_tile(
-    target_at, left, chunk_at, header_bytes, start, local, rows, rows_mask,
-    ACCUMULATE: tl.constexpr, HARDWARE: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+    local = _local(ROWS)
     scales = load_scales(chunk_at, rows, rows_mask, MASKED)
-    codes = load(chunk_at + header_bytes + start + local, rows_mask[:, None], MASKED)
+    codes = load(chunk_at + header_bytes + row.to(tl.int64) * BLOCK + local, rows_mask[:, None], MASKED)
     values = numbers_of(codes, HARDWARE) * scales[:, None]
     pointers = target_at + local
     if ACCUMULATE:
@@ -109,36 +92,12 @@ def _decompress_tile(
 
 
 @triton.jit
-def decompress_blocks(
-    compressed, target, elements, blocks, groups, header_bytes, stride,
-    ROWS: tl.constexpr, ACCUMULATE: tl.constexpr, HARDWARE: tl.constexpr,
+def sum_tile(
+    received, out, factor, header_bytes, stride, row, rows, rows_mask,
+    ROWS: tl.constexpr, UNIT: tl.constexpr, VERSIONS: tl.constexpr, HARDWARE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One program for each tile."""
-    program = tl.program_id(0)
-    row = program % groups * ROWS
-    chunk = (program // groups).to(tl.int64)
-    rows = row + tl.arange(0, ROWS)
-    rows_mask = rows < blocks
+    local = _local(ROWS)
     start = row.to(tl.int64) * BLOCK
-    local = tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    target_at = target + (chunk * elements + start)
-    chunk_at = compressed + chunk * stride
-    left = elements - start
-    if left >= ROWS * BLOCK:
-        _decompress_tile(
-            target_at, left, chunk_at, header_bytes, start, local, rows, rows_mask, ACCUMULATE, HARDWARE, False
-        )
-    else:
-        _decompress_tile(
-            target_at, left, chunk_at, header_bytes, start, local, rows, rows_mask, ACCUMULATE, HARDWARE, True
-        )
-
-
-@triton.jit
-def _sum_tile(
-    received, out, factor, header_bytes, stride, start, local, rows, rows_mask,
-    UNIT: tl.constexpr, VERSIONS: tl.constexpr, HARDWARE: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
     codes_at = received + (header_bytes + start)
     total = tl.zeros(local.shape, tl.float32)
     if VERSIONS <= 4:
@@ -165,24 +124,3 @@ def _sum_tile(
             total = tl.fma(numbers_of(one_codes, HARDWARE), tl.broadcast_to(one_scales[:, None], local.shape), total)
         total = tl.fma(numbers_of(next_codes, HARDWARE), tl.broadcast_to(next_scales[:, None], local.shape), total)
     _write(total * factor, out, header_bytes, start, local, rows, rows_mask, UNIT, HARDWARE, MASKED)
-
-
-@triton.jit
-def sum_blocks(
-    received, out, blocks, header_bytes, stride, factor,
-    ROWS: tl.constexpr, UNIT: tl.constexpr, VERSIONS: tl.constexpr, HARDWARE: tl.constexpr,
-):  # fmt: skip
-    """Versions of one chunk -> their sum times `factor`. One program for each tile."""
-    row = tl.program_id(0) * ROWS
-    rows = row + tl.arange(0, ROWS)
-    rows_mask = rows < blocks
-    start = row.to(tl.int64) * BLOCK
-    local = tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    if row + ROWS <= blocks:
-        _sum_tile(received, out, factor, header_bytes, stride, start, local, rows, rows_mask,
-                  UNIT, VERSIONS, HARDWARE, False)  # fmt: skip
-    else:
-        _sum_tile(received, out, factor, header_bytes, stride, start, local, rows, rows_mask,
-                  UNIT, VERSIONS, HARDWARE, True)  # fmt: skip
-    if row + ROWS >= blocks:
-        store_padding(out, blocks, header_bytes, stride, BLOCK)

@@ -2,11 +2,12 @@
 
 Compression and decompression work on bytes: a tile of [ROWS, 16], whose lower halves are one tile of elements and whose
 upper halves another. Sums work on words, [ROWS, 4] of eight levels each: a level becomes a float by two instructions
-(`_level`), and a word is made of eight rounded floats by an addition each (`_word`).
+(`_level`), and a word is made of eight rounded floats by an addition each (`_word`). HARDWARE has no meaning here.
 """
 
 # Triton reads the sources of these functions; their arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# ruff: noqa: ARG001 (HARDWARE)
 
 import triton
 import triton.language as tl
@@ -17,7 +18,6 @@ from bagua.codecs.block_scale_triton import (
     load_scales,
     scale_of,
     store,
-    store_padding,
     store_scales,
 )
 
@@ -44,9 +44,9 @@ def _rounded(values, inverse):
 
 
 @triton.jit
-def _compress_tile(
+def compress_tile(
     values_at, left, chunk_at, header_bytes, row, rows, rows_mask, ROWS: tl.constexpr, UNIT: tl.constexpr,
-    MASKED: tl.constexpr,
+    HARDWARE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     columns = _columns(values_at.dtype.element_ty.primitive_bitwidth)
     local = tl.arange(0, ROWS)[:, None] * BLOCK + columns
@@ -62,29 +62,6 @@ def _compress_tile(
 
 
 @triton.jit
-def compress_blocks(
-    source, out, elements, blocks, groups, header_bytes, stride,
-    ROWS: tl.constexpr, UNIT: tl.constexpr,
-):  # fmt: skip
-    """One program for each tile."""
-    program = tl.program_id(0)
-    row = program % groups * ROWS
-    chunk = (program // groups).to(tl.int64)
-    rows = row + tl.arange(0, ROWS)
-    rows_mask = rows < blocks
-    start = row.to(tl.int64) * BLOCK
-    values_at = source + (chunk * elements + start)
-    chunk_at = out + chunk * stride
-    left = elements - start
-    if left >= ROWS * BLOCK:
-        _compress_tile(values_at, left, chunk_at, header_bytes, row, rows, rows_mask, ROWS, UNIT, False)
-    else:
-        _compress_tile(values_at, left, chunk_at, header_bytes, row, rows, rows_mask, ROWS, UNIT, True)
-    if row + ROWS >= blocks:
-        store_padding(chunk_at, blocks, header_bytes, stride, PAYLOAD)
-
-
-@triton.jit
 def _store_elements(numbers, scales, pointers, mask, ACCUMULATE: tl.constexpr, MASKED: tl.constexpr):
     """Numbers: the bits of 2^23 + 8 + level."""
     values = (numbers.to(tl.float32, bitcast=True) - ZERO) * scales[:, None]
@@ -94,9 +71,9 @@ def _store_elements(numbers, scales, pointers, mask, ACCUMULATE: tl.constexpr, M
 
 
 @triton.jit
-def _decompress_tile(
+def decompress_tile(
     target_at, left, chunk_at, header_bytes, row, rows, rows_mask, ROWS: tl.constexpr, ACCUMULATE: tl.constexpr,
-    MASKED: tl.constexpr,
+    HARDWARE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     columns = _columns(target_at.dtype.element_ty.primitive_bitwidth)
     scales = load_scales(chunk_at, rows, rows_mask, MASKED)
@@ -106,27 +83,6 @@ def _decompress_tile(
     low, high = (codes & 0xF) | INTEGERS_BITS, (codes >> 4) | INTEGERS_BITS
     _store_elements(low, scales, target_at + local, local < left, ACCUMULATE, MASKED)
     _store_elements(high, scales, target_at + 16 + local, local + 16 < left, ACCUMULATE, MASKED)
-
-
-@triton.jit
-def decompress_blocks(
-    compressed, target, elements, blocks, groups, header_bytes, stride,
-    ROWS: tl.constexpr, ACCUMULATE: tl.constexpr,
-):  # fmt: skip
-    """One program for each tile."""
-    program = tl.program_id(0)
-    row = program % groups * ROWS
-    chunk = (program // groups).to(tl.int64)
-    rows = row + tl.arange(0, ROWS)
-    rows_mask = rows < blocks
-    start = row.to(tl.int64) * BLOCK
-    target_at = target + (chunk * elements + start)
-    chunk_at = compressed + chunk * stride
-    left = elements - start
-    if left >= ROWS * BLOCK:
-        _decompress_tile(target_at, left, chunk_at, header_bytes, row, rows, rows_mask, ROWS, ACCUMULATE, False)
-    else:
-        _decompress_tile(target_at, left, chunk_at, header_bytes, row, rows, rows_mask, ROWS, ACCUMULATE, True)
 
 
 @triton.jit
@@ -162,9 +118,9 @@ def _word(totals, inverse):
 
 
 @triton.jit
-def _sum_tile(
+def sum_tile(
     received, out, factor, header_bytes, stride, row, rows, rows_mask,
-    ROWS: tl.constexpr, UNIT: tl.constexpr, VERSIONS: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, UNIT: tl.constexpr, VERSIONS: tl.constexpr, HARDWARE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     local = tl.arange(0, ROWS)[:, None] * 4 + tl.arange(0, 4)[None, :]
     first = header_bytes + row.to(tl.int64) * PAYLOAD
@@ -198,20 +154,3 @@ def _sum_tile(
     word = tl.where(finite[:, None], _word(means, inverse), 0)
     store((out + first).to(tl.pointer_type(tl.int32)) + local, word, rows_mask[:, None], MASKED)
     store_scales(out, rows, bits, rows_mask, MASKED)
-
-
-@triton.jit
-def sum_blocks(
-    received, out, blocks, header_bytes, stride, factor,
-    ROWS: tl.constexpr, UNIT: tl.constexpr, VERSIONS: tl.constexpr,
-):  # fmt: skip
-    """Versions of one chunk -> their sum times `factor`. One program for each tile."""
-    row = tl.program_id(0) * ROWS
-    rows = row + tl.arange(0, ROWS)
-    rows_mask = rows < blocks
-    if row + ROWS <= blocks:
-        _sum_tile(received, out, factor, header_bytes, stride, row, rows, rows_mask, ROWS, UNIT, VERSIONS, False)
-    else:
-        _sum_tile(received, out, factor, header_bytes, stride, row, rows, rows_mask, ROWS, UNIT, VERSIONS, True)
-    if row + ROWS >= blocks:
-        store_padding(out, blocks, header_bytes, stride, PAYLOAD)

@@ -49,7 +49,7 @@ class KernelLaunch:
         kernel: Any,
         grid: tuple[int, ...],
         arguments: tuple[float, ...],
-        constants: dict[str, float],
+        constants: dict[str, Any],
         options: dict[str, int | None],
     ) -> None:
         self._kernel = kernel

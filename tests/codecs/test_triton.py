@@ -22,8 +22,7 @@ from bagua.codecs.portable import PortableCodec
 PROGRAM = Path(__file__).with_name("triton_interpreter.py")
 KERNELS = {
     "bf16_triton": ("compress_tiles", "decompress_tiles", "sum_tiles"),
-    "fp8_e4m3_triton": ("compress_blocks", "decompress_blocks", "sum_blocks"),
-    "int4_triton": ("compress_blocks", "decompress_blocks", "sum_blocks"),
+    "block_scale_triton": ("compress_blocks", "decompress_blocks", "sum_blocks"),
 }
 
 
