@@ -109,5 +109,5 @@ class PowerSGD(PrescaledOp):
             return list(parts)
         flat = torch.cat([part.flatten() for part in parts])
         sum_over_ranks(flat, self._communicator)
-        sums = flat.split([part.numel() for part in parts])
+        sums = torch.split(flat, [part.numel() for part in parts])
         return [one.view(part.shape) for one, part in zip(sums, parts, strict=True)]

@@ -88,7 +88,7 @@ class PowerSGDAlgorithm(Algorithm):
     """
 
     def __init__(self, rank: int = 4) -> None:
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        if type(rank) is not int or rank < 1:
             raise ValueError(f"rank={rank!r}: must be a whole number of at least 1")
         self.rank = rank
 
