@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as judge
 
 from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.data_parallel import DistributedDataParallel
 
 RANK, STEPS = 2, 6
 
@@ -133,6 +134,19 @@ def test_a_mean_of_low_rank_is_exact_and_an_overflow_is_forgotten(rank: int, dev
             assert got.isnan().all(), "on all ranks"
         else:
             assert float((got - mean).abs().max()) < 1e-4 * float(mean.abs().max()), step
+    check_ranks_equal(net)
+
+
+@on_ranks(2)
+def test_a_rank_may_run_out_of_inputs(rank: int, device: torch.device) -> None:
+    net = _net(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    model = DistributedDataParallel(net, optimizers=[optimizer], algorithm=Algorithm.init("powersgd", rank=1))
+    with model.join():
+        for step in range(2 + 3 * rank):
+            optimizer.zero_grad()
+            _loss(model, rank, step, device).backward()
+            optimizer.step()
     check_ranks_equal(net)
 
 
