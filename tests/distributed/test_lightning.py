@@ -61,7 +61,16 @@ def test_gradient_all_reduce_is_ddp(tmp_path: Path, options: dict[str, Any]) -> 
 
 # --- algorithms and checkpoints --------------------------------------------------------------------------------------
 
-ALGORITHMS = ("bytegrad", "qadam", "decentralized", "low_precision_decentralized")
+# With their options. The checkpoint is of step 4, in the middle of a round of local steps and of an exchange.
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "bytegrad": {},
+    "qadam": {},
+    "decentralized": {},
+    "low_precision_decentralized": {},
+    "local_sgd": {"sync_every": 3},
+    "streaming_diloco": {"sync_every": 6, "delay": 2},
+}
+REPLICAS_DIFFER = tuple(name for name in ALGORITHMS if name not in ("bytegrad", "qadam"))
 
 
 @on_ranks(2, lightning=True, joined=False)
@@ -80,13 +89,13 @@ def test_resumed_runs_end_where_others_do(tmp_path: Path) -> None:
             if trainer.current_epoch == 0:
                 trainer.save_checkpoint(self.path)
 
-    for name in ALGORITHMS:
+    for name, options in ALGORITHMS.items():
         path = f"{folder}/{name}.ckpt"
 
-        def train(ckpt_path: str | None, name: str = name, path: str = path) -> Any:
+        def train(ckpt_path: str | None, name: str = name, path: str = path, options: dict[str, Any] = options) -> Any:
             pl.seed_everything(3, verbose=False)
             net = module_class(pl)("qadam" if name == "qadam" else "adam")
-            trainer = trainer_of(pl, BaguaStrategy(algorithm=name), folder, callbacks=[Save(path)])
+            trainer = trainer_of(pl, BaguaStrategy(algorithm=name, **options), folder, callbacks=[Save(path)])
             trainer.fit(net, loader(), ckpt_path=ckpt_path)
             assert trainer.strategy.model is net
             assert not net.bagua_ddp.is_attached
@@ -97,7 +106,7 @@ def test_resumed_runs_end_where_others_do(tmp_path: Path) -> None:
         assert torch.equal(torch.stack(again.losses), torch.stack(whole.losses[len(again.losses) :])), name
         assert all(torch.equal(again.state_dict()[key], value) for key, value in whole.state_dict().items()), name
         own = Path(f"{path}.rank1").exists()
-        assert own == (name in ("decentralized", "low_precision_decentralized"))
+        assert own == (name in REPLICAS_DIFFER)
     # Where another algorithm goes on, all ranks begin with the weights of rank 0, though each has a file.
     path = f"{folder}/decentralized.ckpt"
     net = module_class(pl)()
