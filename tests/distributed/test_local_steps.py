@@ -110,6 +110,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[int, int, int, float], Any]] = [
     ("streaming_diloco", {"sync_every": 4}, (2, 2, 0, 0.0), "sgd"),
     ("streaming_diloco", {"sync_every": 6, "fragments": 3, "delay": 1, "alpha": 0.25}, (2, 3, 1, 0.25), "sgd"),
     ("streaming_diloco", {"sync_every": 3, "fragments": 1, "delay": 2, "alpha": 0.5}, (3, 1, 2, 0.5), "sgd"),
+    ("streaming_diloco", {"sync_every": 6, "delay": 1, "alpha": 1.0}, (3, 2, 1, 1.0), "sgd"),
 ]
 
 
@@ -167,6 +168,9 @@ def _formulas() -> None:
                 parameters = dict(model.named_parameters())
                 for key in last:
                     assert are_equal(parameters[key]), f"{name}: {key} is not the same bits on all ranks"
+        stats = model.bagua_ddp.stats()
+        assert stats.steps == reference.rounds
+        assert stats.nbytes in [sum(4 * model.get_parameter(key).numel() for key in part) for part in fragments]
 
 
 def _codecs() -> None:
