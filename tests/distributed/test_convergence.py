@@ -35,6 +35,8 @@ BYTES_PER_PARAMETER = {
     "error_feedback": (1, 1.05),
     "decentralized": (4, 4),
     "async": (0.1, 100),
+    # 18 of 60 steps are those of gradient all-reduce; then two rounds, and what wrapping broadcasts.
+    "diloco-started": (1.3, 1.5),
 }
 
 
@@ -118,7 +120,7 @@ def test_bytes_are_counted() -> None:
 @pytest.mark.timeout(240)
 def test_algorithms_train_from_the_same_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     details, result, plot = tmp_path / "details.json", tmp_path / "convergence.json", tmp_path / "curves.png"
-    words = ["--device", "cpu", "--tasks", "digits", "--algorithms", "bytegrad,error_feedback,decentralized,async"]
+    words = ["--device", "cpu", "--tasks", "digits", "--algorithms", ",".join(BYTES_PER_PARAMETER)]
     words += ["--seeds", "1", "--steps", "60", "--details", str(details), "--json", str(result), "--plot", str(plot)]
     from measure.convergence import tool
 
@@ -136,7 +138,8 @@ def test_algorithms_train_from_the_same_start(tmp_path: Path, capsys: pytest.Cap
         assert least <= one["curve_bytes"][-1] / one["steps"] / DIGITS_PARAMETERS <= most, one
         assert one["curve_loss"][-1] == one["test_loss"] < one["curve_loss"][0] / 2, one
         # async has ended with a mean.
-        assert (0 < one["spread"] < 1e-2) if one["case"] == "decentralized" else one["spread"] == 0, one
+        differ = one["case"] in ("decentralized", "diloco-started")
+        assert (0 < one["spread"] < 1e-2) if differ else one["spread"] == 0, one
     verdicts = {row["case"]: row["verdict"] for row in document["summary"]}
     # So few steps are no training to the end: whether an algorithm holds is not asked here.
     assert verdicts.pop("gradient_allreduce") == ""

@@ -71,6 +71,15 @@ TASKS: dict[str, TaskSettings] = {
         "sources of Python's standard library, a GPT of 137,000 parameters predicts the next byte",
         steps=1000,
     ),
+    "text-small": TaskSettings(
+        "text:build_small",
+        24,
+        None,
+        ADAM,
+        {ADAM: 0.008},
+        "the same with 30,000 parameters and more steps, for algorithms that need many",
+        steps=3000,
+    ),
     "text-large": TaskSettings(
         "text:build_large",
         48,
@@ -97,6 +106,7 @@ class Case:
     optimizer: None: the task's.
     qadam: options of its optimizer.
     replicas_differ: each rank has a model of its own, and what is evaluated is their mean.
+    start_share: part of the steps that are trained with gradient all-reduce before the algorithm begins.
     """
 
     name: str
@@ -105,6 +115,7 @@ class Case:
     optimizer: str | None = None
     qadam: Mapping[str, object] = field(default_factory=dict)
     replicas_differ: bool = False
+    start_share: float = 0.0
 
 
 # bagua.comm_hooks.error_feedback_bytegrad, with torch's DDP.
@@ -114,6 +125,13 @@ BASELINE = "gradient_allreduce"
 BASELINE_ADAM = "gradient_allreduce-adam"
 _FLAT: Mapping[str, object] = {"hierarchical": False}
 _ROUNDS: Mapping[str, object] = {"sync_every": 20}
+# About as in DiLoCo's paper, where 24,000 of 88,000 steps are such a start.
+START_SHARE = 0.3
+
+
+def _after_start(name: str, algorithm: str, **options: object) -> Case:
+    """Local steps as their papers use them: from a model that is trained already."""
+    return Case(name, algorithm, options, replicas_differ=True, start_share=START_SHARE)
 
 
 def _with_codecs(algorithm: str, **settings: bool) -> list[Case]:
@@ -148,12 +166,17 @@ CASES: dict[str, Case] = {
         Case(
             "streaming_diloco-int4", "streaming_diloco", {**_ROUNDS, "delay": 2, "codec": "int4"}, replicas_differ=True
         ),
+        _after_start("local_sgd-started", "local_sgd", sync_every=20),
+        _after_start("diloco-started", "diloco", sync_every=20),
+        _after_start("diloco-started-100", "diloco", sync_every=100),
+        _after_start("streaming_diloco-started-int4", "streaming_diloco", sync_every=20, delay=2, codec="int4"),
+        _after_start("streaming_diloco-started-100-int4", "streaming_diloco", sync_every=100, delay=5, codec="int4"),
         Case(BASELINE_ADAM, "gradient_allreduce", optimizer=ADAM),
         Case("qadam", "qadam", _FLAT, optimizer=QADAM),
         Case("qadam-growing", "qadam", _FLAT, optimizer=QADAM, qadam={"freeze_bias_correction": False}),
     )
 }
-DEFAULT_CASES = tuple(CASES)
+DEFAULT_CASES = tuple(name for name, case in CASES.items() if not case.start_share)
 
 
 def optimizer_of(task: str, case: str) -> str:
@@ -165,11 +188,12 @@ def learning_rate_of(task: str, case: str, ranks: int) -> float:
 
     Adam divides by the root of a second moment. Where each rank has one of its own gradients' alone, of a batch that is
     `ranks` times smaller, the part of it that is noise is as many times larger, and steps come out shorter by up to the
-    root of that. The learning rate makes up for it.
+    root of that. The learning rate makes up for it, but not in a training that begins with common gradients.
     """
     optimizer = optimizer_of(task, case)
     rate = TASKS[task].learning_rates[ADAM if optimizer == QADAM else optimizer]
-    return rate * math.sqrt(ranks) if optimizer == ADAM and CASES[case].replicas_differ else rate
+    has_own_gradients = CASES[case].replicas_differ and not CASES[case].start_share
+    return rate * math.sqrt(ranks) if optimizer == ADAM and has_own_gradients else rate
 
 
 def baseline_of(task: str, case: str) -> str | None:

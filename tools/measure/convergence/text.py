@@ -40,12 +40,17 @@ class Size:
     test_samples: int
 
 
+SMALLEST = Size(layers=1, width=32, heads=2, length=32, test_samples=1024)
 SMALL = Size(layers=2, width=64, heads=2, length=64, test_samples=512)
 LARGE = Size(layers=6, width=384, heads=6, length=256, test_samples=1024)
 
 
 def build() -> Task:
     return _task("text", SMALL)
+
+
+def build_small() -> Task:
+    return _task("text-small", SMALLEST)
 
 
 def build_large() -> Task:

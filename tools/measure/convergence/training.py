@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bagua.torch_api.algorithms import Algorithm
 from measure.convergence.catalogue import (
     ASYNC_WARMUP_SHARE,
+    BASELINE,
     CASES,
     ERROR_FEEDBACK,
     QADAM,
@@ -127,6 +128,8 @@ class Training:
         self._batch_size = settings.batch_size
         self._per_epoch = steps_per_epoch(len(task.train), settings.batch_size)
         self._steps = steps or settings.steps or (settings.epochs or 1) * self._per_epoch
+        # Steps that gradient all-reduce trains.
+        self._start = round(CASES[case].start_share * self._steps)
         self._learning_rate = learning_rate_of(task.name, case, dist.get_world_size())
         self._averages: int | None = None
         self._staleness: float | None = None
@@ -145,7 +148,8 @@ class Training:
                 return self._judged(*self._loop(optimizer, sent))
             # The Bagua module; nothing of it is called but forward, so that what is trained is what a user's loop
             # trains.
-            self._model.with_bagua([optimizer], make_algorithm(self._case, optimizer, self._steps))
+            first = BASELINE if self._start else self._case
+            self._model.with_bagua([optimizer], make_algorithm(first, optimizer, self._steps))
             try:
                 return self._judged(*self._loop(optimizer, sent))
             finally:
@@ -160,6 +164,8 @@ class Training:
         self._synchronize()
         began = time.perf_counter()
         for step in range(self._steps):
+            if self._start and step == self._start:
+                self._model.with_bagua([optimizer], make_algorithm(self._case, optimizer, self._steps))
             epoch, place = divmod(step, self._per_epoch)
             if place == 0:
                 rank, ranks = dist.get_rank(), dist.get_world_size()
