@@ -37,3 +37,8 @@ assert len({name for name, _ in before}) == len({name for name, _ in after}) == 
 assert before[0][0] != after[0][0]
 assert all(is_equal for _, is_equal in before)
 assert [number for number, (_, is_equal) in enumerate(after, 1) if is_equal] == [20, 40]
+
+run_blocks("docs/reference/algorithms/local_steps.md", 3)
+
+(group,) = algorithm.outer_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
+assert group["momentum"] == 0.8
