@@ -45,6 +45,7 @@ class Trained:
 
     steps: int
     seconds: float  # of the training loop
+    start_seconds: float  # of them, in the start; see Case.start_share
     parameters: int  # elements
     train_loss: float
     test_loss: float
@@ -131,6 +132,7 @@ class Training:
         # Steps that gradient all-reduce trains.
         self._start = round(CASES[case].start_share * self._steps)
         self._learning_rate = learning_rate_of(task.name, case, dist.get_world_size())
+        self._start_seconds = 0.0
         self._averages: int | None = None
         self._staleness: float | None = None
         torch.manual_seed(seed)
@@ -165,6 +167,8 @@ class Training:
         began = time.perf_counter()
         for step in range(self._steps):
             if self._start and step == self._start:
+                self._synchronize()
+                self._start_seconds = time.perf_counter() - began
                 self._model.with_bagua([optimizer], make_algorithm(self._case, optimizer, self._steps))
             epoch, place = divmod(step, self._per_epoch)
             if place == 0:
@@ -206,6 +210,7 @@ class Training:
         return Trained(
             steps=self._steps,
             seconds=seconds,
+            start_seconds=self._start_seconds,
             parameters=last.numel(),
             train_loss=train.loss,
             test_loss=curve[-1].loss,
