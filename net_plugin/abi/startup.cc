@@ -26,6 +26,13 @@ bool read_switch(const EnvironmentReader& environment, const char* wanted, bool 
   return parse_plugin_config(only, &config).is_ok() ? config.*member : if_unreadable;
 }
 
+// The setting because of which the job must not go on without us; nullptr: none. An unreadable value counts: the user
+// then gets the error instead of a silent fallback.
+const char* demanded_by(const EnvironmentReader& environment) {
+  if (read_switch(environment, "BAGUA_NET_REQUIRED", &PluginConfig::required, true)) return "BAGUA_NET_REQUIRED";
+  return protection_asked_for(environment);
+}
+
 bool nccl_accepts_only_us(const EnvironmentReader& environment) {
   const std::optional<std::string> chosen = environment("NCCL_NET");
   return chosen && strcasecmp(chosen->c_str(), kPluginName) == 0;
@@ -88,14 +95,13 @@ Startup start_transport(const EnvironmentReader& environment, const std::shared_
     startup.outcome = Startup::Outcome::kDeclined;
     return startup;
   }
-  // An unreadable value counts as true: the user then gets the error instead of a silent fallback.
-  const bool required = read_switch(environment, "BAGUA_NET_REQUIRED", &PluginConfig::required, true);
+  const char* const demanding = demanded_by(environment);
   startup.failure = start(environment, trace, &startup);
   if (startup.failure.is_ok()) {
     startup.outcome = Startup::Outcome::kStarted;
-  } else if (required && !nccl_accepts_only_us(environment)) {
+  } else if (demanding != nullptr && !nccl_accepts_only_us(environment)) {
     startup.outcome = Startup::Outcome::kRefusing;
-    startup.failure = startup.failure.with_context("BAGUA_NET_REQUIRED is set and Bagua-Net cannot start");
+    startup.failure = startup.failure.with_context(std::string(demanding) + " is set and Bagua-Net cannot start");
   } else {
     startup.failure = startup.failure.with_context("Bagua-Net cannot start");
   }

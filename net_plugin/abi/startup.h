@@ -27,7 +27,8 @@ struct Startup {
 
 // [Note: BAGUA_NET_REQUIRED]
 // NCCL treats a plugin whose init fails as absent: it takes the next transport and logs the fact at INFO only. A job
-// that asked for Bagua-Net then runs, slowly, without it. BAGUA_NET_REQUIRED=1 forbids that, in one of two ways:
+// that asked for Bagua-Net then runs, slowly, without it. BAGUA_NET_REQUIRED=1 forbids that, and so do
+// BAGUA_NET_ENCRYPTION and BAGUA_NET_SECRET_FILE, because NCCL's own transport has neither. In one of two ways:
 // - NCCL_NET=BaguaNet is set too (Python's activation sets it with BAGUA_NET_REQUIRED=1). Every version of NCCL that
 //   we serve then accepts no other transport, so a failing init makes ncclCommInit return InvalidUsage, and our WARN is
 //   the text of it. We fail init.

@@ -15,6 +15,7 @@ namespace {
 
 constexpr char kPrefix[] = "BAGUA_NET_";
 constexpr char kMinChunkName[] = "BAGUA_NET_MIN_CHUNKSIZE";
+constexpr char kSecretName[] = "BAGUA_NET_SECRET_FILE";
 constexpr char kEncryptionName[] = "BAGUA_NET_ENCRYPTION";
 constexpr char kMaxChunkName[] = "BAGUA_NET_MAX_CHUNKSIZE";
 
@@ -79,7 +80,7 @@ const std::vector<Knob>& knob_table() {
                    "1: Everything that is sent carries CRC-32C checksums. Data that arrives damaged is discarded, and "
                    "sent again over a new connection; without recovery, it fails the communicator. Both ends "
                    "of a connection use checksums if either asks for them."),
-      path_knob("BAGUA_NET_SECRET_FILE", &Config::secret_file,
+      path_knob(kSecretName, &Config::secret_file,
                 "A file with a secret of at least 32 bytes, the same on every rank. It is part of the key of every "
                 "handshake, so that who reads NCCL's bootstrap cannot join a connection. A file that every user may "
                 "write is refused; one that every user may read is warned of. `bagua-net secret new` makes one."),
@@ -234,6 +235,11 @@ std::vector<InvalidSetting> read_plugin_config(const EnvironmentReader& environm
   }
   if (invalid.empty()) *config = std::move(parsed);
   return invalid;
+}
+
+const char* protection_asked_for(const EnvironmentReader& environment) {
+  if (set_value(environment, kEncryptionName).value_or("0") != "0") return kEncryptionName;
+  return set_value(environment, kSecretName) ? kSecretName : nullptr;
 }
 
 Status parse_plugin_config(const EnvironmentReader& environment, PluginConfig* config) {

@@ -72,6 +72,8 @@ struct InvalidSetting {
 std::vector<InvalidSetting> read_plugin_config(const EnvironmentReader& environment, PluginConfig* config);
 // The same, with all problems in one error.
 Status parse_plugin_config(const EnvironmentReader& environment, PluginConfig* config);
+// The setting that asks for a secret or for encryption, whatever its value is worth. nullptr: there is none.
+const char* protection_asked_for(const EnvironmentReader& environment);
 
 // A knob of the original bagua-net that has no effect any more.
 struct RetiredKnob {

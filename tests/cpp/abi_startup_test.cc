@@ -160,6 +160,15 @@ bool register_all() {
         [=] { fails_on_an_unknown_interface(version); });
     add("refuses_when_required_is_unreadable", {{"BAGUA_NET_REQUIRED", "maybe"}},
         [=] { refuses_to_be_replaced(version, "BAGUA_NET_REQUIRED=maybe"); });
+    // NCCL's own transport neither encrypts nor keeps anybody out.
+    add("refuses_without_the_secret", {{"BAGUA_NET_SECRET_FILE", "/nowhere/secret"}},
+        [=] { refuses_to_be_replaced(version, "BAGUA_NET_SECRET_FILE=/nowhere/secret"); });
+    add("refuses_when_it_cannot_encrypt", {{"BAGUA_NET_ENCRYPTION", "1"}},
+        [=] { refuses_to_be_replaced(version, "BAGUA_NET_SECRET_FILE is not set"); });
+    add("refuses_when_encryption_is_unreadable", {{"BAGUA_NET_ENCRYPTION", "maybe"}},
+        [=] { refuses_to_be_replaced(version, "BAGUA_NET_ENCRYPTION=maybe"); });
+    add("fails_on_a_bad_knob_without_encryption", with(bad, {{"BAGUA_NET_ENCRYPTION", "0"}}),
+        [=] { fails_on_a_bad_knob(version); });
     add("required_and_chosen_fails_init", with(bad, {{"BAGUA_NET_REQUIRED", "1"}, {"NCCL_NET", "baguanet"}}),
         [=] { fails_where_nccl_does_not_fall_back(version); });
     add("warns_of_an_unknown_knob", {{"BAGUA_NET_NSTREAM", "3"}}, [=] { warns_of_an_unknown_knob(version); });
