@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 
@@ -68,11 +69,16 @@ Status JobSecret::read(const std::string& path, std::shared_ptr<const JobSecret>
                         std::to_string(kMaxSecretBytes),
                     kMakeOne);
   }
+  const std::uint8_t* const begin = contents->bytes.data();
+  // A template that was not filled in, or a file that was made and never written.
+  if (std::all_of(begin, begin + bytes, [](std::uint8_t byte) { return byte == 0 || std::isspace(byte) != 0; })) {
+    return unusable(path, "the file has nothing but blanks, line ends and zeros", kMakeOne);
+  }
   if ((state.st_mode & S_IROTH) != 0) {
     BAGUA_NET_WARN("Bagua-Net: every user of this host can read BAGUA_NET_SECRET_FILE=" + path +
                    ", and join the job. Unless this host is the job's alone, take that right away: chmod o-r " + path);
   }
-  *secret = derive(contents->bytes.data(), bytes);
+  *secret = derive(begin, bytes);
   return Status::ok();
 }
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "base/log_sink.h"
 #include "support/check.h"
 #include "support/connection_ends.h"
+#include "support/kept_log.h"
 #include "support/raw_handshake.h"
 #include "support/temporary_tree.h"
 
@@ -23,31 +23,12 @@ namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-Mutex log_mutex;
-std::string logged_text;
-void keep_line(LogLevel, const char*, int, const char* message) {
-  const MutexLock lock(log_mutex);
-  logged_text += std::string(message) + "\n";
-}
-std::string logged() {
-  const MutexLock lock(log_mutex);
-  return logged_text;
-}
-
-struct Log {
-  Log() {
-    logged_text.clear();
-    set_log_function(&keep_line);
-  }
-  ~Log() { set_log_function(nullptr); }
-};
-
 struct SecretFile {
   TemporaryTree tree;
   std::string path = tree.root() + "/secret";
 
-  SecretFile(std::size_t bytes, mode_t mode) {
-    tree.write("secret", std::string(bytes, 's'));
+  SecretFile(std::size_t bytes, mode_t mode, char letter = 's') {
+    tree.write("secret", std::string(bytes, letter));
     CHECK_EQ(::chmod(path.c_str(), mode), 0);
   }
   Status read(std::shared_ptr<const JobSecret>* secret) const { return JobSecret::read(path, secret); }
@@ -93,14 +74,14 @@ std::string mapping_flags(const void* address) {
 }  // namespace
 
 TEST_CASE(a_file_of_enough_bytes_is_a_secret) {
-  const Log log;
+  const KeptLog log;
   std::shared_ptr<const JobSecret> secret;
   std::shared_ptr<const JobSecret> same;
   CHECK_OK(SecretFile(kMinSecretBytes, 0600).read(&secret));
   CHECK_OK(SecretFile(kMinSecretBytes, 0440).read(&same));
   CHECK(secret->id() == same->id());
   CHECK(secret->id() != KeyId{});
-  CHECK_EQ(logged(), "");
+  CHECK_EQ(KeptLog::text(), "");
   std::shared_ptr<const JobSecret> other;
   CHECK_OK(SecretFile(kMinSecretBytes + 1, 0600).read(&other));
   CHECK(secret->id() != other->id());
@@ -117,12 +98,20 @@ TEST_CASE(a_short_missing_or_writable_file_is_refused_in_three_lines) {
   check_refused(JobSecret::read(file.tree.root(), &secret), "not a file");
 }
 
+TEST_CASE(a_blank_file_is_no_secret) {
+  for (const char letter : {'\0', '\n', ' '})
+    check_refused(SecretFile(64, 0600, letter).status(), "nothing but blanks");
+  const SecretFile file(0, 0600);
+  file.tree.write("secret", std::string(40, '\n') + "x");
+  CHECK_OK(file.status());
+}
+
 TEST_CASE(a_file_that_everyone_may_read_is_warned_of) {
-  const Log log;
+  const KeptLog log;
   const SecretFile file(64, 0644);
   CHECK_OK(file.status());
-  CHECK(has(logged(), "every user of this host can read BAGUA_NET_SECRET_FILE=" + file.path));
-  CHECK(!has(logged(), "ssss"));
+  CHECK(has(KeptLog::text(), "every user of this host can read BAGUA_NET_SECRET_FILE=" + file.path));
+  CHECK(!has(KeptLog::text(), "ssss"));
 }
 
 TEST_CASE(a_link_to_a_file_is_followed) {  // as secret mounts of Kubernetes are
@@ -177,7 +166,7 @@ TEST_CASE(ranks_with_different_secrets_are_named_at_both_ends) {
     const auto text = [](const std::shared_ptr<const JobSecret>& secret) {
       return secret == nullptr ? std::string("no secret") : "the secret " + key_id_text(secret->id());
     };
-    const Log log;
+    const KeptLog log;
     ListeningService listening(with_secret(listens));
     ConnectingService connecting(listening.handle_bytes.data(), with_secret(connects));
     const std::int64_t begin_ms = monotonic_ms();
@@ -185,8 +174,8 @@ TEST_CASE(ranks_with_different_secrets_are_named_at_both_ends) {
     CHECK(status.code() == StatusCode::kInvalidUsage);
     CHECK(has(status.message(), "this rank has " + text(connects) + ", that rank has " + text(listens)));
     CHECK(monotonic_ms() - begin_ms < 30000);  // and not at the deadline of 60 s
-    wait_until([&] { return has(logged(), "this rank has " + text(listens)); }, "the listener's line");
-    CHECK(has(logged(), "that rank has " + text(connects)));
+    wait_until([&] { return has(KeptLog::text(), "this rank has " + text(listens)); }, "the listener's line");
+    CHECK(has(KeptLog::text(), "that rank has " + text(connects)));
   }
 }
 
