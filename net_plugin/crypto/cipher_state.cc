@@ -43,16 +43,21 @@ const char* cipher_name(Cipher cipher) {
 
 bool cpu_has_aes() { return choose_implementations() && crypto_aead_aes256gcm_is_available() == 1; }
 
-CipherState::~CipherState() {
+CipherState::~CipherState() { erase_key(); }
+
+void CipherState::erase_key() {
   wipe(aes_, sizeof aes_);
   wipe(key_, sizeof key_);
+  cipher_ = Cipher::kNone;
 }
 
 void CipherState::set_key(Cipher cipher, const std::uint8_t* key) {
   static_assert(sizeof aes_ == sizeof(crypto_aead_aes256gcm_state));
   choose_implementations();
-  cipher_ = cipher;
   nonce_ = 0;
+  // libsodium would run instructions that the CPU does not have.
+  if (cipher == Cipher::kAes256Gcm && !cpu_has_aes()) return erase_key();
+  cipher_ = cipher;
   std::memmove(key_, key, kKeyBytes);
   if (cipher == Cipher::kAes256Gcm) crypto_aead_aes256gcm_beforenm(expanded(aes_), key_);
 }
@@ -67,23 +72,21 @@ CipherState::Nonce CipherState::nonce(std::uint64_t number) const {
   return nonce;
 }
 
-void CipherState::seal_with(std::uint64_t number, std::uint8_t* out, const std::uint8_t* in, std::size_t bytes,
+bool CipherState::seal_with(std::uint64_t number, std::uint8_t* out, const std::uint8_t* in, std::size_t bytes,
                             const std::uint8_t* additional, std::size_t additional_bytes) const {
   const Nonce used = nonce(number);
   if (cipher_ == Cipher::kAes256Gcm) {
-    crypto_aead_aes256gcm_encrypt_afternm(out, nullptr, in, bytes, additional, additional_bytes, nullptr, used.bytes,
-                                          expanded(aes_));
-  } else {
-    crypto_aead_chacha20poly1305_ietf_encrypt(out, nullptr, in, bytes, additional, additional_bytes, nullptr,
-                                              used.bytes, key_);
+    return crypto_aead_aes256gcm_encrypt_afternm(out, nullptr, in, bytes, additional, additional_bytes, nullptr,
+                                                 used.bytes, expanded(aes_)) == 0;
   }
+  return crypto_aead_chacha20poly1305_ietf_encrypt(out, nullptr, in, bytes, additional, additional_bytes, nullptr,
+                                                   used.bytes, key_) == 0;
 }
 
 bool CipherState::seal(std::uint8_t* out, const std::uint8_t* in, std::size_t bytes, const std::uint8_t* additional,
                        std::size_t additional_bytes) {
   if (cipher_ == Cipher::kNone || nonce_ == kRekeyNonce) return false;
-  seal_with(nonce_++, out, in, bytes, additional, additional_bytes);
-  return true;
+  return seal_with(nonce_++, out, in, bytes, additional, additional_bytes);
 }
 
 bool CipherState::open(std::uint8_t* out, const std::uint8_t* in, std::size_t bytes, const std::uint8_t* additional,
@@ -107,7 +110,7 @@ void CipherState::rekey() {
   };
   static constexpr std::uint8_t kZeros[kKeyBytes] = {};
   Wiped<Sealed> sealed;
-  seal_with(kRekeyNonce, sealed.key.bytes, kZeros, kKeyBytes, nullptr, 0);
+  if (!seal_with(kRekeyNonce, sealed.key.bytes, kZeros, kKeyBytes, nullptr, 0)) return erase_key();
   const std::uint64_t next = nonce_;
   set_key(cipher_, sealed.key.bytes);
   nonce_ = next;

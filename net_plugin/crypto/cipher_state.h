@@ -28,10 +28,11 @@ class CipherState {
   CipherState(const CipherState&) = delete;
   CipherState& operator=(const CipherState&) = delete;
 
-  // key[kKeyBytes]. The counter begins at zero.
+  // key[kKeyBytes]. The counter begins at zero. AES on a CPU without it: there is no key.
   void set_key(Cipher cipher, const std::uint8_t* key);
+  void erase_key();
 
-  // out[bytes + kTagBytes]; it may begin at `in`. False: no nonce is left, and nothing was written.
+  // out[bytes + kTagBytes]; it may begin at `in`. False: there is no key, or no nonce is left.
   bool seal(std::uint8_t* out, const std::uint8_t* in, std::size_t bytes, const std::uint8_t* additional = nullptr,
             std::size_t additional_bytes = 0);
   // in[bytes + kTagBytes], out[bytes]; it may begin at `in`. False: this is not what was sealed with this key as the
@@ -50,7 +51,7 @@ class CipherState {
     std::uint8_t bytes[12];
   };
   Nonce nonce(std::uint64_t number) const;
-  void seal_with(std::uint64_t number, std::uint8_t* out, const std::uint8_t* in, std::size_t bytes,
+  bool seal_with(std::uint64_t number, std::uint8_t* out, const std::uint8_t* in, std::size_t bytes,
                  const std::uint8_t* additional, std::size_t additional_bytes) const;
 
   alignas(16) std::uint8_t aes_[512];  // libsodium's expansion of the key

@@ -50,9 +50,12 @@ NoiseHandshake::NoiseHandshake(Cipher cipher, Role role, const Secrets& secrets,
   std::copy_n(secrets.private_key, kKeyBytes, private_key_.begin());
 }
 
-NoiseHandshake::~NoiseHandshake() {
+NoiseHandshake::~NoiseHandshake() { erase_keys(); }
+
+void NoiseHandshake::erase_keys() {
   wipe(chaining_key_.data(), chaining_key_.size());
   wipe(private_key_.data(), private_key_.size());
+  state_.erase_key();
 }
 
 void NoiseHandshake::mix_hash(const std::uint8_t* data, std::size_t bytes) {
@@ -115,13 +118,14 @@ bool NoiseHandshake::read(const std::uint8_t* message, std::size_t bytes, std::u
   return true;
 }
 
-void NoiseHandshake::split(ConnectionKeys* keys) const {
+void NoiseHandshake::split(ConnectionKeys* keys) {
   Wiped<Mac> of_initiator;
   Wiped<Mac> of_responder;
   expand(chaining_key_, nullptr, 0, &of_initiator.key, &of_responder.key);
   const bool initiates = role_ == Role::kInitiator;
   keys->out.set_key(cipher_, (initiates ? of_initiator : of_responder).key.data());
   keys->in.set_key(cipher_, (initiates ? of_responder : of_initiator).key.data());
+  erase_keys();
 }
 
 }  // namespace bagua_net

@@ -44,11 +44,12 @@ class NoiseHandshake {
   // prologue. Then the handshake is over.
   bool read(const std::uint8_t* message, std::size_t bytes, std::uint8_t* payload);
 
-  // After both messages. The keys of either direction.
-  void split(ConnectionKeys* keys) const;
+  // After both messages. The keys of either direction; those of the handshake are erased.
+  void split(ConnectionKeys* keys);
   const Mac& hash() const { return hash_; }
 
  private:
+  void erase_keys();
   void mix_hash(const std::uint8_t* data, std::size_t bytes);
   void mix_key(const std::uint8_t* data, std::size_t bytes);
   void mix_key_and_hash(const std::uint8_t* data, std::size_t bytes);

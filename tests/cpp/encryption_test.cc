@@ -12,6 +12,7 @@
 #include "support/connection_ends.h"
 #include "support/context_pair.h"
 #include "support/cut_connections.h"
+#include "support/kept_log.h"
 #include "support/temporary_tree.h"
 #include "support/wire_relay.h"
 #include "transport/connect/peer_probe.h"
@@ -33,6 +34,15 @@ PluginConfig encrypted(const Secret& secret, Encryption encryption = Encryption:
   config.secret_file = secret.path;
   config.encryption = encryption;
   return config;
+}
+
+HandshakeSettings encrypting_settings() {
+  const Bytes bytes(64, 's');
+  HandshakeSettings settings = settings_with(1);
+  settings.secret = JobSecret::derive(bytes.data(), bytes.size());
+  settings.encrypts = true;
+  settings.recovery = Recovery::kOn;
+  return settings;
 }
 
 // A connection through a relay.
@@ -310,13 +320,38 @@ TEST_CASE(a_changed_handle_does_not_change_the_cipher) {
   }
 }
 
+// libsodium runs AES instructions without looking whether the CPU has them, so a peer must not be able to ask for them.
+TEST_CASE(a_listener_without_aes_does_not_open_what_aes_has_sealed) {
+  if (!cpu_has_aes()) return;
+  for (const bool listener_uses_aes : {false, true}) {
+    const KeptLog log;
+    HandshakeSettings settings = encrypting_settings();
+    settings.uses_aes = listener_uses_aes;
+    const ListeningService listening(settings);
+    Hello hello = listening.hello();
+    hello.key_id = settings.secret->id();
+    hello.host_name = "of-an-opened-hello";
+    // With AES, a hello that it has to refuse as well, but opens.
+    hello.features = listener_uses_aes ? kFeatureAes : 0;
+    hello.cipher = listener_uses_aes ? Cipher::kChaCha20Poly1305 : Cipher::kAes256Gcm;
+    std::array<std::uint8_t, kHelloBytes> encoded;
+    encode_hello(hello, encoded.data());
+    const HandshakeKeyRef key = handshake_key(listening.handle.token, settings.secret.get());
+    const auto connector =
+        SealedHandshake::begin(SealedHandshake::Role::kInitiator, hello.cipher, *key, {1}, encoded.data());
+    std::array<std::uint8_t, kSealedHelloBytes> message;
+    CHECK(connector->seal_hello(encoded.data(), message.data()));
+    const OwnedFd socket = connect_to(listening.address);
+    send_bytes(socket, message.data(), message.size());
+    CHECK(read_reply(socket, *key, {}).verdict == HandshakeVerdict::kWrongProof);
+    wait_until([] { return KeptLog::has("does not know the token"); }, "the listener's line");
+    CHECK_EQ(KeptLog::has(hello.host_name), listener_uses_aes);
+  }
+}
+
 // A receiver that has lost all its connections asks, and what it asks is sealed, too.
 TEST_CASE(a_sender_that_encrypts_answers_whether_it_has_a_comm) {
-  const Bytes bytes(64, 's');
-  HandshakeSettings settings = settings_with(1);
-  settings.secret = JobSecret::derive(bytes.data(), bytes.size());
-  settings.encrypts = true;
-  settings.recovery = Recovery::kOn;
+  const HandshakeSettings settings = encrypting_settings();
   ListeningService listening(settings);
   ConnectingService connecting(listening.handle_bytes.data(), settings);
   const EstablishedConnection accepted = listening.accept_from(&connecting);
@@ -338,6 +373,13 @@ TEST_CASE(a_sender_that_encrypts_answers_whether_it_has_a_comm) {
   wrong[0] ^= 1;
   other.key = std::make_shared<const HandshakeKey>(wrong);
   CHECK(answer(other) == PeerAnswer::kGone);
+  // In the clear, about a comm that is there.
+  PeerContact plain = accepted.contact;
+  plain.hello.cipher = Cipher::kNone;
+  for (const RandomId& listen_id : {plain.hello.listen_id, RandomId{1}}) {
+    plain.hello.listen_id = listen_id;
+    CHECK(answer(plain) == PeerAnswer::kGone);
+  }
   connecting.connection = {};
   CHECK(answer(accepted.contact) == PeerAnswer::kGone);
 }

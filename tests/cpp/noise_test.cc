@@ -3,6 +3,7 @@
 // that it has for NNpsk0 with X25519, SHA-256 and either cipher.
 #include "crypto/noise_handshake.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -118,6 +119,28 @@ TEST_CASE(the_published_vectors) {
       CHECK((from_initiator ? responders : initiators).in.open(opened.data(), sealed.data(), opened.size()));
       CHECK(opened == payload);
     }
+  }
+}
+
+// Who gets hold of the memory later cannot read what was recorded.
+TEST_CASE(the_keys_of_a_handshake_are_gone_when_it_is_over) {
+  for (const Cipher cipher : kCiphers) {
+    if (!is_available(cipher)) continue;
+    Ends ends(cipher);
+    CHECK(!read(ends.responder, write(ends.initiator, {7})).empty());
+    CHECK(!read(ends.initiator, write(ends.responder, {8})).empty());
+    const auto holds = [](const NoiseHandshake& end, const Bytes& wanted) {
+      const auto* const begin = reinterpret_cast<const std::uint8_t*>(&end);
+      const auto* const last = begin + sizeof end;
+      return std::search(begin, last, wanted.begin(), wanted.end()) != last;
+    };
+    const Bytes blank(sizeof(CipherState) - 64);
+    CHECK(holds(ends.initiator, kInitiatorsKey));
+    CHECK(!holds(ends.initiator, blank));
+    ConnectionKeys keys;
+    ends.initiator.split(&keys);
+    CHECK(!holds(ends.initiator, kInitiatorsKey));
+    if (cipher == Cipher::kAes256Gcm) CHECK(holds(ends.initiator, blank));  // the expanded key
   }
 }
 

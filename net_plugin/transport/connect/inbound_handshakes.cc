@@ -209,17 +209,17 @@ bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
 bool InboundHandshakes::answer(UnauthenticatedPeer& peer) {
   Hello hello = peer.hello();
   const HandshakeKeyRef listens_key = find_key_of_listen(hello.listen_id);
-  if (listens_key != nullptr &&
-      !protection_mismatch(settings_.protection(), {hello.key_id, peer.is_sealed()}).empty()) {
+  const bool is_agreed = protection_mismatch(settings_.protection(), {hello.key_id, peer.is_sealed()}).empty();
+  if (listens_key != nullptr && !is_agreed) {
     refuse(peer, hello, HandshakeVerdict::kOtherProtection);
     return false;
   }
   if (peer.is_sealed() && listens_key != nullptr) {
-    const bool is_opened = peer.open_hello(*listens_key);
+    // libsodium does not look whether the CPU has the instructions that it uses for AES.
+    const bool is_opened = (settings_.uses_aes || hello.cipher != Cipher::kAes256Gcm) && peer.open_hello(*listens_key);
     hello = peer.hello();
-    const bool has_aes = (hello.features & kFeatureAes) != 0;
     // Who has changed the handle cannot choose the cipher.
-    if (!is_opened || hello.cipher != choose_cipher(settings_.uses_aes, has_aes)) {
+    if (!is_opened || hello.cipher != choose_cipher(settings_.uses_aes, (hello.features & kFeatureAes) != 0)) {
       refuse(peer, hello, HandshakeVerdict::kWrongProof);
       return false;
     }
@@ -227,7 +227,7 @@ bool InboundHandshakes::answer(UnauthenticatedPeer& peer) {
   const bool is_asking = hello.stream_index == kAskingStream;
   const bool is_known =
       is_asking ? outbound_ != nullptr && outbound_->has_comm(hello.comm_id) : find_key(hello) != nullptr;
-  if (is_known && (!peer.is_sealed() || listens_key != nullptr)) return peer.send_challenge();
+  if (is_known && is_agreed && (!peer.is_sealed() || listens_key != nullptr)) return peer.send_challenge();
   refuse(peer, hello,
          hello.stream_index == kJoiningStream ? HandshakeVerdict::kUnknownStream : HandshakeVerdict::kUnknownListen);
   return false;
@@ -279,9 +279,12 @@ void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hell
   const LogLevel level = hello.stream_index >= kAskingStream ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
   log_->add_if_due(level, kind, [&] {
-    std::string line = "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name +
-                       ", process " + std::to_string(hello.process_id) + ", protocol version " +
-                       std::to_string(hello.protocol_version) + ", ours " + std::to_string(kProtocolVersion) + "): ";
+    std::string line = "Bagua-Net: refused a connection from " + peer.to_string() + " (";
+    // Otherwise it is of another version, or sealed with another key.
+    if (!hello.host_name.empty())
+      line += "host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ", ";
+    line += "protocol version " + std::to_string(hello.protocol_version) + ", ours " +
+            std::to_string(kProtocolVersion) + "): ";
     if (verdict != HandshakeVerdict::kOtherProtection) return line + kind;
     return line + protection_mismatch(settings_.protection(), {hello.key_id, hello.cipher != Cipher::kNone});
   });
