@@ -3,6 +3,9 @@
 // changes in time.
 #include "transport/stream/sealed_byte_stream.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
@@ -254,6 +257,26 @@ TEST_CASE(any_writes_and_reads_carry_the_same_bytes) {
       CHECK(moved > 0 || errno == EAGAIN || errno == EINTR);
     }
     CHECK(room == message);
+  }
+}
+
+// Otherwise two processes would use the same nonces.
+TEST_CASE(a_forked_child_cannot_seal) {
+  for (const Cipher cipher : ciphers()) {
+    auto tape = std::make_unique<Tape>();
+    const Tape& kept = *tape;
+    const auto stream = make_sealed_byte_stream(std::move(tape), keys_of(cipher, 1, 2));
+    std::uint8_t byte = 7;
+    const iovec piece{&byte, 1};
+    CHECK_EQ(stream->write(&piece, 1), 1);
+    const std::size_t written = kept.written.size();
+    const pid_t child = ::fork();
+    CHECK(child >= 0);
+    if (child == 0) ::_exit(stream->write(&piece, 1) == -1 && kept.written.size() == written ? 0 : 1);
+    int status = -1;
+    CHECK_EQ(::waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    CHECK_EQ(stream->write(&piece, 1), 1);
   }
 }
 
