@@ -1,8 +1,8 @@
 """Bagua: fast, observable data-parallel training over ordinary TCP networks.
 
-Importing this package activates Bagua-Net where ENABLE_BAGUA_NET (or BAGUA_NET_REQUIRED) asks for it; see
-docs/how-to/switch-on.md. It imports neither torch nor native code; `bagua.comm_hooks`, which does, is imported at its
-first use.
+Importing this package activates Bagua-Net where ENABLE_BAGUA_NET (or BAGUA_NET_REQUIRED, or BAGUA_NET_ENCRYPTION) asks
+for it; see docs/how-to/switch-on.md. It imports neither torch nor native code; `bagua.comm_hooks`, which does, is
+imported at its first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__"]
 
-if "ENABLE_BAGUA_NET" in os.environ or "BAGUA_NET_REQUIRED" in os.environ:
+if not {"ENABLE_BAGUA_NET", "BAGUA_NET_REQUIRED", "BAGUA_NET_ENCRYPTION"}.isdisjoint(os.environ):
     from bagua.net.activation import activate_at_import
 
     activate_at_import()

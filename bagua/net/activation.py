@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from bagua.env import read_switch
+from bagua.env import read_switch, read_text
 from bagua.net import nccl_config_file, notice, rdma
 from bagua.net.blame import start_in_job
 from bagua.net.library import initial_environment, library_path, loader_search_path
@@ -109,8 +109,8 @@ def activate(environment: MutableMapping[str, str] | None = None) -> ActivationR
 
 def activate_at_import() -> None:
     """For `import bagua` and `import torch`, which an optional network plugin must not break: errors become warnings,
-    unless BAGUA_NET_REQUIRED says that the job must not go on without it. Our own commands are no job: they say what
-    is wrong with the variables themselves, and a doctor whose import failed could not."""
+    unless BAGUA_NET_REQUIRED or BAGUA_NET_ENCRYPTION says that the job must not go on without it. Our own commands are
+    no job: they say what is wrong with the variables themselves, and a doctor whose import failed could not."""
     if _is_own_command():
         return
     try:
@@ -146,8 +146,8 @@ def plan(base: Mapping[str, str], target: Target, surroundings: Surroundings | N
     if is_asked is False:
         said = "ENABLE_BAGUA_NET=0 is set: NCCL uses its own transport\nTo use the plugin, set it to 1 or unset it."
         return ActivationResult(ActivationState.OFF, warnings=(said,) if is_new else ())
-    is_required = read_switch(base, "BAGUA_NET_REQUIRED") or False
-    if is_asked is None and not is_required and not is_new:
+    demanding = demanding_setting(base)
+    if is_asked is None and demanding is None and not is_new:
         return ActivationResult(ActivationState.NOT_ASKED)
 
     here = Surroundings.of_this_host(base, target) if surroundings is None else surroundings
@@ -156,9 +156,9 @@ def plan(base: Mapping[str, str], target: Target, surroundings: Surroundings | N
 
     other_net = settings.get("NCCL_NET")
     if other_net is not None and not is_our_name(other_net.value):
-        return _keep_net(other_net, is_required, here.library)
+        return _keep_net(other_net, demanding, here.library)
 
-    required = {"NCCL_NET": PLUGIN_NAME} if is_required and other_net is None else {}
+    required = {"NCCL_NET": PLUGIN_NAME} if demanding is not None and other_net is None else {}
     other_plugin = settings.get("NCCL_NET_PLUGIN")
     if other_plugin is not None and not names_library(other_plugin.value, here.library, list(here.loader_path)):
         return _keep_plugin(other_plugin, required, here.library)
@@ -176,6 +176,15 @@ def plan(base: Mapping[str, str], target: Target, surroundings: Surroundings | N
     if here.rdma_ports and rdma.is_used_by_nccl({name: setting.value for name, setting in settings.items()}):
         warnings.append(rdma.replacement_warning(list(here.rdma_ports)))
     return ActivationResult(ActivationState.ACTIVE, changes | required, here.library, warnings=tuple(warnings))
+
+
+def demanding_setting(base: Mapping[str, str]) -> str | None:
+    """The setting because of which the job must not go on without the plugin, such as "BAGUA_NET_REQUIRED=1". None:
+    there is none. Encryption is one, because NCCL's own transport sends everything in the clear."""
+    if read_switch(base, "BAGUA_NET_REQUIRED"):
+        return "BAGUA_NET_REQUIRED=1"
+    encryption = read_text(base, "BAGUA_NET_ENCRYPTION")
+    return f"BAGUA_NET_ENCRYPTION={encryption}" if encryption not in (None, "0") else None
 
 
 def nccl_finds_plugin(environment: Mapping[str, str]) -> bool:
@@ -243,13 +252,13 @@ def _loader_path_change(base: Mapping[str, str], library: Path) -> dict[str, str
     return {"LD_LIBRARY_PATH": f"{library.parent}:{before}" if before else str(library.parent)}
 
 
-def _keep_net(setting: KeptSetting, is_required: bool, library: Path) -> ActivationResult:
+def _keep_net(setting: KeptSetting, demanding: str | None, library: Path) -> ActivationResult:
     said = (
         f"NCCL_NET={setting.value} (set in {setting.source}) is kept: NCCL does not use the plugin\n"
         f"To use the plugin, unset NCCL_NET or set it to {PLUGIN_NAME}."
     )
-    if is_required:
-        raise ActivationError(f"BAGUA_NET_REQUIRED=1, but {said}")
+    if demanding is not None:
+        raise ActivationError(f"{demanding}, but {said}")
     return ActivationResult(ActivationState.KEPT, library=library, kept=(setting,), warnings=(said,))
 
 
@@ -273,7 +282,7 @@ def _is_own_command() -> bool:
 
 def _is_required(base: Mapping[str, str]) -> bool:
     try:
-        return read_switch(base, "BAGUA_NET_REQUIRED") or False
+        return demanding_setting(base) is not None
     except ValueError:
         # As the library does: an invalid value counts as a request to be strict.
         return True

@@ -69,6 +69,8 @@ def test_which_variables_are_set(here: Surroundings) -> None:
     assert in_process(_ASKED, here).changes == {"NCCL_NET_PLUGIN": path}
     required = {"NCCL_NET_PLUGIN": path, "NCCL_NET": "BaguaNet"}
     assert in_process({"BAGUA_NET_REQUIRED": "yes"}, here).changes == required
+    assert in_process({"BAGUA_NET_ENCRYPTION": "chacha20"}, here).changes == required
+    assert in_process({"BAGUA_NET_ENCRYPTION": "0"}, here).state is ActivationState.NOT_ASKED
     # A new process gets the library path too, and by name nothing else.
     by_name = {"ENABLE_BAGUA_NET": "1", "LD_LIBRARY_PATH": folder}
     assert in_new_process({}, here).changes == {"NCCL_NET_PLUGIN": path, **by_name}
@@ -132,6 +134,9 @@ def test_the_users_choice_is_kept(name: str, value: str, here: Surroundings) -> 
 def test_required_and_another_transport_contradict(here: Surroundings) -> None:
     with pytest.raises(ActivationError, match=r"^BAGUA_NET_REQUIRED=1, but NCCL_NET=Socket .* is kept"):
         in_process({"BAGUA_NET_REQUIRED": "1", "NCCL_NET": "Socket"}, here)
+    with pytest.raises(ActivationError, match=r"^BAGUA_NET_ENCRYPTION=1, but NCCL_NET=Socket .* is kept"):
+        in_process({**_ASKED, "BAGUA_NET_ENCRYPTION": "1", "NCCL_NET": "Socket"}, here)
+    assert in_process({**_ASKED, "BAGUA_NET_ENCRYPTION": "0", "NCCL_NET": "Socket"}, here).state is ActivationState.KEPT
     # Another build of ours may be: NCCL then checks the name of what it loads.
     result = in_process({"BAGUA_NET_REQUIRED": "1", "NCCL_NET_PLUGIN": "/build/libnccl-net.so"}, here)
     assert result.changes == {"NCCL_NET": "BaguaNet"}

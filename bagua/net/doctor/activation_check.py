@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bagua.env import EnvironmentValueError, read_switch
 from bagua.net import nccl_config_file
-from bagua.net.activation import ActivationState, Surroundings, Target, plan, way_to_plugin
+from bagua.net.activation import ActivationState, Surroundings, Target, demanding_setting, plan, way_to_plugin
 from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, skip, split_message, warn
 from bagua.net.nccl_library import NcclLibrary, TorchInstallation
 
@@ -39,7 +39,7 @@ def _findings(
 ) -> tuple[list[Finding], str | None]:
     try:
         is_asked = read_switch(environment, "ENABLE_BAGUA_NET")
-        is_required = read_switch(environment, "BAGUA_NET_REQUIRED") or False
+        demanding = demanding_setting(environment)
         asking = dict(environment) if is_asked is not None else {**environment, "ENABLE_BAGUA_NET": "1"}
         result = plan(asking, Target.THIS_PROCESS, surroundings)
     except EnvironmentValueError:
@@ -58,9 +58,9 @@ def _findings(
         if file is not None:
             findings += _config_file_findings(environment, file, nccl)
         return findings, source
-    if is_asked is None and not is_required:
+    if is_asked is None and demanding is None:
         return [fail("nothing asks for the plugin: ENABLE_BAGUA_NET and NCCL_NET_PLUGIN are not set", _WAYS_IN)], None
-    variable = "ENABLE_BAGUA_NET=1" if is_asked else "BAGUA_NET_REQUIRED=1"
+    variable = "ENABLE_BAGUA_NET=1" if is_asked or demanding is None else demanding
     finding = _check_autoload(variable, environment, torch)
     findings = [finding]
     if finding.status is Status.OK:
