@@ -45,7 +45,7 @@ const std::vector<Knob>& knob_table() {
           "BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
           "Number of NCCL devices per network interface. NCCL opens two channels per device, so this sets how many "
           "channels transfer data at the same time. auto: 1 for an interface of up to 50 Gb/s, 4 for a faster one or "
-          "one of unknown speed, as in most virtual machines and containers."),
+          "one of unknown speed, as on most virtual machines."),
       size_knob(
           "BAGUA_NET_INLINE_BYTES", &Config::inline_bytes, 0, kGibibyte,
           "NCCL's own thread sends and receives messages up to this size while the I/O threads sleep, and messages up "

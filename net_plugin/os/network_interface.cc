@@ -1,21 +1,14 @@
 #include "os/network_interface.h"
 
 #include <ifaddrs.h>
-#include <linux/ethtool.h>
-#include <linux/sockios.h>
-#include <net/if.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <utility>
 
-#include "base/owned_fd.h"
 #include "os/pci_path.h"
 #include "os/sysfs_file.h"
 
@@ -27,25 +20,6 @@ SocketAddress ip_address(const sockaddr* address) {
   if (address->sa_family == AF_INET) return {address, sizeof(sockaddr_in)};
   if (address->sa_family == AF_INET6) return {address, sizeof(sockaddr_in6)};
   return {};
-}
-
-// "" where the kernel does not tell.
-std::string driver_of(const std::string& interface) {
-  const OwnedFd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  ethtool_drvinfo info{};
-  info.cmd = ETHTOOL_GDRVINFO;
-  ifreq request{};
-  std::strncpy(request.ifr_name, interface.c_str(), IFNAMSIZ - 1);
-  request.ifr_data = reinterpret_cast<char*>(&info);
-  if (!socket.is_open() || ::ioctl(socket.get(), SIOCETHTOOL, &request) != 0) return "";
-  return {info.driver, ::strnlen(info.driver, sizeof(info.driver))};
-}
-
-// The interface of a container (veth) and of a tunnel or virtual machine (tun) report 10 Gb/s and 10 Mb/s, whatever
-// carries them.
-bool reports_an_invented_speed(const std::string& interface) {
-  const std::string driver = driver_of(interface);
-  return driver == "veth" || driver == "tun";
 }
 
 }  // namespace
@@ -85,7 +59,7 @@ Status choose_network_interfaces(const EnvironmentReader& environment, std::vect
     interface.name = verdict.name;
     interface.address = verdict.address;
     interface.address.set_port(0);
-    if (!reports_an_invented_speed(verdict.name)) interface.speed_mbps = interface_speed_mbps(sysfs_root, verdict.name);
+    interface.speed_mbps = interface_speed_mbps(sysfs_root, verdict.name);
     interface.numa_node = interface_numa_node(sysfs_root, verdict.name);
     interface.pci_path = interface_pci_path(sysfs_root, verdict.name);
     interface.is_loopback = verdict.address.is_loopback();
