@@ -8,17 +8,12 @@ from collections.abc import MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from bagua.cli.terminal import width_of_stdout
 from bagua.net import notice, unknown_settings
 from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_outputs
 from bagua.net.bench.figures import write_files
 from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
-from bagua.net.bench.peers.options import PROGRAM as PEERS_PROGRAM
-from bagua.net.bench.peers.options import PeersOptions, parse_peers_options
-from bagua.net.bench.peers.run import run_peers
-from bagua.net.bench.plot import write_plot
 from bagua.net.bench.ring.busy_cpus import busy_cpus
 from bagua.net.bench.ring.options import PROGRAM, Options, parse_options
 from bagua.net.bench.ring.places import local_team, maker
@@ -37,10 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from bagua.net.bench.nccl_ab.command import main as compare_nccl
 
         return compare_nccl([word for word in words if word != "--nccl"])
-    # Each kind of run has its own options; --peers takes a value or none.
-    if any(word.partition("=")[0] == "--peers" for word in words):
-        peers = parse_peers_options(words)
-        return run_in_order(PEERS_PROGRAM, "drivers", lambda: _run_peers(peers))
     options = parse_options(words)
     return run_in_order(PROGRAM, "drivers", lambda: _run(options))
 
@@ -61,7 +52,7 @@ def _run(options: Options) -> int:
     launch = launch_of_run(environment, local=options.local, port=options.port, ranks=options.ranks)
     follows = launch is not None and launch.rank > 0
     if not follows:
-        check_outputs(options.json_path, options.csv_path, options.plot_path)
+        check_outputs(options.json_path, options.csv_path)
     # Before the ranks meet, so that every host is busy before the first measurement.
     with busy_cpus(_busy_per_cpu_here(options, launch), options.timeout_s, environment):
         if launch is not None and follows:
@@ -86,39 +77,15 @@ def _busy_per_cpu_here(options: Options, launch: LaunchEnvironment | None) -> in
     return options.busy_per_cpu if launch is None or launch.local_rank == 0 else 0
 
 
-def _run_peers(options: PeersOptions) -> int:
-    check_outputs(options.json_path, options.csv_path)
-    report = run_peers(options, dict(os.environ))
-    colour = shows_colour(sys.stdout)
-    print(report.head())
-    print(report.tables(colour=colour))
-    print(report.closing(colour=colour), end="", flush=True)
-    _say_written(write_files(report.result(), options.json_path, options.csv_path))
-    return EXIT_FAILED if report.run.wrong else 0
-
-
 def _deliver(report: Report, options: Options) -> int:
     colour = shows_colour(sys.stdout)
     print(report.head())
-    print(report.table(colour=colour, width=width_of_stdout()))
+    print(report.table(colour=colour))
     print(report.closing(colour=colour), end="", flush=True)
     written = write_files(report.result(), options.json_path, options.csv_path)
-    if options.plot_path is not None:
-        write_plot(
-            options.plot_path,
-            [row for row in report.rows if row.collective != "one_way"],
-            title=report.title,
-            caption=report.machine.caption(),
-            reference_gb_s=None if report.limit is None else report.limit.busbw_gb_s,
-        )
-        written.append(options.plot_path)
-    _say_written(written)
-    return EXIT_FAILED if report.wrong else 0
-
-
-def _say_written(written: list[Path]) -> None:
     if written:
         print(f"written: {', '.join(map(str, written))}")
+    return EXIT_FAILED if report.wrong else 0
 
 
 if __name__ == "__main__":

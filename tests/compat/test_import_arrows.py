@@ -303,7 +303,7 @@ class TestImportReader:
             "if TYPE_CHECKING:\n"
             "    import torch\n"
         )
-        found = {(one.module, one.lazy) for one in imports_of(source, "bagua.net.bench.plot", is_package=False)}
+        found = {(one.module, one.lazy) for one in imports_of(source, "bagua.net.bench.report", is_package=False)}
         assert found == {
             ("__future__.annotations", False),
             ("bagua.net.bench.sizes", False),

@@ -216,7 +216,6 @@ def test_without_gpus_the_command_says_so_and_what_to_do(library: Path, outside_
         (["--time-limit", "0"], 2, "0 is outside 1.0..86400.0"),
         (["--without-plugin", "--tuned", "none"], 2, "a comparison needs two"),
         (["--json", "/nonexistent/run.json"], 2, "folder '/nonexistent' does not exist"),
-        (["--plot", "run.bmp"], 2, "suffix '.bmp'"),
         (["--library", "/nonexistent/libnccl-net.so"], 1, "'/nonexistent/libnccl-net.so' does not exist"),
         (["--backend", "nccl"], 2, "belong together"),
     ],

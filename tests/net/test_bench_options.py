@@ -79,10 +79,8 @@ def test_wrong_options(arguments: list[str], message: str, capsys: pytest.Captur
     [
         (["--ranks", "0"], "bagua-net-bench"),
         (["--nccl", "--ranks", "0"], "bagua-net-bench --nccl"),
-        (["--peers", "2", "--messages", "0"], "bagua-net-bench --peers"),
         # Found only after the options were read.
         (["--json", "/nonexistent/x.json"], "bagua-net-bench"),
-        (["--peers", "2", "--json", "/nonexistent/x.json"], "bagua-net-bench --peers"),
     ],
 )
 def test_wrong_options_cost_one_line_that_names_the_help(
@@ -101,7 +99,7 @@ def test_wrong_options_cost_one_line_that_names_the_help(
 
 
 def check_outputs(options: Options) -> None:
-    export.check_outputs(options.json_path, options.csv_path, options.plot_path)
+    export.check_outputs(options.json_path, options.csv_path)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +107,6 @@ def check_outputs(options: Options) -> None:
     [
         ("--json", "no/such/run.json", "does not exist; create it first"),
         ("--csv", ".", "is a directory"),
-        ("--plot", "plot.jpg", r"use one of \.png, \.svg, \.pdf"),
     ],
 )
 def test_outputs_are_checked_before_the_run(tmp_path: Path, option: str, name: str, message: str) -> None:

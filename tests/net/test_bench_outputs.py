@@ -1,10 +1,9 @@
-"""Table, plot, result files and progress of the benchmarks."""
+"""Table, result files and progress of the benchmarks."""
 
 from __future__ import annotations
 
 import csv
 import io
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,10 @@ from bagua.net.bench.export import check_writable
 from bagua.net.bench.figures import measurement_case, measurement_figures, result_of, write_csv
 from bagua.net.bench.machine import cpu_model, describe_machine, source_commit
 from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.plot import PlotUnavailableError, check_plot_path, write_plot
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import read_result, write_result
 from bagua.net.bench.sample import Sample
-from bagua.net.bench.table import COLUMNS, LOUD, RESET, render_table
-from bagua.net.bench.table_width import fitting
+from bagua.net.bench.table import LOUD, RESET, render_table
 
 
 def row(backend: str, size: int, verified: bool | None = None, *, collective: str = "all_reduce") -> Measurement:
@@ -37,39 +34,6 @@ def test_wrong_data_is_loud_and_a_blank_line_separates_sizes() -> None:
     assert [bool(line) for line in lines[2:]] == [True, True, False, True]
     assert "\x1b" not in render_table(rows)
     assert "p50" not in lines[0], "a column without a value is left out"
-
-
-@pytest.mark.parametrize("width", [40, 80, None])
-def test_a_narrow_terminal_keeps_what_says_most(width: int | None) -> None:
-    rows = [row("plugin-1", 256 << 20, verified=True), row("plugin-1", 8, verified=False)]
-
-    def rendered(left_out: set[str]) -> str:
-        return render_table(rows, columns=[column for column in COLUMNS if column.title not in left_out])
-
-    text = rendered(fitting(rendered, width))
-    assert width is None or max(map(len, text.splitlines())) <= width
-    assert all(title in text.splitlines()[0] for title in ("size", "backend", "busbw", "verified"))
-
-
-def test_the_plot_says_what_it_shows(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    path = tmp_path / "plot.svg"
-    rows = [row(name, 8 << shift) for name in ("plugin", "bare") for shift in range(0, 26, 2)]
-    write_plot(path, rows, title="ring, 2 ranks", caption="EPYC, 2 CPUs", reference_gb_s=6.0)
-    drawn = path.read_text()
-    for text in ("plugin", "bare", "raw TCP limit", "bus bandwidth (GB/s)", "time (µs)", "EPYC, 2 CPUs", "8 B"):
-        assert text in drawn
-    for suffix, magic in (("png", b"\x89PNG"), ("pdf", b"%PDF")):
-        write_plot(tmp_path / f"plot.{suffix}", [ROW], title="", caption="")
-        assert (tmp_path / f"plot.{suffix}").read_bytes().startswith(magic)
-
-
-def test_a_plot_that_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"suffix '\.jpg'; use one of \.png, \.svg, \.pdf"):
-        check_plot_path(tmp_path / "plot.jpg")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PlotUnavailableError, match=r"pip install matplotlib"):
-        check_plot_path(tmp_path / "plot.png")
 
 
 def test_files_have_the_figures_and_what_they_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,13 +88,6 @@ def test_small_sizes_alone_still_have_a_limit(bench: Bench) -> None:
     assert "64 MiB  raw x2" in finished.stdout
 
 
-def test_the_plot_is_written(bench: Bench, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    finished = bench.run(*SMALL_RUN, *NATIVE, "--plot", str(tmp_path / "run.svg"))
-    assert finished.returncode == 0, finished.stderr
-    assert "raw TCP limit" in (tmp_path / "run.svg").read_text()
-
-
 def test_wrong_data_is_shown_and_fails_the_run(bench: Bench, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     fault = {"at": "verify", "do": "wrong", "rank": 1, "transport": "bare"}

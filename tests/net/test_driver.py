@@ -127,6 +127,20 @@ def test_the_first_line_says_what_will_be_measured(start: StartDriver) -> None:
     assert [len(handle) for handle in event["handles"]] == [256, 256]
 
 
+def test_no_thread_wakes_while_connections_are_idle(start: StartDriver) -> None:
+    ranks = start_ranks(start, "plugin", 2, "--channels", 16, BAGUA_NET_NWORKERS="2")
+    connect(ranks)
+    verify(ranks, 16 << 20)
+
+    def is_quiet() -> bool:
+        before = context_switches(ranks[0].process.pid)["voluntary"]
+        time.sleep(1.0)
+        return context_switches(ranks[0].process.pid)["voluntary"] == before
+
+    wait_until(is_quiet, "a second in which no thread wakes", ANSWER_S)
+    quit_all(ranks)
+
+
 def test_channels_are_spread_over_all_devices(start: StartDriver) -> None:
     ranks = start_ranks(start, "plugin", 2, "--device", "all", "--channels", 3, BAGUA_NET_RAILS="2")
     for event in connect(ranks):
@@ -197,7 +211,7 @@ RING = ("ring", "--transport", "bare", "--rank", "0", "--nranks", "2")
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("star",), ['unknown mode "star"', "ring, peers or raw"]),
+        (("star",), ['unknown mode "star"', "ring or raw"]),
         (("ring", "--transport", "carrier-pigeon"), ['"carrier-pigeon"', "plugin, bare"]),
         (("ring", "--transport", "bare", "--rank", "0", "--nranks", "1"), ['--nranks is "1"', "from 2 to 1024"]),
         ((*RING, "--channels", "two"), ['--channels is "two"', "from 1 to 64"]),

@@ -136,59 +136,6 @@ def run_raw(arguments: dict[str, str], faults: Faults) -> None:
             return
 
 
-def run_peers(arguments: dict[str, str], faults: Faults) -> None:
-    rank, comms = int(arguments["--rank"]), int(arguments["--comms"])
-    resident = 1_000_000
-    emit(
-        "listening",
-        handles=[f"{rank:02x}{comm:04x}" for comm in range(comms)],
-        table="v12",
-        net_name="BaguaNet",
-        devices=["lo"],
-        before_resident_bytes=resident,
-    )
-    looks = 0
-    for line in sys.stdin:
-        words = line.split()
-        faults.strike(words[0])
-        if words[0] == "connect":
-            expected = [f"{1 - rank:02x}{comm:04x}" for comm in range(comms)]
-            if words[1:] != expected:
-                emit("error", message=f"handles {words[1:]} are not those of rank {1 - rank}: {expected}")
-                return
-            emit("connected")
-        elif words[0] == "run":
-            size, messages = int(words[1]), int(words[2])
-            # A hundredth slower for each comm more.
-            seconds = messages * size * SECONDS_PER_BYTE * (1 + (comms - 1) / 100)
-            cpu = messages * size * CPU_SECONDS_PER_BYTE
-            count = messages - 1 if faults.kind("run") == "short" else messages
-            emit("result", bytes=size, messages=count, seconds=seconds, cpu_user_s=cpu, cpu_system_s=cpu)
-        elif words[0] == "verify":
-            wrong = 3 if faults.kind("verify") == "wrong" else 0
-            first = 5 if wrong else None
-            emit("verified", bytes=int(words[1]), wrong_elements=wrong, first_wrong_message=first)
-        elif words[0] == "footprint":
-            looks += 1
-            wakes = faults.kind("footprint") == "wake"
-            emit(
-                "footprint",
-                threads=3,
-                descriptors=10 + 2 * comms,
-                tcp_sockets=2 * comms,
-                # 100 KiB for the first comm each way, and 10 KiB for each comm after that.
-                resident_bytes=resident + (102_400 + 2 * (comms - 1) * 10_240),
-                socket_memory_bytes=2 * comms * 512,
-                thread_ids=[7, 8],
-                thread_names=["bagua-net-io0", "bagua-net-conn"],
-                thread_cpu_s=[1.0 + 0.001 * looks if wakes else 1.0, 2.0],
-                thread_voluntary_switches=[100 + 4 * looks if wakes else 100, 5],
-            )
-        elif words[0] == "quit":
-            emit("bye")
-            return
-
-
 def die_with_parent() -> None:
     """As the real driver does, so that a test that kills the command leaves nothing behind."""
     pr_set_pdeathsig = 1
@@ -205,8 +152,6 @@ def main() -> None:
     faults.strike("start")
     if sys.argv[1] == "ring":
         run_ring(arguments, faults)
-    elif sys.argv[1] == "peers":
-        run_peers(arguments, faults)
     else:
         run_raw(arguments, faults)
 

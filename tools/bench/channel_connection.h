@@ -1,4 +1,4 @@
-// From an open transport to connected channels, as ring and peers mode do it: handles leave in the "listening" answer,
+// From an open transport to connected channels, as ring mode does it: handles leave in the "listening" answer,
 // the neighbour's come back in the "connect" command.
 #pragma once
 

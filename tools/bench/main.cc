@@ -1,7 +1,7 @@
 // bagua-net-driver: one process of a benchmark. `ring`: one rank of a ring all-reduce over the plugin or over plain
-// sockets; `peers`: one of two ranks with many comms between them; `raw`: one end of plain TCP streams. Commands come
-// on stdin, answers go to stdout, one JSON object per line; bagua-net-bench starts these processes and makes tables of
-// the answers. An error is one {"event": "error"} line and exit code 1; the end of stdin means quit.
+// sockets; `raw`: one end of plain TCP streams. Commands come on stdin, answers go to stdout, one JSON object per line;
+// bagua-net-bench starts these processes and makes tables of the answers. An error is one {"event": "error"} line and
+// exit code 1; the end of stdin means quit.
 #include <signal.h>
 #include <sys/prctl.h>
 
@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "bench/driver_protocol.h"
-#include "bench/peers_mode.h"
 #include "bench/raw_mode.h"
 #include "bench/ring_mode.h"
 
@@ -23,10 +22,6 @@ constexpr char kUsage[] =
     plugin: --library PATH [--table auto|5..12] [--device 0..|all]
     bare:   [--address 127.0.0.1[:PORT]]
   stdin: connect HANDLE... | run BYTES ITERATIONS WARMUP | verify BYTES | quit
-
-bagua-net-driver peers --transport plugin|bare --rank 0|1 --comms N
-    [--in-flight 8] [--max-message-bytes 1048576] [--timeout-ms 60000], and the transport's options as above
-  stdin: connect HANDLE... | run BYTES MESSAGES WARMUP | verify BYTES MESSAGES | footprint | quit
 
 bagua-net-driver raw --role server [--address 127.0.0.1[:PORT]] --streams N
 bagua-net-driver raw --role client --connect HOST:PORT          --streams N
@@ -53,9 +48,8 @@ int main(int argc, char** argv) {
   const std::string mode = words.empty() ? "" : words[0];
   const std::vector<std::string> options(words.empty() ? words.end() : words.begin() + 1, words.end());
   if (mode == "ring") return bagua_net::bench::run_ring_mode(options).is_ok() ? EXIT_SUCCESS : EXIT_FAILURE;
-  if (mode == "peers") return bagua_net::bench::run_peers_mode(options).is_ok() ? EXIT_SUCCESS : EXIT_FAILURE;
   if (mode == "raw") return bagua_net::bench::run_raw_mode(options).is_ok() ? EXIT_SUCCESS : EXIT_FAILURE;
-  bagua_net::bench::report_failure(Status::invalid_argument(
-      "unknown mode \"" + mode + "\": must be ring, peers or raw; --help shows their options"));
+  bagua_net::bench::report_failure(
+      Status::invalid_argument("unknown mode \"" + mode + "\": must be ring or raw; --help shows their options"));
   return EXIT_FAILURE;
 }

@@ -18,7 +18,6 @@ from bagua.cli.net import make_parser as make_net_parser
 from bagua.distributed import launch
 from bagua.distributed.run import make_bagua_parser as make_run_parser
 from bagua.net.bench.nccl_ab.options import make_parser as make_nccl_parser
-from bagua.net.bench.peers.options import make_parser as make_peers_parser
 from bagua.net.bench.ring.options import make_parser as make_ring_parser
 from bagua.script import baguarun
 
@@ -83,7 +82,6 @@ def render() -> str:
     parts += command(make_main_parser()[0], "bagua", 2)
     parts += command(make_net_parser()[0], "bagua-net", 2)
     parts += command(make_ring_parser(), "bagua-net-bench", 2)
-    parts += command(make_peers_parser(), "bagua-net-bench --peers", 3)
     parts += command(make_nccl_parser(), "bagua-net-bench --nccl", 3)
     parts += command(baguarun.make_parser(), "baguarun", 2)
     parts += command(launch.make_parser(), launch.PROGRAM, 2)

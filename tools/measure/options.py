@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 from bagua.net.bench.argument_types import within
 from bagua.net.bench.export import check_output_files, make_folder
 from bagua.net.bench.gpu_sharing import sharing_of
-from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
+
+_PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def parser_of(tool: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -87,7 +89,7 @@ def check_results(parser: argparse.ArgumentParser, given: argparse.Namespace, *f
     try:
         check_output_files([("--json", given.json), ("--details", given.details)])
         if getattr(given, "plot", None) is not None:
-            check_plot_path(given.plot)
+            _check_plot(given.plot)
             check_output_files([("--plot", given.plot)])
         for option in folders:
             name = option.removeprefix("--").replace("-", "_")
@@ -95,8 +97,15 @@ def check_results(parser: argparse.ArgumentParser, given: argparse.Namespace, *f
             if folder is not None:
                 make_folder(option, folder)
                 setattr(given, name, folder.absolute())
-    except (ValueError, PlotUnavailableError) as error:
+    except ValueError as error:
         parser.error(str(error))
+
+
+def _check_plot(path: Path) -> None:
+    if path.suffix.lower() not in _PLOT_SUFFIXES:
+        raise ValueError(f"--plot {str(path)!r} has suffix {path.suffix!r}; use one of {', '.join(_PLOT_SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib, which is not installed; run: pip install matplotlib")
 
 
 def choose_device(

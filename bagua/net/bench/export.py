@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bagua.net.bench.errors import UsageError
-from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 
 
 def check_writable(option: str, path: Path) -> None:
@@ -36,13 +35,11 @@ def check_output_files(outputs: Sequence[tuple[str, Path | None]]) -> None:
             raise ValueError(f"{other} and {option} both name {str(path)!r}; give each a file of its own")
 
 
-def check_outputs(json_path: Path | None, csv_path: Path | None, plot_path: Path | None = None) -> None:
-    """--json, --csv and --plot, on rank 0 only: the other hosts need not have those folders. Raises UsageError."""
+def check_outputs(json_path: Path | None, csv_path: Path | None) -> None:
+    """--json and --csv, on rank 0 only: the other hosts need not have those folders. Raises UsageError."""
     try:
-        if plot_path is not None:
-            check_plot_path(plot_path)
-        check_output_files((("--json", json_path), ("--csv", csv_path), ("--plot", plot_path)))
-    except (ValueError, PlotUnavailableError) as error:
+        check_output_files((("--json", json_path), ("--csv", csv_path)))
+    except ValueError as error:
         raise UsageError(str(error)) from error
 
 

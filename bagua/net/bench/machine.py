@@ -18,7 +18,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """Written into every export and under every plot."""
+    """Written into every export."""
 
     host: str
     cpu_model: str
@@ -36,7 +36,7 @@ class MachineFacts:
         return asdict(self)
 
     def caption(self) -> str:
-        """One line for the foot of a plot and the head of a table."""
+        """One line for the head of a table."""
         return (
             f"{self.cpu_model}, {self.cpus_usable} CPUs, Linux {self.kernel}, TCP {self.tcp_congestion_control},"
             f" bagua {self.package_version}, {self.date[:10]}"

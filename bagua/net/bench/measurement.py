@@ -40,7 +40,7 @@ def busbw_factor(collective: str, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the table, the exports and the plot show of one backend at one size."""
+    """What the table and the exports show of one backend at one size."""
 
     backend: str
     collective: str
@@ -103,6 +103,6 @@ class Measurement:
 
     @property
     def busbw_range_gb_s(self) -> tuple[float, float]:
-        """busbw of the slowest and of the fastest repetition: the band of the plot."""
+        """busbw of the slowest and of the fastest repetition."""
         scale = self.busbw_gb_s * self.time_us
         return scale / self.time_max_us, scale / self.time_min_us

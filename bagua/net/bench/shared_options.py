@@ -14,10 +14,9 @@ from bagua.net.bench.sizes import size_series
 _Options = TypeVar("_Options")
 
 
-def parser_of(program: str, description: str, epilog: str, usage: str | None = None) -> OptionParser:
+def parser_of(program: str, description: str, epilog: str) -> OptionParser:
     return OptionParser(
         prog=program,
-        usage=usage,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -71,9 +70,7 @@ def add_programs(group: argparse._ArgumentGroup, *, driver: bool = True) -> None
         group.add_argument("--driver", type=Path, metavar="PATH", help="bagua-net-driver (default: the package's)")
 
 
-def add_network(
-    parser: argparse.ArgumentParser, interface: str, *, address: bool = True, launched: bool = True
-) -> argparse._ArgumentGroup:
+def add_network(parser: argparse.ArgumentParser, interface: str, *, address: bool = True) -> argparse._ArgumentGroup:
     network = parser.add_argument_group("network")
     network.add_argument("--interface", metavar="NAME", help=interface)
     if address:
@@ -86,24 +83,19 @@ def add_network(
         dest="timeout_s",
         help="for anything that makes no progress (default 60)",
     )
-    if launched:
-        network.add_argument(
-            "--port", type=within(int, 1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
-        )
-        network.add_argument(
-            "--local", action="store_true", help="run here alone even if a launcher's variables are set"
-        )
+    network.add_argument(
+        "--port", type=within(int, 1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
+    )
+    network.add_argument("--local", action="store_true", help="run here alone even if a launcher's variables are set")
     return network
 
 
-def add_results(parser: argparse.ArgumentParser, *, plot: str | None) -> argparse._ArgumentGroup:
+def add_results(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     output = parser.add_argument_group("results")
     output.add_argument(
         "--json", type=Path, metavar="PATH", dest="json_path", help="every figure and the machine's facts"
     )
     output.add_argument("--csv", type=Path, metavar="PATH", dest="csv_path", help="one row per figure")
-    if plot is not None:
-        output.add_argument("--plot", type=Path, metavar="PATH", dest="plot_path", help=plot)
     return output
 
 

@@ -131,11 +131,9 @@ def begins_block(before: Measurement, row: Measurement) -> bool:
     return before.bytes != row.bytes or other_collective
 
 
-def render_table(
-    measurements: Iterable[Measurement], *, colour: bool = False, columns: Sequence[Column[Measurement]] = COLUMNS
-) -> str:
+def render_table(measurements: Iterable[Measurement], *, colour: bool = False) -> str:
     """A blank line is where the size or collective changes."""
     rows = list(measurements)
     return render_rows(
-        rows, columns, begins_block=begins_block, is_loud=lambda row: row.verified is False, colour=colour
+        rows, COLUMNS, begins_block=begins_block, is_loud=lambda row: row.verified is False, colour=colour
     )

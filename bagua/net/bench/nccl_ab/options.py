@@ -77,7 +77,6 @@ class NcclOptions:
     output_dir: Path | None
     json_path: Path | None
     csv_path: Path | None
-    plot_path: Path | None
     port: int | None
     local: bool
     backend: str
@@ -173,7 +172,7 @@ def make_parser() -> argparse.ArgumentParser:
         " another (default: when all ranks are on one host, where TCP would never be used otherwise)",
     )
 
-    output = add_results(parser, plot="of the first collective (needs matplotlib)")
+    output = add_results(parser)
     output.add_argument(
         "--all-columns",
         action="store_true",
@@ -213,7 +212,6 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
         backends=tuple(backends),
         json_path=_result_path(given.json_path, given.output_dir, "nccl.json"),
         csv_path=_result_path(given.csv_path, given.output_dir, "nccl.csv"),
-        plot_path=_result_path(given.plot_path, given.output_dir, "nccl.png"),
     )
 
 
@@ -237,4 +235,4 @@ def check_files(options: NcclOptions) -> None:
             make_folder("--output-dir", options.output_dir)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    check_outputs(options.json_path, options.csv_path, options.plot_path)
+    check_outputs(options.json_path, options.csv_path)

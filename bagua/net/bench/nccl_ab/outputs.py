@@ -1,4 +1,4 @@
-"""--json, --csv and --plot of the GPU comparison: every backend's figures, whatever the table on the screen shows."""
+"""--json and --csv of the GPU comparison: every backend's figures, whatever the table on the screen shows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from pathlib import Path
 
 from bagua.net.bench.figures import measurement_case, measurement_figures, result_of, speedup, write_files
 from bagua.net.bench.machine import MachineFacts
-from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.options import NcclOptions
-from bagua.net.bench.nccl_ab.report import hand_tuned_names, has_envelope
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, Ratio, Results
-from bagua.net.bench.plot import write_plot
 from bagua.net.bench.result_file import Figure, Label
 
 
@@ -43,20 +39,7 @@ def write_outputs(
         gpu=device if gpus else None,
         notes=[*notes, *(f"ERROR: {error}" for error in errors)],
     )
-    written = write_files(result, options.json_path, options.csv_path)
-    if options.plot_path is not None and results.rows:
-        first = results.rows[0].collective
-        backends = [group.backend for group in groups]
-        write_plot(
-            options.plot_path,
-            plotted_rows(results, backends, first),
-            title=f"NCCL {first}, {ranks} x {device}",
-            caption=f"{setting}\n{machine.caption()}",
-            faint=hand_tuned_names(backends) if has_envelope(backends) else (),
-            faint_label="each hand-tuned setting",
-        )
-        written.append(options.plot_path)
-    return written
+    return write_files(result, options.json_path, options.csv_path)
 
 
 def _figures(results: Results, ranks: int, gpus: int) -> list[Figure]:
@@ -82,13 +65,3 @@ def _figures(results: Results, ranks: int, gpus: int) -> list[Figure]:
         if best.ratio is not None:
             add(best.ratio, BEST_TUNED_NAME)
     return found
-
-
-def plotted_rows(results: Results, backends: Sequence[Backend], collective: str) -> list[Measurement]:
-    """With many hand-tuned settings the best of each size, as one line, after NCCL's default."""
-    rows = [row for row in results.rows if row.collective == collective]
-    if not has_envelope(backends):
-        return rows
-    best = [replace(found.row, backend=BEST_TUNED_NAME) for found in results.best_of(collective).values()]
-    default = [row for row in rows if row.backend == backends[0].name]
-    return [*default, *best, *(row for row in rows if row.backend != backends[0].name)]

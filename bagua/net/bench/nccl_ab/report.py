@@ -21,7 +21,7 @@ MAX_COLUMNS = 4
 
 
 def has_envelope(backends: Sequence[Backend], *, all_columns: bool = False) -> bool:
-    """Whether the best of the hand-tuned settings stands for all of them, in the table and in the plot."""
+    """Whether the best of the hand-tuned settings stands for all of them in the table."""
     return not all_columns and len(backends) > MAX_COLUMNS and len(hand_tuned_names(backends)) > 1
 
 

@@ -1,1 +1,1 @@
-"""`bagua-net-bench` without `--nccl` and `--peers`: a ring all-reduce over the plugin, bare sockets and raw TCP."""
+"""`bagua-net-bench` without `--nccl`: a ring all-reduce over the plugin, bare sockets and raw TCP."""

@@ -23,7 +23,7 @@ from bagua.version import __version__
 
 PROGRAM = "bagua-net-bench"
 
-# A default run ends within three minutes: drawing a plot takes what is left.
+# A default run ends within three minutes.
 DEFAULT_TIME_BUDGET_S = 160.0
 DEFAULT_REPEATS = 7
 QUICK_SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -42,11 +42,10 @@ examples:
   bagua-net-bench                               all backends, 8 B to 256 MiB, on this machine
   bagua-net-bench --quick                       a look: five sizes, a quarter of a minute
   bagua-net-bench -b 1M -e 256M -f 4 --ranks 4  four ranks, large sizes
-  bagua-net-bench --json run.json --plot run.pdf
+  bagua-net-bench --json run.json --csv run.csv
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
       --no-python bagua-net-bench               across hosts; srun and mpirun work as well
   bagua-net-bench --busy-per-cpu 2              while data loading keeps the CPUs busy
-  bagua-net-bench --peers                       1, 8 and 64 connections each way, and what they cost when idle
   bagua-net-bench --nccl --help                 the real NCCL with and without the plugin, on GPUs
 
 exit status: 0, or 1 if a byte was wrong or the run failed, or 2 if an option was wrong.
@@ -67,7 +66,6 @@ class Options:
     verify: bool
     json_path: Path | None
     csv_path: Path | None
-    plot_path: Path | None
     address: str | None
     interface: str | None
     library: Path | None
@@ -146,10 +144,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_programs(what)
     add_network(parser, "network interface (default: lo; across hosts, rank 0's path)")
-    add_results(parser, plot="a .png, .svg or .pdf (needs matplotlib)")
+    add_results(parser)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.add_argument("--nccl", action="store_true", help="compare the real NCCL on GPUs; see --nccl --help")
-    parser.add_argument("--peers", action="store_true", help="what many connections cost; see --peers --help")
     return parser
 
 

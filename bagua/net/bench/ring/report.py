@@ -10,8 +10,7 @@ from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.result_file import Label, ResultFile
 from bagua.net.bench.ring.summary import PairedSeries, RawLimit, best_raw_only, comparisons
-from bagua.net.bench.table import COLUMNS, LOUD, RESET, format_bandwidth, render_table
-from bagua.net.bench.table_width import fitting
+from bagua.net.bench.table import LOUD, RESET, format_bandwidth, render_table
 
 
 @dataclass(frozen=True)
@@ -37,20 +36,8 @@ class Report:
         lines += [f"  {name.ljust(width)}  {text}" for name, text in self.backends.items()]
         return "\n".join(lines) + "\n"
 
-    def table(self, *, colour: bool = False, width: int | None = None) -> str:
-        """
-        Args:
-            width: of the terminal, for which columns are left out; None: all of them are shown.
-        """
-        rows = best_raw_only(self.rows)
-
-        def rendered(left_out: set[str], colour: bool = False) -> str:
-            columns = [column for column in COLUMNS if column.title not in left_out]
-            return render_table(rows, colour=colour, columns=columns)
-
-        left_out = fitting(rendered, width)
-        note = f"(the terminal has no room for {', '.join(sorted(left_out))})\n" if left_out else ""
-        return rendered(left_out, colour) + note
+    def table(self, *, colour: bool = False) -> str:
+        return render_table(best_raw_only(self.rows), colour=colour)
 
     def closing(self, *, colour: bool = False) -> str:
         lines = []
