@@ -16,7 +16,7 @@ BENCH_ARGS ?=
 # What `make perf` compares with (a tag, branch or commit; default: the last release), and its options (see --help).
 PERF_BASE ?=
 PERF_ARGS ?=
-# E.g.: make sweep SWEEP_ARGS="--rates 1G,10G --delays 0,5ms"   (see --help)
+# E.g.: make sweep SWEEP_ARGS="--networks 1G,10G+5ms"   (see --help)
 SWEEP_ARGS ?=
 # E.g.: make convergence CONVERGENCE_ARGS="--tasks digits --algorithms bytegrad --seeds 3"
 CONVERGENCE_ARGS ?=
@@ -150,7 +150,9 @@ perf: $(VENV)/.bagua ## Faster or slower than another commit? make perf PERF_BAS
 sweep: $(VENV)/.bagua ## Which algorithm is the fastest at which rate and delay of the network? Needs root
 	@mkdir -p build/sweep
 	@echo "== sweep $(SWEEP_ARGS)"
-	@PYTHONPATH=tools $(BIN)/python -m sweep --json build/sweep/results.json $(SWEEP_ARGS)
+	@PYTHONPATH=tools $(BIN)/python -m measure core --networks 1G,10G,1G+5ms,10G+5ms,1G+20ms,10G+20ms \
+	  --algorithms algorithms --baseline with-bagua --device cpu --model wide --steps 4 --warmup 3 --rounds 3 \
+	  --time-limit 720 --timeout 240 --json build/sweep/results.json $(SWEEP_ARGS)
 
 .PHONY: convergence
 convergence: $(VENV)/.bagua ## Does every algorithm train as well as gradient all-reduce? Half an hour on two cores

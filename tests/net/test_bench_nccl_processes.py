@@ -121,7 +121,6 @@ def test_all_collectives_and_settings_run_and_are_verified_and_exported(tmp_path
     with (out / "nccl.csv").open() as file:
         table = list(csv.DictReader(line for line in file if not line.startswith("#")))
     assert len(table) == len(result.figures)
-    assert (out / "nccl.png").stat().st_size > 10_000
 
 
 @pytest.mark.timeout(300)

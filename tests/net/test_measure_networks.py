@@ -16,8 +16,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from measure.core.step_statistics import TurnResult
 from measure.networks.comparison import Sample, best_tuned, row_of, training_faults
-from measure.networks.network import parse_network
 from measure.networks.tool import DEFAULT_TOLERANCE, backends_of, parse_options
+from measure.ranks.network import parse_network
 
 from bagua.net.bench.turns import Turns
 

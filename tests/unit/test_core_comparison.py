@@ -25,7 +25,7 @@ from measure.core.catalogue import (
     REFERENCE,
 )
 from measure.core.models import Gpt2, ModelSize, build, resnet50, tiny
-from measure.core.report import closing_lines, report_of
+from measure.core.report import fastest_line, legend, measured_lines, report_of
 from measure.core.run import CoreRun
 from measure.core.step_statistics import TurnResult, faults_of, rows_of, turn_result
 from measure.core.tool import parse_options
@@ -143,7 +143,7 @@ class TestStatistics:
         turns += [turn("bytegrad", 0, [1]), turn("decentralized", 0, [1] * 3)]
         found = {row.algorithm: row.steps_per_averaging for row in rows_of(turns)}
         assert found == {"async": 3, "bytegrad": None, "decentralized": None}
-        lines = closing_lines(rows_of(turns), turns, REFERENCE)
+        lines = [*legend(rows_of(turns), REFERENCE), *measured_lines(rows_of(turns), turns)]
         assert "async, mlp: parameters were averaged once in 3.0 steps" in lines
 
     @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ class TestReport:
     def test_a_package_without_compiled_compression_is_named(self) -> None:
         settings = options()
         run = played_run([turn(REFERENCE, 0, [10])], settings, python_compression="/somewhere/bagua/__init__.py")
-        (note,) = report_of(run, settings).notes
+        (note,) = report_of([(settings.networks[0], run)], settings).notes
         assert note.startswith("/somewhere/bagua/__init__.py has no compiled bagua.kernels._minmax_uint8")
 
     def test_what_is_printed_and_written(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ class TestReport:
         turns += [turn("with-bagua", number, [5], steps_peak_bytes=3 * MIB) for number in (0, 1)]
         run = played_run([*turns, turn("bagua-ddp", 0, [5], losses=[math.nan])], settings, torch="2.13.0", device="cpu")
         run.turns.notes.append("a note")
-        assert report_of(run, settings).publish(settings) == 1
+        assert report_of([(settings.networks[0], run)], settings).publish(settings) == 1
         printed = capsys.readouterr().out
         assert "note: a note\nERROR: bagua-ddp with mlp, round 0: the loss became nan\nwritten: " in printed
         result = read_result(path)
@@ -353,3 +353,11 @@ class TestAgreement:
         with torch.no_grad():
             model.weight.fill_(math.nan)
         assert Reference([torch.zeros(1, 1)], [torch.zeros(1, 1)]).compare(model).relative == math.inf
+
+    def test_the_fastest_is_faster_in_every_round_and_by_more_than_noise(self) -> None:
+        times = {"with-bagua": (10, 10), "bytegrad": (5, 5), "qadam": (1, 11), "ddp-fp16": (9.8, 9.8), "async": (2, 2)}
+        turns = [turn(name, number, [ms]) for name, rounds in times.items() for number, ms in enumerate(rounds)]
+        line = fastest_line("mlp", rows_of(turns, "with-bagua"))
+        assert line == "the fastest, mlp: with equal replicas bytegrad 2.00x, of all async 5.00x"
+        slower = [one for one in rows_of(turns, "with-bagua") if one.algorithm in ("with-bagua", "ddp-fp16")]
+        assert fastest_line("mlp", slower).endswith("gradient all-reduce, of all gradient all-reduce")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,14 @@ class Report:
     title: str
     heading: str
     table: str
-    figures: Sequence[Figure]
-    lines: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    errors: Sequence[str] = ()
+    figures: list[Figure]
+    lines: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     facts: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    rows: Sequence[Any] = ()
-    samples: Sequence[Any] = ()
+    rows: list[Any] = field(default_factory=list)
+    samples: list[Any] = field(default_factory=list)
     written: list[Path] = field(default_factory=list)
 
     def publish(self, given: argparse.Namespace, machine: MachineFacts | None = None) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.nccl_ab.backend import PLUGIN_NETWORK, Backend, worker_environment
 from bagua.net.bench.nccl_ab.log import network_error, read_proof_file
-from measure.ranks.placement import HostPlacement, Placement
+from measure.ranks.placement import Placement
 from measure.ranks.team import RankTeam, rank_environment
 
 
@@ -18,10 +18,8 @@ def bagua_net_by_activation() -> Backend:
     return Backend("bagua-net", PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1"}, is_ours=True)
 
 
-def start_ranks(given: argparse.Namespace, log_folder: Path, placement: Placement | None = None) -> RankTeam:
-    """`placement` is by default this host.
-
-    Raises BenchError when the ranks cannot be started, and when NCCL took another network than was asked for."""
+def start_ranks(given: argparse.Namespace, log_folder: Path, placement: Placement) -> RankTeam:
+    """Raises BenchError when the ranks cannot be started, and when NCCL took another network than was asked for."""
     is_tcp = given.network == "tcp"
     network = bagua_net_by_activation() if is_tcp else Backend("ranks", "", {"ENABLE_BAGUA_NET": "0"})
     team, logs = start_on_network(given, network, log_folder, tcp_only=is_tcp, placement=placement)
@@ -41,7 +39,7 @@ def start_on_network(
     log_folder: Path,
     *,
     tcp_only: bool,
-    placement: Placement | None = None,
+    placement: Placement,
     form: bool = True,
 ) -> tuple[RankTeam, list[Path]]:
     """The ranks, and NCCL's log of each: it reads its network's settings once per process. `form`: see RankTeam."""
@@ -62,7 +60,7 @@ def start_on_network(
         given.device,
         timeout_s=given.timeout,
         environment=environment,
-        placement=placement or HostPlacement(given.sharing),
+        placement=placement,
         join={name: getattr(given, name) for name in ("algorithms", "device", "seed", "deterministic")},
         form=form,
     )

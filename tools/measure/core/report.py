@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from bagua.net.bench.table import MISSING, Column, render_rows
 from measure.core.catalogue import ALL_REDUCE, REFERENCE, Promise
 from measure.core.compression_code import compression_notes
 from measure.core.run import CoreRun, size_of
 from measure.core.step_statistics import Row, TurnResult, faults_of, own_spread, promise_of, rows_of
+from measure.ranks.network import Network
 from measure.report import Report, format_ms, number, ranks_text, sharing_notes
 from measure.results import case_of, step_figures
 
@@ -18,6 +20,9 @@ _PROMISES = {
     Promise.EQUAL: "another training than DDP's, in which all ranks keep the same parameters",
     Promise.OWN: "another training than DDP's, in which every rank has parameters of its own",
 }
+
+# Who changes the training for less gains less than machines differ by.
+LEAST_SPEED_UP = 1.05
 
 
 def _short(algorithm: str) -> str:
@@ -63,36 +68,82 @@ def columns(given: argparse.Namespace) -> tuple[Column[Row], ...]:
     )
 
 
-def report_of(run: CoreRun, given: argparse.Namespace, *, colour: bool = False) -> Report:
-    turns = run.results
-    rows = rows_of(turns, given.baseline)
-    labels = case_of(given.ranks, given.device, given.sharing, rate_gbps=None, delay_ms=0.0)
-    if given.network is not None:
-        labels["network"] = given.network
-    network = f", network {given.network}" if given.network else ", gloo"
-    length = f"turns of {given.steps} steps after {given.warmup}"
-    return Report(
+def report_of(
+    runs: Sequence[tuple[Network, CoreRun]],
+    given: argparse.Namespace,
+    notes: Sequence[str] = (),
+    errors: Sequence[str] = (),
+    *,
+    colour: bool = False,
+) -> Report:
+    """`runs`: of each network, in which there may be no turn."""
+    several = len(given.networks) > 1
+    measured: list[Row] = []
+    report = Report(
         title=f"Step time of training: {', '.join(given.model)} on {given.ranks} ranks",
-        heading=f"{ranks_text(given, run.facts)}{network}; {length}",
-        table=render_rows(
+        heading="",
+        table="",
+        figures=[],
+        notes=[*sharing_notes(given), *notes],
+        errors=list(errors),
+        parameters={"models": {model: size_of(given, model) for model in given.model}},
+    )
+    for network, run in runs:
+        if run.facts and not report.facts:
+            report.facts = run.facts
+            report.notes += compression_notes(run.facts)
+        prefix = f"{network.name}: " if several else ""
+        turns = run.results
+        rows = rows_of(turns, given.baseline)
+        labels = case_of(given.ranks, given.device, given.sharing, **network.labels())
+        if given.network is not None:
+            labels["network"] = given.network
+        title = f"{network.name}\n" if network.is_emulated else ""
+        table = render_rows(
             rows,
             columns(given),
             begins_block=lambda before, row: before.model != row.model,
             is_loud=lambda row: _replicas(row) == "DIFFER",
             colour=colour,
-        ),
-        figures=step_figures(rows, labels),
-        lines=closing_lines(rows, turns, given.baseline),
-        notes=[*sharing_notes(given), *compression_notes(run.facts), *run.turns.notes],
-        errors=[*run.turns.errors, *faults_of(turns, given.tolerance)],
-        facts=run.facts,
-        parameters={"models": {model: size_of(given, model) for model in given.model}},
-        rows=rows,
-        samples=turns,
-    )
+        )
+        report.table += f"{title}{table}\n" if rows and several else f"{title}{table}" if rows else ""
+        report.figures += step_figures(rows, labels)
+        report.lines += [f"{prefix}{line}" for line in measured_lines(rows, turns)]
+        report.lines += [f"{prefix}{fastest_line(model, rows)}" for model in given.model if several]
+        report.notes += [f"{prefix}{note}" for note in run.turns.notes]
+        report.errors += [f"{prefix}{one}" for one in (*run.turns.errors, *faults_of(turns, given.tolerance))]
+        measured += rows
+        report.rows += [{"network": network.name, **asdict(row)} for row in rows]
+        report.samples += [{"network": network.name, **asdict(turn)} for turn in turns]
+    network_text = f", network {given.network}" if given.network else ", gloo"
+    length = f"turns of {given.steps} steps after {given.warmup}"
+    report.heading = f"{ranks_text(given, report.facts)}{network_text}; {length}"
+    report.lines[:0] = legend(measured, given.baseline)
+    return report
 
 
-def closing_lines(rows: Sequence[Row], turns: Sequence[TurnResult], baseline: str) -> list[str]:
+def fastest_line(model: str, rows: Sequence[Row]) -> str:
+    """The fastest algorithm with a model: of those that keep replicas equal, and of all."""
+    kinds = {"with equal replicas": (Promise.EQUAL,), "of all": (Promise.EQUAL, Promise.OWN)}
+    found = []
+    for kind, promises in kinds.items():
+        best = fastest([row for row in rows if row.model == model and promise_of(row.algorithm) in promises])
+        found.append(f"{kind} {'gradient all-reduce' if best is None else best}")
+    return f"the fastest, {model}: {', '.join(found)}"
+
+
+def fastest(rows: Sequence[Row]) -> str | None:
+    """Of those that were faster than the baseline in every round, and by 5 % in the median, the fastest."""
+    gains = {
+        row.algorithm: row.speed_up.median
+        for row in rows
+        if row.speed_up is not None and row.speed_up.low > 1 and row.speed_up.median >= LEAST_SPEED_UP
+    }
+    best = max(gains, key=lambda name: gains[name], default=None)
+    return None if best is None else f"{best} {gains[best]:.2f}x"
+
+
+def legend(rows: Sequence[Row], baseline: str) -> list[str]:
     lines = []
     if any(row.speed_up is not None for row in rows):
         lines.append(
@@ -106,7 +157,11 @@ def closing_lines(rows: Sequence[Row], turns: Sequence[TurnResult], baseline: st
         promising = [name for name in dict.fromkeys(row.algorithm for row in rows) if promise_of(name) is promise]
         if promising:
             lines.append(f"{meaning}: {', '.join(promising)}")
-    lines += [
+    return lines
+
+
+def measured_lines(rows: Sequence[Row], turns: Sequence[TurnResult]) -> list[str]:
+    lines = [
         f"{row.algorithm}, {row.model}: parameters were averaged once in {row.steps_per_averaging:.1f} steps"
         for row in rows
         if row.steps_per_averaging is not None

@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+
+from netlab import NetlabError
 
 from bagua.net.bench.argument_types import names_of, within
 from bagua.net.bench.errors import BenchError
@@ -29,6 +34,7 @@ from measure.core.ranks import start_ranks
 from measure.core.report import report_of
 from measure.core.run import CoreRun
 from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
+from measure.ranks.network import Network, add_networks
 
 # An algorithm's sums may be of another order than DDP's, and training carries the last bit's difference on. A gradient
 # that was not averaged is ten times beyond this.
@@ -51,6 +57,7 @@ examples:
   measure core --nproc-per-node 2 --network tcp --model vgg16,gpt2
   measure core --nproc-per-node 4 --network tcp --share-gpus       four ranks on one GPU, say
   measure core --nproc-per-node 2 --algorithms algorithms --baseline with-bagua --model wide
+  measure core --networks 1G,10G+5ms --algorithms algorithms --baseline with-bagua     emulated networks, as root
 
 exit status: 0, or 1 if an algorithm failed or broke what it promises (the same parameters on all ranks, or those of
 torch's DDP) or NCCL's log shows another network, or 2 if an option was wrong.
@@ -104,6 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
         _EPILOG.format(models="\n".join(models), algorithms="\n".join(algorithms), groups=", ".join(GROUPS)),
     )
     add_ranks(parser)
+    add_networks(parser)
     add_algorithms(parser, DEFAULT_ALGORITHMS, f"default {','.join(DEFAULT_ALGORITHMS)}")
     parser.add_argument(
         "--baseline",
@@ -140,6 +148,11 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     choose_device(parser, given, gpus, auto_is_cuda_with_any=True)
     if given.device == "cpu" and given.network is not None:
         parser.error(f"--network {given.network} is a choice of NCCL's; gloo on CPUs has loopback TCP: leave it out")
+    emulated = any(network.is_emulated for network in given.networks)
+    if given.device == "cuda" and emulated:
+        if given.network == "nvlink":
+            parser.error("--network nvlink is of one host; emulated --networks have a host for each rank: leave it out")
+        given.network = "tcp"
     if given.sharing is not None and given.network != "tcp":
         parser.error(
             f"--share-gpus: ranks of one GPU reach each other over TCP only; add --network tcp, or give as many"
@@ -150,15 +163,6 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
             parser.error(f"--algorithms {given.algorithms[0]} has nothing to be compared with; add {given.baseline}")
         if given.baseline != REFERENCE:
             parser.error(f"--baseline {given.baseline} is none of --algorithms; add it there")
-    check_warmup(parser, given)
-    check_results(parser, given, "--output-dir")
-    given.model = given.model or (DEFAULT_MODELS if given.device == "cuda" else DEFAULT_MODELS_ON_CPU)
-    if given.device == "cuda":
-        given.network = given.network or "nvlink"
-    return given
-
-
-def check_warmup(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     for name in given.algorithms:
         least = ALGORITHMS[name].least_warmup
         if given.warmup < least:
@@ -166,19 +170,38 @@ def check_warmup(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
                 f"--warmup {given.warmup}: {name} compresses only after some steps; give {least} or more, or leave it"
                 " out"
             )
+    check_results(parser, given, "--output-dir")
+    given.model = given.model or (DEFAULT_MODELS if given.device == "cuda" else DEFAULT_MODELS_ON_CPU)
+    if given.device == "cuda":
+        given.network = given.network or "nvlink"
+    return given
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    """Networks share the time that is left. What was measured until Ctrl-C or SIGTERM is reported."""
     given = parse_options(words)
-    with tempfile.TemporaryDirectory(prefix="measure-core-") as temporary:
-        logs = given.output_dir or Path(temporary)
-        with Progress(given.rounds * len(given.model) * len(given.algorithms)) as progress:
-            run = CoreRun(given, lambda: start_ranks(given, logs), progress)
-            try:
-                run.run()
-            except BenchError as error:
-                print(f"measure core: {error}", file=sys.stderr)
-                return 1
-    if ignored := ignored_variables(os.environ):
-        run.turns.notes.append(f"left out of the ranks' environment: {', '.join(ignored)}")
-    return report_of(run, given, colour=shows_colour(sys.stdout)).publish(given)
+    deadline = time.monotonic() + given.time_limit
+    runs: list[tuple[Network, CoreRun]] = []
+    errors: list[str] = []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    turns = given.rounds * len(given.model) * len(given.algorithms) * len(given.networks)
+    try:
+        with tempfile.TemporaryDirectory(prefix="measure-core-") as temporary, Progress(turns) as progress:
+            logs = given.output_dir or Path(temporary)
+            for number, network in enumerate(given.networks):
+                share = max(1.0, deadline - time.monotonic()) / (len(given.networks) - number)
+                options = argparse.Namespace(**{**vars(given), "time_limit": share})
+                try:
+                    with network.placement(given.ranks, given.device, given.sharing) as placement:
+                        run = CoreRun(options, partial(start_ranks, options, logs, placement), progress)
+                        runs.append((network, run))
+                        run.run()
+                except (BenchError, NetlabError) as error:
+                    errors.append(f"{network.name}: {error}")
+    except KeyboardInterrupt:
+        errors.append("interrupted")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    ignored = ignored_variables(os.environ)
+    notes = [f"left out of the ranks' environment: {', '.join(ignored)}"] if ignored else []
+    return report_of(runs, given, notes, errors, colour=shows_colour(sys.stdout)).publish(given)

@@ -17,7 +17,7 @@ from bagua.net.bench.sizes import format_size
 from bagua.net.bench.turns import Turns
 from bagua.net.bench.verdict import PairedRatio, paired_ratio
 from measure.core.step_statistics import TurnResult
-from measure.networks.network import Network
+from measure.ranks.network import Network
 
 
 @dataclass(frozen=True)

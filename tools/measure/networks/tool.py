@@ -36,8 +36,8 @@ from measure.core.run import size_of
 from measure.core.step_statistics import turn_result
 from measure.core.tool import add_steps, add_training
 from measure.networks.comparison import Case, Row, Sample, figures_of, row_of, size_case, training_faults
-from measure.networks.network import LOOPBACK, Network, parse_network
 from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
+from measure.ranks.network import Network, add_networks
 from measure.ranks.placement import Placement
 from measure.ranks.team import RankTeam
 from measure.report import Report, ranks_text
@@ -89,14 +89,7 @@ def _several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 
 def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] | None = None) -> argparse.Namespace:
     parser = parser_of("networks", "What the plugin and the algorithms gain in each of several networks.")
-    parser.add_argument(
-        "--networks",
-        type=_several(parse_network),
-        default=(parse_network(LOOPBACK),),
-        metavar="LIST",
-        help="loopback, or emulated as RATE[+DELAY][@RATE_PER_FLOW], which needs root: 25G,10G+5ms,3200M@400M (default"
-        " loopback)",
-    )
+    add_networks(parser)
     add_ranks(parser)
     parser.add_argument(
         "--sizes", type=_several(parse_size), default=(), metavar="LIST", help="of all-reduce (default none)"

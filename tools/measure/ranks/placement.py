@@ -9,7 +9,7 @@ from bagua.net.bench.gpu_sharing import GpuSharing
 
 
 class Placement(Protocol):
-    """See HostPlacement; tools/sweep has one of network namespaces."""
+    """See HostPlacement, and LabPlacement with network namespaces."""
 
     store_host: str  # where rank 0's store is found by all ranks
     alone_on_node: bool  # every rank is a node

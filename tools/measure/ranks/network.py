@@ -1,7 +1,8 @@
-"""A network of the comparison: this host's loopback, or an emulated link with a rate, a delay and a limit per flow."""
+"""Where ranks meet: this host's loopback, or an emulated link with a rate, a delay and a limit per flow."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import re
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from measure.ranks.lab_placement import LabPlacement
 from measure.ranks.placement import HostPlacement, Placement
 
 LOOPBACK = "loopback"
-# Beyond a bandwidth-delay product: 10 Gb/s with a round trip of 10 ms has 12.5 MB in flight.
-_DELAYED_TCP_BUFFER = 64 << 20
+# A connection shall never wait for its buffers: these hold what is under way in this many round trips.
+_ROUND_TRIPS_BUFFERED = 4
+_TCP_BUFFER_LIMITS = (32 << 20, 512 << 20)
 _PATTERN = re.compile(r"(?P<rate>[^+@]+)(\+(?P<delay>[^+@]+))?(@(?P<flow>[^+@]+))?")
 
 
@@ -40,17 +42,52 @@ class Network:
         flow = {} if self.per_flow_mbit is None else {"per_flow_gbps": self.per_flow_mbit / 1e3}
         return {"rate_gbps": rate, "delay_ms": self.delay_ms, **flow}
 
+    @property
+    def is_emulated(self) -> bool:
+        return self.rate_mbit is not None
+
+    @property
+    def tcp_buffer_bytes(self) -> int | None:
+        """None: what the machine has by itself."""
+        if self.rate_mbit is None or not self.delay_ms:
+            return None
+        product = self.rate_mbit * 1e6 / 8 * 2 * self.delay_ms * 1e-3
+        low, high = _TCP_BUFFER_LIMITS
+        return int(min(high, max(low, _ROUND_TRIPS_BUFFERED * product)))
+
     @contextlib.contextmanager
     def placement(self, ranks: int, device: str, sharing: GpuSharing | None) -> Iterator[Placement]:
         """Where ranks run that are joined by this network. Emulation needs root."""
         if self.rate_mbit is None:
             yield HostPlacement(sharing)
             return
-        buffer = _DELAYED_TCP_BUFFER if self.delay_ms else None
-        limits = {"delay_ms": self.delay_ms, "per_flow_mbit": self.per_flow_mbit, "tcp_buffer_bytes": buffer}
         gpus = None if device == "cpu" else ranks if sharing is None else sharing.gpus
-        with Lab(ranks, rate_mbit=self.rate_mbit, **limits) as lab:  # type: ignore[arg-type]
+        with Lab(
+            ranks,
+            rate_mbit=self.rate_mbit,
+            delay_ms=self.delay_ms,
+            per_flow_mbit=self.per_flow_mbit,
+            tcp_buffer_bytes=self.tcp_buffer_bytes,
+        ) as lab:
             yield LabPlacement(lab, gpus=gpus)
+
+
+def add_networks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--networks",
+        type=parse_networks,
+        default=LOOPBACK,
+        metavar="LIST",
+        help="loopback, or emulated as RATE[+DELAY][@RATE_PER_FLOW], which needs root: 25G,10G+5ms,3200M@400M (default"
+        " loopback)",
+    )
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    try:
+        return tuple(dict.fromkeys(parse_network(part) for part in text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parse_network(text: str) -> Network:

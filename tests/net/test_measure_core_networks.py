@@ -1,0 +1,56 @@
+"""`measure core` in emulated networks: two hosts, a small model, a few steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from bagua.net.bench.result_file import read_result
+
+_ROOT = Path(__file__).resolve().parents[2]
+if str(_ROOT / "tools") not in sys.path:
+    sys.path.append(str(_ROOT / "tools"))
+
+from netlab import missing_privilege, missing_tap_device  # noqa: E402
+
+pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
+
+from measure.core import tool  # noqa: E402
+from measure.ranks.network import parse_network  # noqa: E402
+
+_LACKING = missing_privilege() or missing_tap_device()
+
+
+def test_buffers_hold_what_is_under_way() -> None:
+    assert parse_network("10G").tcp_buffer_bytes is None, "the machine's own"
+    assert parse_network("10G+20ms").tcp_buffer_bytes == 4 * 50_000_000
+    assert parse_network("1G+1ms").tcp_buffer_bytes == 32 << 20
+    assert parse_network("100G+100ms").tcp_buffer_bytes == 512 << 20
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))
+def test_networks_are_measured_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    details, result = (tmp_path / name for name in ("details.json", "core.json"))
+    words = ["--networks", "400M,200M+10ms", "--device", "cpu", "--model", "wide", "--length", "256"]
+    words += ["--algorithms", "torch-ddp,with-bagua,bytegrad", "--baseline", "with-bagua"]
+    words += ["--rounds", "1", "--steps", "2", "--time-limit", "60"]
+    code = tool.main([*words, "--details", str(details), "--json", str(result)])
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    rows = {(one["network"], one["algorithm"]): one for one in json.loads(details.read_text())["summary"]}
+    assert len(rows) == 6
+    assert rows["200M+10ms", "with-bagua"]["largest_difference"] == 0, "two ranks: the same sums"
+    assert "200M+10ms: the fastest, wide: with equal replicas" in printed
+    found = read_result(result)
+    # The networks are really between the ranks: each sends 1.3 MB of gradients at 25 or 50 MB/s.
+    slow = found.find("step_time", algorithm="gradient_allreduce", rate_gbps=0.2, delay_ms=10.0)
+    assert slow.median > 50
+    assert found.find("step_time", algorithm="gradient_allreduce", rate_gbps=0.4, delay_ms=0.0).median > 25
+    assert found.find("speedup", algorithm="bytegrad", rate_gbps=0.2).repetitions == 1
+    assert not list(Path("/run/netns").glob(f"netlab-{os.getpid()}-*"))

@@ -1,9 +1,0 @@
-"""`make sweep` runs `python -m sweep` with tools/ on PYTHONPATH."""
-
-from __future__ import annotations
-
-import sys
-
-from .cli import main
-
-sys.exit(main())
