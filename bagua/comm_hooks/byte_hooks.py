@@ -23,6 +23,7 @@ from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_
 from bagua.comm_hooks.background import Background, background_of
 from bagua.comm_ops.compressed import DEFAULT_CODEC, CompressedAllReduce, compressed_alignment
 from bagua.kernels.scratch_memory import scratch
+from bagua.replicas.replica_check import Replica, ReplicasDifferError
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,20 @@ class ByteGradState:
         self._places = {}
 
     def place(self, device: torch.device) -> _Place:
-        """Collective at the first call."""
+        """Collective at the first call.
+
+        Raises:
+            ReplicasDifferError: the ranks have other options.
+        """
         found = self._places.get(device.type)
         if found is None:
             background = background_of(to_bagua_process_group(self.process_group), device)
+            # Ranks with other codecs would send messages of other sizes, or take each other's for their own.
+            options = [f"codec={self.codec.name}", f"average={self.average}", f"hierarchical={self.hierarchical}"]
+            found_errors: list[ReplicasDifferError] = []
+            background.run(partial(_compare, background.group, options, device, found_errors), device).wait()
+            if found_errors:
+                raise found_errors[0]
             operation = CompressedAllReduce(background.group, self.average, self.hierarchical, codec=self.codec)
             alignment = compressed_alignment(background.group, self.hierarchical, self.codec)
             found = self._places[device.type] = _Place(background, operation, alignment)
@@ -110,6 +121,17 @@ class ByteGradState:
         flat = bucket.buffer()
         place = self.place(flat.device)
         return place.background.run(partial(reduce_flat, flat, place.operation, place, self.average), flat.device)
+
+
+def _compare(
+    group: BaguaProcessGroup, options: list[str], device: torch.device, errors: list[ReplicasDifferError]
+) -> torch.Tensor:
+    """`errors` gets what is no failure of the group, whose later operations go on."""
+    try:
+        Replica((), settings=options).check(group.get_global_communicator())
+    except ReplicasDifferError as error:
+        errors.append(error)
+    return torch.empty(0, device=device)  # what runs in the background has a result
 
 
 def reduce_flat(flat: torch.Tensor, operation: CompressedAllReduce, place: _Place, average: bool) -> torch.Tensor:

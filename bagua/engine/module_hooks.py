@@ -79,13 +79,30 @@ def is_in_backward() -> bool:
     return running != -1
 
 
+_StepHook = weakref.WeakMethod[Callable[[torch.optim.Optimizer], None]]
+# Of all engines. torch has one hook for them, which stays: garbage collection ends an engine anywhere, also while torch
+# goes through its hooks.
+_before_any_step: list[_StepHook] = []
+
+
+@functools.cache  # once
+def _install_once() -> None:
+    register_optimizer_step_pre_hook(HookCallable(_call_before_any_step))
+
+
+def _call_before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for one in tuple(_before_any_step):
+        method = one()
+        if method is not None:
+            method(optimizer)
+
+
 class ModuleHooks:
     """All hooks of one engine; `remove` takes them back."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
-        # Hooks of the process: they go with this object, if nobody removes them.
-        self._finalizers: list[weakref.finalize[..., ModuleHooks]] = []
+        self._before_any_step: list[_StepHook] = []
 
     def before_forward(self, module: nn.Module, hook: Callable[[tuple[Any, ...]], None]) -> None:
         """`hook(positional arguments)` before each forward."""
@@ -127,26 +144,18 @@ class ModuleHooks:
                 optimizer.register_step_post_hook(HookCallable(lambda one, _arguments, _keywords: after(one)))
             )
 
-    def before_steps_of_others(self, hook: weakref.WeakMethod[Callable[[torch.optim.Optimizer], None]]) -> None:
+    def before_steps_of_others(self, hook: _StepHook) -> None:
         """`hook(optimizer)` before each `step` of any optimizer in the process, as long as its object lives."""
-
-        def call(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            method = hook()
-            if method is not None:
-                method(optimizer)
-
-        callable_ = HookCallable(call)
-        finalizer = weakref.finalize(self, register_optimizer_step_pre_hook(callable_).remove)
-        finalizer.atexit = False
-        self._finalizers.append(finalizer)
+        _install_once()
+        _before_any_step[:] = [one for one in _before_any_step if one() is not None] + [hook]
+        self._before_any_step.append(hook)
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for finalizer in self._finalizers:
-            finalizer()
-        self._finalizers.clear()
+        _before_any_step[:] = [one for one in _before_any_step if one not in self._before_any_step]
+        self._before_any_step.clear()
 
 
 def _tensors_with_gradient(output: Any) -> list[Tensor]:

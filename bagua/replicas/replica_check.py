@@ -36,6 +36,10 @@ _Difference = tuple[int, _T | None]
 _Differences = tuple[_Difference[_Entry] | None, _Difference[str] | None, int, _Difference[str] | None]
 
 
+class ReplicasDifferError(RuntimeError):
+    """On every rank, which have agreed on it: they may go on to communicate."""
+
+
 class Replica:
     """What this rank has built. To describe a model of thousands of parameters takes as long as a step of it, so that
     a description is kept with what depends on it.
@@ -69,7 +73,7 @@ class Replica:
         """Compare it with those of the other ranks. Every rank calls it. Costs one exchange of a digest if all is well.
 
         Raises:
-            RuntimeError: on every rank, with the same text: the first difference, and the ranks that have it.
+            ReplicasDifferError: on every rank, with the same text: the first difference, and the ranks that have it.
         """
         self.start_check(communicator)()
 
@@ -108,7 +112,7 @@ class Replica:
             message = _optimizers_message(reference[1], in_optimizers, counts, communicator.ranks)
         else:
             message = _settings_message(reference[2], in_settings, communicator.ranks)
-        raise RuntimeError(message)
+        raise ReplicasDifferError(message)
 
 
 def _describe(parameter: torch.Tensor) -> str:
@@ -169,7 +173,7 @@ def _settings_message(
     _, told = _told(reference, differences, ranks, _shortened)
     return (
         f"The ranks have different settings: {told}.\n"
-        "Wrap the module with the same algorithm and options on every rank, and set the same environment variables"
+        "Use the same algorithm or hook with the same options on every rank, and set the same environment variables"
         " (BAGUA_DEFAULT_BUCKET_SIZE)."
     )
 

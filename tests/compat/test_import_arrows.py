@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "replicas": {"collectives", "job"},
     "engine": {"replicas", "collectives", "job", "codecs", "kernels", "tuning"},
     "comm_ops": {"engine", "collectives", "job", "codecs", "kernels"},
-    "comm_hooks": {"comm_ops", "engine", "collectives", "job", "codecs", "kernels"},
+    "comm_hooks": {"comm_ops", "engine", "replicas", "collectives", "job", "codecs", "kernels"},
     "torch_api": {"comm_ops", "engine", "replicas", "collectives", "job", "codecs", "kernels", "net", "legacy"},
     "legacy": {"torch_api", "comm_ops", "engine", "collectives", "job", "distributed", "tuning"},
     "service": {"legacy"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import batches, begin, mlp, train
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from bagua.job.torch_internals import registered_groups
 from bagua.torch_api.algorithms import Algorithm
@@ -103,3 +105,26 @@ def test_a_group_is_destroyed_when_all_ranks_have_lost_it() -> None:
     one, other = run_ranks(2, _lost_one_after_the_other)
     assert one == other
     assert one == [one[0], one[0] + 1, one[0]]
+
+
+@on_ranks(1)
+def test_a_model_may_be_collected_while_an_optimizer_steps(rank: int, device: torch.device) -> None:
+    """torch goes through its hooks then, which may not change."""
+    stepped = torch.nn.Parameter(torch.ones(3, device=device))
+    stepped.grad = torch.ones(3, device=device)
+    other = torch.optim.SGD([stepped], lr=0.5)
+    collecting = register_optimizer_step_pre_hook(lambda *_: (gc.collect(), None)[1])
+    try:
+        gc.disable()
+        net: Any = mlp(rank, device)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net.with_bagua([optimizer], Algorithm.init("gradient_allreduce"))
+        alive = weakref.ref(net)
+        del net, optimizer
+        assert alive() is not None
+        other.step()
+    finally:
+        gc.enable()
+        collecting.remove()
+    assert alive() is None
+    assert stepped.tolist() == [0.5] * 3

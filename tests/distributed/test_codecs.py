@@ -76,6 +76,10 @@ def _refused() -> None:
         text = message_of(RuntimeError, lambda name=name: _trained(("int8", "int4")[rank], name, rank, device))
         assert "codec=int8" in text
         assert "codec=int4" in text
+    # Of these two, messages have the same size: each would take the other's for its own.
+    model = _hooked(ErrorFeedbackState(codec=("int8", "bf16")[rank]), device)
+    text = message_of(RuntimeError, lambda: _results(model, rank, device, range(1)))
+    assert "rank 0 has codec=int8; rank 1 has codec=bf16" in text
 
 
 def test_unknown_codecs_and_those_that_differ_between_ranks_are_refused() -> None:

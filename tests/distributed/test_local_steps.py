@@ -14,6 +14,7 @@ from support.training import begin, message_of
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
+import bagua.torch_api.communication as communication
 from bagua.codecs import codec_names
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.fragments import split
@@ -260,6 +261,18 @@ def _a_skipped_step(folder: str) -> None:
     model.bagua_algorithm.rounds = rank
     message = message_of(RuntimeError, lambda: make_step(model, optimizer, 0, rank))
     assert "different rounds (rank 0: 0, rank 1: 1)" in message
+
+    # So are outer optimizers that differ, before weights are mixed.
+    def outer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=(0.7, 0.1)[rank])
+
+    model = model_of(rank).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    different = Algorithm.init("diloco", sync_every=1, outer_optimizer=outer)
+    bagua.with_bagua(model, [optimizer], different, process_group=communication.new_group([0, 1]))
+    message = message_of(RuntimeError, lambda: make_step(model, optimizer, 0, rank))
+    assert f"outer optimizers of ranks [{1 - rank}] have another class or other options" in message
+    assert f"SGD with [{{'lr': {(0.7, 0.1)[rank]}" in message
 
     model, optimizer = model_of(0).to(device), None
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)

@@ -117,6 +117,18 @@ class Fragment:
         """y."""
         return [parameter for bucket in self.buckets for parameter in bucket.outer]
 
+    @property
+    def outer_options(self) -> str:
+        """Class and options of the outer optimizer, which ranks must have alike; "" for none. Options that are tensors
+        are left out: reading them would wait for the GPU."""
+        if self.outer_optimizer is None:
+            return ""
+        groups = [
+            {name: value for name, value in group.items() if name != "params" and not isinstance(value, torch.Tensor)}
+            for group in self.outer_optimizer.param_groups
+        ]
+        return f"{type(self.outer_optimizer).__name__} with {groups}"
+
     def outer_by_name(self) -> dict[str, tuple[nn.Parameter, Any]]:
         """y and its state in the outer optimizer, by the names of the weights."""
         if self.outer_optimizer is None:

@@ -25,7 +25,7 @@ from bagua.codecs import Codec, get_codec
 from bagua.collectives.purpose_groups import group_for
 from bagua.comm_ops.compressed import CompressedAllReduce, compressed_alignment
 from bagua.comm_ops.public_bucket import BaguaBucket
-from bagua.comm_ops.round_exchange import MeanOverRanks, RoundNumbers
+from bagua.comm_ops.round_exchange import MeanOverRanks, RoundCheck
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
 from bagua.torch_api.algorithms.base import Algorithm
 from bagua.torch_api.algorithms.fragments import Fragment, FragmentBucket, OuterOptimizer, split
@@ -75,7 +75,7 @@ class LocalStepsImpl(ExchangeAfterSteps):
         self._outer_optimizer = outer_optimizer
         self._codec = codec
         self._fragments: list[Fragment] = []
-        self._checks: list[RoundNumbers] = []
+        self._checks: list[RoundCheck] = []
         self.steps = 0  # of this round
         self.rounds = 0  # that are over
         # The exchange of this round has begun.
@@ -119,7 +119,7 @@ class LocalStepsImpl(ExchangeAfterSteps):
         communicator = group.get_global_communicator()
         bucket.clear_ops()
         if any(bucket is fragment.buckets[0] for fragment in self._fragments) and group.size > 1:
-            check = RoundNumbers(communicator, lambda: self.rounds)
+            check = RoundCheck(communicator, lambda: self.rounds, lambda: self._fragment.outer_options)
             self._checks.append(check)
             bucket.append_op(check)
         if self._codec is not None and bucket.dtype in self._codec.dtypes:
