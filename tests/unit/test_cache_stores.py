@@ -55,8 +55,7 @@ def test_values_come_back_in_the_order_of_the_keys(store: Store) -> None:
     assert (store.get("key3"), store.get("missing"), store.num_keys()) == (b"new", None, 103)
     long = ["long" * 300 + end for end in "ab"]
     store.mset(dict(zip(long, [b"a", b"b"], strict=True)))
-    assert store.mget(long) == [b"a", b"b"]
-    assert store.mget([]) == []
+    assert (store.mget(long), store.mget([])) == ([b"a", b"b"], [])
     assert store.status()
     store.clear()
     assert (store.num_keys(), store.get("key1")) == (0, None)
@@ -66,8 +65,7 @@ def test_a_hash_spreads_keys_evenly_and_as_in_every_process() -> None:
     cluster = ClusterStore([MemoryStore() for _ in range(3)])
     cluster.mset({f"key{number}": b"x" for number in range(3000)})
     counts = [store.num_keys() for store in cluster.stores]
-    assert sum(counts) == 3000
-    assert min(counts) > 900
+    assert (sum(counts), min(counts) > 900) == (3000, True)
     found = [cluster.stores.index(cluster.route(f"key{number}")) for number in range(6)]
     assert found == [1, 0, 1, 0, 2, 2]  # as it always was: other processes and runs must agree
     with pytest.raises(ValueError, match="at least one store"):
@@ -82,19 +80,29 @@ def limited(kind: str, folder: Path) -> Store:
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
-@pytest.mark.parametrize("size", [3000, 40_000])
+@pytest.mark.parametrize("size", [1500, 3000, 40_000])
 def test_the_oldest_are_evicted(kind: str, size: int, tmp_path: Path) -> None:
     store = limited(kind, tmp_path)
-    number = 0
-    for _ in range(8 * MIB // (size * 50)):
+    count = 8 * MIB // (size * 50) * 50
+    for number in range(0, count, 50):
         store.mset({f"key{number + step}": os.urandom(size) for step in range(50)})
-        number += 50
-    kept = [position for position in range(number) if store.get(f"key{position}") is not None]
-    assert kept == list(range(number - len(kept), number))  # exactly the newest
+    kept = [number for number in range(count) if store.get(f"key{number}") is not None]
+    assert kept == list(range(count - len(kept), count))  # exactly the newest
     assert len(kept) == store.num_keys()
     assert 4 * MIB * 0.2 < len(kept) * size <= 4 * MIB
     if kind == "lmdb":
         assert sum(file.stat().st_blocks * 512 for file in (tmp_path / "cache").iterdir()) <= 4 * MIB + 200_000
+
+
+@pytest.mark.parametrize("size", [300, 1000, 1700, 2100, 300_000])
+def test_a_full_store_stores_values_of_every_size(size: int, tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "cache", MIB)
+    batch = max(1, min(50, MIB // 4 // size))
+    for number in range(0, max(4 * batch, 3 * MIB // 2 // size), batch):
+        store.mset({f"key{number + step}": os.urandom(size) for step in range(batch)})
+        assert store.get(f"key{number}") is not None
+    store.clear()
+    assert store.num_keys() == 0
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
@@ -111,8 +119,7 @@ def test_a_group_evicts_others_and_not_itself(kind: str, tmp_path: Path) -> None
     assert stored > 60
     assert [store.get(f"old{number}") for number in range(60)] == [None] * 60
     assert all(store.get(f"new{number}") is not None for number in range(stored))
-    # An entry that is there can be replaced all the same.
-    store.mset({"new0": b"other"}, group="new")
+    store.mset({"new0": b"other"}, group="new")  # an entry that is there can be replaced all the same
     assert store.get("new0") == b"other"
 
 

@@ -1,32 +1,43 @@
 """A store in files of this node, without a server: LMDB. All processes of the node that name its folder share it.
 
-Three tables. `order`: place, which is group (8 bytes) and number (8, big-endian), to size (8) and key; it says what to
-evict. `entries`: key to place (16) and value. The main table: the last number and the bytes in use. LMDB's transactions
-keep them consistent, also when a writer is killed.
+Two tables. `entries`: key to place (16) and value. `order`: place, which is group (8 bytes) and number (8, big-endian),
+to key; it says what to evict. The main table has the last number. LMDB's transactions keep them consistent, also when a
+writer is killed.
+
+LMDB itself says how much is in use: the pages of both tables. A transaction writes what it changes to free pages; the
+pages that it frees can be used in the second transaction after it. Therefore a reserve of pages is never used for
+values, and a transaction changes at most a third of it: one third is for the transaction, one for what the one before
+it has freed, and one for pages that small values split. Larger work is done in several transactions.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bagua.torch_api.contrib.caching.lmdb_environment import shared_environment
 from bagua.torch_api.contrib.caching.store import Store, StoreError, StoreFullError, checked_capacity, to_bytes
 
-_LEAST_BYTES = 1 << 20
+_PAGE_BYTES = mmap.PAGESIZE  # LMDB's pages are the system's
+_LEAST_BYTES = 256 * _PAGE_BYTES
 _MAX_KEY_BYTES = 500  # LMDB's limit is 511
-_PAGE_BYTES = 4096
 _ACCOUNT = b"account"
 _GROUP_BYTES = 8
 _PLACE_BYTES = 16
 _NO_GROUP = bytes(_GROUP_BYTES)
-_PAIR = struct.Struct("<QQ")
-# Of the capacity, for values. The rest is for LMDB's tables, and for pages that are free but in no row.
-_FOR_VALUES = 0.9
+# Of the pages, and at least this many.
+_RESERVE = 0.1
+_LEAST_RESERVE = 64
+# What storing or evicting an entry changes, except for a long value's own pages: in both tables the path to a leaf, and
+# on each level a page that is split or joined.
+_PAGES_OF_AN_ENTRY = 16
+# When free pages are not in a row that is long enough for a value, so much of the capacity is evicted: in a first
+# attempt nothing, so that what is free already can be used.
+_EVICTED_FOR_ROWS = (0.0, 0.125, 0.25, 0.5, 1.0)
 
 
 def default_path() -> Path:
@@ -48,8 +59,9 @@ class LmdbStore(Store):
     Args:
         path: the folder; it is made if missing, for this user alone. None: `default_path()`. LMDB does not work on
             network file systems.
-        capacity_bytes: what the files may take, at least 1 MiB: a number of bytes, or a text such as "50G". `ls` shows
-            this size from the beginning; `du` shows what is in use.
+        capacity_bytes: what the files may take, at least 256 pages of memory, which are 1 MiB where a page has 4 KiB:
+            a number of bytes, or a text such as "50G". `ls` shows this size from the beginning; `du` shows what is in
+            use.
 
     Raises:
         TypeError: an argument of another type.
@@ -61,8 +73,11 @@ class LmdbStore(Store):
     def __init__(self, path: str | os.PathLike[str] | None = None, capacity_bytes: int | str = 16 << 30) -> None:
         self.capacity_bytes = checked_capacity("capacity_bytes", capacity_bytes, _LEAST_BYTES)
         self.path = default_path() if path is None else _checked_path(path)
-        self._limit = int(self.capacity_bytes * _FOR_VALUES)
-        self._environment = shared_environment(self.path, -(-self.capacity_bytes // _PAGE_BYTES) * _PAGE_BYTES)
+        self._pages = -(-self.capacity_bytes // _PAGE_BYTES)
+        reserve = max(int(self._pages * _RESERVE), _LEAST_RESERVE)
+        self._limit = self._pages - reserve
+        self._most_changed = reserve // 3
+        self._environment = shared_environment(self.path, self._pages * _PAGE_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LmdbStore, (self.path, self.capacity_bytes)
@@ -70,15 +85,12 @@ class LmdbStore(Store):
     def mset(self, dictionary: Mapping[str, str | bytes], group: str | None = None) -> None:
         own = _NO_GROUP if group is None else hashlib.blake2b(group.encode(), digest_size=_GROUP_BYTES).digest()
         values = {_stored_key(key): to_bytes(value) for key, value in dictionary.items()}
-        full = self._environment.lmdb.MapFullError
-        try:
-            rejected, written = self._put(values, own)
-        except full:  # no row of free pages is long enough
-            try:
-                self._evict(sum(_size(key, value) for key, value in values.items()) + self._limit // 8, own)
-                rejected, written = self._put(values, own)
-            except full:
-                rejected, written = len(values), 0
+        fitting = {key: value for key, value in values.items() if _own_pages(key, value) <= self._limit}
+        written, rejected = 0, len(values) - len(fitting)
+        for batch in self._batches(fitting):
+            size, count = self._store(batch, own)
+            written += size
+            rejected += len(batch) - count
         if rejected:
             raise StoreFullError(
                 f"{rejected} of {len(values)} values do not fit into the cache of {self.capacity_bytes} bytes.\n"
@@ -87,34 +99,72 @@ class LmdbStore(Store):
                 written=written,
             )
 
-    def _evict(self, needed: int, own: bytes) -> None:
-        self._environment.forget_killed_readers()
-        for size in (needed, 0):  # LMDB uses free pages again in the second transaction after
-            with self._environment.writing() as (transaction, databases):
-                account = _Account(transaction, databases, own, self._limit)
-                account.evict(size)
-                account.save()
+    def _batches(self, values: dict[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
+        """What one transaction stores: as much as it may change, or one value."""
+        batch: dict[bytes, bytes] = {}
+        changed = 0
+        for key, value in values.items():
+            changes = _PAGES_OF_AN_ENTRY + _own_pages(key, value)
+            if batch and changed + changes > self._most_changed:
+                yield batch
+                batch, changed = {}, 0
+            batch[key] = value
+            changed += changes
+        if batch:
+            yield batch
 
-    def _put(self, values: dict[bytes, bytes], own: bytes) -> tuple[int, int]:
-        """Returns how many did not fit, and how many bytes the others have."""
-        rejected = written = 0
+    def _store(self, batch: dict[bytes, bytes], own: bytes) -> tuple[int, int]:
+        """Returns the bytes and the number of the values that fit."""
+        needed = sum(_own_pages(key, value) for key, value in batch.items())
+        has_room = self._has_room(needed)
+        for share in _EVICTED_FOR_ROWS:
+            try:
+                if not has_room:
+                    has_room = self._make_room(needed + int(share * self._pages), own)
+                return self._put(batch, own, has_room)
+            except self._environment.lmdb.MapFullError:
+                self._environment.forget_killed_readers()
+                has_room = False
+        return 0, 0
+
+    def _has_room(self, needed: int) -> bool:
+        with self._environment.reading() as (transaction, databases):
+            return _Account(transaction, databases).used() + needed <= self._limit
+
+    def _make_room(self, needed: int, own: bytes) -> bool:
+        """Evict the oldest entries that may be evicted, until so many pages are free or there is none."""
+        while True:
+            with self._environment.writing() as (transaction, databases):
+                account = _Account(transaction, databases)
+                for _ in range(max(1, self._most_changed // _PAGES_OF_AN_ENTRY)):
+                    has_room = account.used() + needed <= self._limit
+                    is_done = has_room or not account.evict_oldest(own)
+                    if is_done:
+                        break
+                account.save()
+            if is_done:
+                return has_room
+
+    def _put(self, batch: dict[bytes, bytes], own: bytes, has_room: bool) -> tuple[int, int]:
+        """As `_store`.
+
+        Args:
+            has_room: for all. Else those that fit are stored.
+        """
+        size = count = 0
         with self._environment.writing() as (transaction, databases):
-            account = _Account(transaction, databases, own, self._limit)
-            entries = databases[b"entries"]
-            for key, value in values.items():
-                old = transaction.get(key, db=entries)
-                written += len(value)
-                if old is not None:
-                    if old[_PLACE_BYTES:] == value:
-                        continue  # another rank was faster
-                    account.remove(bytes(old[:_PLACE_BYTES]), key)
-                if (place := account.add(key, _size(key, value))) is None:
-                    rejected += 1
-                    written -= len(value)
+            account = _Account(transaction, databases)
+            for key, value in batch.items():
+                if account.holds(key, value):  # another rank was faster
+                    pass
+                elif has_room or account.used() + _own_pages(key, value) <= self._limit:
+                    account.add(key, value, own)
                 else:
-                    transaction.put(key, place + value, db=entries)
+                    continue
+                size += len(value)
+                count += 1
             account.save()
-        return rejected, written
+        return size, count
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
         with self._environment.reading() as (transaction, databases):
@@ -130,10 +180,10 @@ class LmdbStore(Store):
             return int(transaction.stat(databases[b"entries"])["entries"])
 
     def clear(self) -> None:
+        self._make_room(self._pages, _NO_GROUP)  # in small steps; what is left is what damage has made unreachable
         with self._environment.writing() as (transaction, databases):
             for database in databases.values():
                 transaction.drop(database, delete=False)
-            transaction.delete(_ACCOUNT)
 
     def status(self) -> bool:
         try:
@@ -147,36 +197,48 @@ class LmdbStore(Store):
 
 
 class _Account:
-    """What is in use and in which order it came, within one write transaction."""
+    """What is in use and in which order it came, within one transaction."""
 
-    def __init__(self, transaction: Any, databases: dict[bytes, Any], own: bytes, limit: int) -> None:
+    def __init__(self, transaction: Any, databases: dict[bytes, Any]) -> None:
         self._transaction = transaction
         self._entries, self._order = databases[b"entries"], databases[b"order"]
-        self._own = own
-        self._limit = limit
-        stored = transaction.get(_ACCOUNT)
-        self._number, self._used = _PAIR.unpack(stored) if stored is not None else (0, 0)
+        self._number = int.from_bytes(transaction.get(_ACCOUNT, b""))
 
-    def add(self, key: bytes, size: int) -> bytes | None:
-        """Make room for a new entry and note it. Returns its place, or None if it does not fit."""
-        if size > self._limit:
-            return None
-        self.evict(self._used + size - self._limit)
-        if self._used + size > self._limit:
-            return None
+    def used(self) -> int:
+        """In pages."""
+        found = [self._transaction.stat(database) for database in (self._entries, self._order)]
+        return sum(one[f"{kind}_pages"] for one in found for kind in ("branch", "leaf", "overflow"))
+
+    def holds(self, key: bytes, value: bytes) -> bool:
+        """Whether the entry is there. Another value of the key is removed."""
+        old = self._transaction.get(key, db=self._entries)
+        if old is None:
+            return False
+        if old[_PLACE_BYTES:] == value:
+            return True
+        place = bytes(old[:_PLACE_BYTES])
+        self._transaction.delete(key, db=self._entries)
+        if self._transaction.get(place, db=self._order) == key:  # else its bytes are damaged: its place ages out
+            self._transaction.delete(place, db=self._order)
+        return False
+
+    def add(self, key: bytes, value: bytes, own: bytes) -> None:
         self._number += 1
-        self._used += size
-        place = self._own + struct.pack(">Q", self._number)
-        self._transaction.put(place, struct.pack("<Q", size) + key, db=self._order)
-        return place
+        place = own + self._number.to_bytes(8)
+        self._transaction.put(place, key, db=self._order)
+        self._transaction.put(key, place + value, db=self._entries)
 
-    def evict(self, needed: int) -> None:
-        """Remove the oldest entries that may be removed, until so many bytes are free or there is none."""
-        until = self._used - needed
-        while self._used > until and (place := self._oldest()) is not None:
-            self._remove_place(place)
+    def evict_oldest(self, own: bytes) -> bool:
+        """False: there is no entry that may be evicted."""
+        place = self._oldest(own)
+        if place is None:
+            return False
+        key = bytes(self._transaction.get(place, db=self._order))
+        self._transaction.delete(place, db=self._order)
+        self._transaction.delete(key, db=self._entries)
+        return True
 
-    def _oldest(self) -> bytes | None:
+    def _oldest(self, own: bytes) -> bytes | None:
         """Groups are few: look at the first entry of each."""
         found: bytes | None = None
         cursor = self._transaction.cursor(db=self._order)
@@ -184,28 +246,13 @@ class _Account:
         while more:
             place = bytes(cursor.key())
             group = place[:_GROUP_BYTES]
-            if (group != self._own or self._own == _NO_GROUP) and (
-                found is None or place[_GROUP_BYTES:] < found[_GROUP_BYTES:]
-            ):
+            if (group != own or own == _NO_GROUP) and (found is None or place[_GROUP_BYTES:] < found[_GROUP_BYTES:]):
                 found = place
             more = cursor.set_range(group + b"\xff" * 9)
         return found
 
-    def remove(self, place: bytes, key: bytes) -> None:
-        """An entry that is replaced. If its bytes are damaged, its place is not to be found, and ages out."""
-        self._transaction.delete(key, db=self._entries)
-        row = self._transaction.get(place, db=self._order)
-        if row is not None and row[8:] == key:
-            self._remove_place(place)
-
-    def _remove_place(self, place: bytes) -> None:
-        row = bytes(self._transaction.get(place, db=self._order))
-        self._transaction.delete(place, db=self._order)
-        self._transaction.delete(row[8:], db=self._entries)
-        self._used = max(0, self._used - int.from_bytes(row[:8], "little"))
-
     def save(self) -> None:
-        self._transaction.put(_ACCOUNT, _PAIR.pack(self._number, self._used))
+        self._transaction.put(_ACCOUNT, self._number.to_bytes(8))
 
 
 def _stored_key(key: str) -> bytes:
@@ -215,8 +262,7 @@ def _stored_key(key: str) -> bytes:
     return b"\0" + hashlib.blake2b(stored).digest()
 
 
-def _size(key: bytes, value: bytes) -> int:
-    """What an entry takes, in both tables: a long value has pages of its own, and pages of short ones are half full."""
-    if len(key) + len(value) < _PAGE_BYTES // 2 - 64:
-        return 2 * (len(value) + 2 * len(key) + 64)
-    return -(-(len(value) + 16) // _PAGE_BYTES) * _PAGE_BYTES + 4 * (len(key) + 64)
+def _own_pages(key: bytes, value: bytes) -> int:
+    """Of a long value. Several short ones share a page."""
+    size = _PLACE_BYTES + len(value)
+    return 0 if len(key) + size < _PAGE_BYTES // 2 - 32 else -(-(size + 16) // _PAGE_BYTES)
