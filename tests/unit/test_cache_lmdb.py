@@ -205,6 +205,23 @@ def use_damaged(path: Path, how: str, is_open: bool) -> None:
     assert len(records) <= 1, records
 
 
+def write_into_damaged(path: Path) -> None:
+    store = LmdbStore(path, 8 * MIB)
+    fill(store)
+    with (path / "data.mdb").open("r+b") as opened:
+        for page in range(2, 180):
+            opened.seek(page * 4096 + 2200)
+            opened.write(os.urandom(200))
+    with pytest.raises(StoreError, match="The cache was damaged"):
+        store.set("key", b"x")
+    store.set("key", b"x")
+    assert store.get("key") == b"x"
+
+
+def test_damage_is_noticed_before_a_write(tmp_path: Path) -> None:
+    in_child(write_into_damaged, tmp_path)
+
+
 def test_it_is_used_by_several_threads_and_forks_meanwhile(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, 8 * MIB)
     stop = threading.Event()
