@@ -222,6 +222,17 @@ def test_damage_is_noticed_before_a_write(tmp_path: Path) -> None:
     in_child(write_into_damaged, tmp_path)
 
 
+def test_a_cache_of_another_format_is_replaced(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, 8 * MIB)
+    store.set("key", b"x")
+    with store._environment.writing() as (transaction, _):
+        transaction.put(b"account", bytes(16))
+    with pytest.raises(StoreError, match="number has 16 bytes instead of 8"):
+        store.set("other", b"y")
+    store.set("other", b"y")
+    assert store.mget(["key", "other"]) == [None, b"y"]
+
+
 def test_it_is_used_by_several_threads_and_forks_meanwhile(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, 8 * MIB)
     stop = threading.Event()

@@ -87,8 +87,8 @@ def shared_environment(path: Path, map_bytes: int) -> SharedEnvironment:
     return environment
 
 
-class _DamagedError(Exception):
-    """What the verification found."""
+class DamagedError(Exception):
+    """What the verification found, or whoever reads: the cache is replaced by an empty one."""
 
 
 class SharedEnvironment:
@@ -104,7 +104,7 @@ class SharedEnvironment:
         self._map_bytes = 0
         self._verifier = import_optional("lmdb.verify", "backend='lmdb'")  # of version 3
         self._seal = FileSeal(self._data, path / "seal")
-        self._damage = (_DamagedError, *(getattr(self.lmdb, name) for name in _DAMAGE))
+        self._damage = (DamagedError, *(getattr(self.lmdb, name) for name in _DAMAGE))
         self._opened: Any = None
         self._file: tuple[int, int] | None = None
         self._opened_bytes = 0
@@ -167,7 +167,7 @@ class SharedEnvironment:
         except self._verifier.VerifyError as error:
             problems = [str(error)]
         if problems:
-            raise _DamagedError(problems[0])
+            raise DamagedError(problems[0])
 
     @contextlib.contextmanager
     def _file_lock(self) -> Iterator[None]:

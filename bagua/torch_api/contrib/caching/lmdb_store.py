@@ -19,14 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bagua.torch_api.contrib.caching.lmdb_environment import shared_environment
+from bagua.torch_api.contrib.caching.lmdb_environment import DamagedError, shared_environment
 from bagua.torch_api.contrib.caching.store import Store, StoreError, StoreFullError, checked_capacity, to_bytes
 
 _PAGE_BYTES = mmap.PAGESIZE  # LMDB's pages are the system's
 _LEAST_BYTES = 256 * _PAGE_BYTES
 _MAX_KEY_BYTES = 500  # LMDB's limit is 511
 _ACCOUNT = b"account"
-_GROUP_BYTES = 8
+_GROUP_BYTES = _NUMBER_BYTES = 8
 _PLACE_BYTES = 16
 _NO_GROUP = bytes(_GROUP_BYTES)
 # Of the pages, and at least this many.
@@ -202,7 +202,10 @@ class _Account:
     def __init__(self, transaction: Any, databases: dict[bytes, Any]) -> None:
         self._transaction = transaction
         self._entries, self._order = databases[b"entries"], databases[b"order"]
-        self._number = int.from_bytes(transaction.get(_ACCOUNT, b""))
+        number = transaction.get(_ACCOUNT, bytes(_NUMBER_BYTES))
+        if len(number) != _NUMBER_BYTES:
+            raise DamagedError(f"its last number has {len(number)} bytes instead of {_NUMBER_BYTES}")
+        self._number = int.from_bytes(number)
 
     def used(self) -> int:
         """In pages."""
@@ -224,7 +227,7 @@ class _Account:
 
     def add(self, key: bytes, value: bytes, own: bytes) -> None:
         self._number += 1
-        place = own + self._number.to_bytes(8)
+        place = own + self._number.to_bytes(_NUMBER_BYTES)
         self._transaction.put(place, key, db=self._order)
         self._transaction.put(key, place + value, db=self._entries)
 
@@ -252,7 +255,7 @@ class _Account:
         return found
 
     def save(self) -> None:
-        self._transaction.put(_ACCOUNT, self._number.to_bytes(8))
+        self._transaction.put(_ACCOUNT, self._number.to_bytes(_NUMBER_BYTES))
 
 
 def _stored_key(key: str) -> bytes:
