@@ -58,8 +58,21 @@ def compress_communication(
     Raises:
         ValueError: an argument does not fit, or `model` is not sharded in a way that can be compressed; nothing has
             changed then.
+        TypeError: an argument is of another type.
         RuntimeError: this version of torch is not supported.
     """
+    if exact_weights_every is not None and (type(exact_weights_every) is not int or exact_weights_every < 1):
+        raise ValueError(f"exact_weights_every is {exact_weights_every!r}; give a whole number of at least 1, or None")
+    flags = {
+        "error_feedback": error_feedback,
+        "weight_differences": weight_differences,
+        "compress_shard": compress_shard,
+    }
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} is {flag!r}; give True or False")
+    if replicas is not None and not isinstance(replicas, dist.ProcessGroup):
+        raise TypeError(f"replicas is {replicas!r}; give torch's process group, such as mesh.get_group('replicate')")
     if gradients is None and weights is None:
         raise ValueError("gradients and weights are both None; name the codec of one of them, such as gradients='int8'")
     if gradients is None and (error_feedback or replicas is not None):
@@ -68,8 +81,6 @@ def compress_communication(
         raise ValueError("compress_shard is for use with replicas; without them, gradients of shards are compressed")
     if weights is None and (weight_differences or exact_weights_every is not None):
         raise ValueError("weight_differences and exact_weights_every are about weights, but weights is None")
-    if exact_weights_every is not None and exact_weights_every < 1:
-        raise ValueError(f"exact_weights_every is {exact_weights_every}; give 1 or more, or None")
     gradient_codec = None if gradients is None else get_codec(gradients)
     weight_codec = None if weights is None else get_codec(weights)
     found = sharded_modules(model)

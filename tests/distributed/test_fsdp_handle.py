@@ -49,6 +49,10 @@ def _errors() -> None:
     _refused(model, "compress_shard", compress_shard=True)
     _refused(model, "exact_weights_every", exact_weights_every=2)
     _refused(model, "is 0", weights="int8", exact_weights_every=0)
+    _refused(model, "is 2.5", weights="int8", exact_weights_every=2.5)
+    for name, value in (("replicas", 3), ("error_feedback", "yes")):
+        wrong = partial(compress_communication, model, **{name: value})
+        assert f"{name} is {value!r}" in message_of(TypeError, wrong)
     _refused(model, "'0'", "reshard_after_forward=False", weights="int8", weight_differences=True)
     _refused(model, "no other", replicas=dist.group.WORLD)
     _refused(model, "Ranks [", "on all ranks", error_feedback=rank == 0)
