@@ -233,7 +233,7 @@ TEST_CASE(flipped_bits_are_recovered_from) {
   const Secret secret;
   for (const int workers : {0, 2}) {
     PluginConfig config = encrypted(secret, Encryption::kOn, workers);
-    CHECK_EQ(parse_fault_plan("seed=3,flip=2e-6", &config.faults), "");
+    CHECK_EQ(parse_fault_plan("seed=3,flip=3e-7", &config.faults), "");
     ContextPair pair(config, encrypted(secret, Encryption::kOn, workers));
     pair.transfer_until([&] { return pair.sending->faults()->counts().flips >= 3; });
   }

@@ -34,6 +34,7 @@ class Case:
 
     Attributes:
         equal: replicas are the same bits after each step, or with `async`, after `abort`.
+        own_state: of each rank, though replicas are equal.
         even: the number of ranks that exchange must be even, or one.
         deterministic: a run can be repeated bit for bit.
     """
@@ -41,6 +42,7 @@ class Case:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     equal: bool = False
+    own_state: bool = False
     even: bool = False
     deterministic: bool = True
 
@@ -102,7 +104,7 @@ CASES = (
     Case("async", {"sync_interval_ms": 1}, equal=True, deterministic=False),
     Case("local_sgd", {"sync_every": 2}),
     Case("streaming_diloco", {"sync_every": 2, "outer_optimizer": outer_sgd}),
-    Case("powersgd", {"rank": 1}, equal=True),
+    Case("powersgd", {"rank": 1}, equal=True, own_state=True),
 )
 NAMES = tuple(dict.fromkeys(case.name for case in CASES))
 OLD_NAMES = NAMES[:6]  # of Bagua 0.9
