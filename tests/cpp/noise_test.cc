@@ -136,11 +136,12 @@ TEST_CASE(the_keys_of_a_handshake_are_gone_when_it_is_over) {
     };
     const Bytes blank(sizeof(CipherState) - 64);
     CHECK(holds(ends.initiator, kInitiatorsKey));
-    CHECK(!holds(ends.initiator, blank));
+    const bool expands = cipher == Cipher::kAes256Gcm;  // the key; what another cipher leaves of the room is not set
+    if (expands) CHECK(!holds(ends.initiator, blank));
     ConnectionKeys keys;
     ends.initiator.split(&keys);
     CHECK(!holds(ends.initiator, kInitiatorsKey));
-    if (cipher == Cipher::kAes256Gcm) CHECK(holds(ends.initiator, blank));  // the expanded key
+    if (expands) CHECK(holds(ends.initiator, blank));
   }
 }
 
