@@ -252,6 +252,9 @@ def _a_skipped_step(folder: str) -> None:
     make_step(model, optimizer, 5, rank)
     assert are_equal(*model.parameters())
     assert len(momentum) == len(outer_momentum(model)) == 6
+    # Options of the outer optimizer may change, on all ranks in the same round.
+    for fragment in model.bagua_algorithm._fragments:
+        fragment.outer_optimizer.param_groups[0]["lr"] = 0.5
     make_step(model, optimizer, 6, rank)
     make_step(model, optimizer, 7, rank)
     assert are_equal(*model.parameters())
