@@ -133,11 +133,11 @@ $(VENV)/.byte-code: $(VENV)/.packages
 # --- the two commands ------------------------------------------------------------------------------------------------
 
 .PHONY: bench
-bench: $(VENV)/.bagua ## Measure the plugin on this machine: table, build/bench/results.{json,csv}, plot.png
+bench: $(VENV)/.bagua ## Measure the plugin on this machine: table, build/bench/results.{json,csv}
 	@mkdir -p build/bench
 	@echo "== bagua-net-bench $(BENCH_ARGS)"
 	@$(BIN)/bagua-net-bench $(BENCH_ARGS) \
-	  --json build/bench/results.json --csv build/bench/results.csv --plot build/bench/plot.png
+	  --json build/bench/results.json --csv build/bench/results.csv
 
 # PYTHONPATH names tools/ alone, because the root has the sources of bagua without the library.
 .PHONY: perf

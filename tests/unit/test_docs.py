@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bagua.net.bench.ring.options import parse_options
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "examples").rglob("*.md")]
@@ -179,3 +181,11 @@ class TestReader:
         page = tmp_path / "page.md"
         page.write_text("# One, two: `three`\n## One\n## One\n```sh\n# no heading\n```\n")
         assert anchors(page) == {"one-two-three", "one", "one-1"}
+
+
+def test_make_bench_gives_options_that_exist() -> None:
+    """The README's first command."""
+    recipe = (REPOSITORY / "Makefile").read_text().partition("\nbench:")[2].partition("\n\n")[0]
+    words = recipe.replace("\\\n", "").partition("$(BENCH_ARGS)")[2].partition("$(BENCH_ARGS)")[2].split()
+    assert "--json" in words
+    parse_options(words)
