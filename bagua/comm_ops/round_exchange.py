@@ -45,7 +45,10 @@ class RoundCheck:
         device = bucket.flattened_tensor().device
         self._told = torch.empty(2 * ranks, dtype=torch.int64, device=device)
         self._mine = self._outer_options()
-        mine = torch.tensor([self._number(), _digest(self._mine)], dtype=torch.int64).to(device)
+        # Filled on the device: a copy from the host would wait for what the device does.
+        mine = torch.empty(2, dtype=torch.int64, device=device)
+        mine[0].fill_(self._number())
+        mine[1].fill_(_digest(self._mine))
         torch_internals.all_gather_flat(self._told, mine, group=self._communicator.torch_group)
         if device.type == "cpu":  # else the host would wait for the peers
             self.check()
