@@ -81,7 +81,9 @@ def mbit_per_flow(senders: list[socket.socket], receivers: list[socket.socket], 
         read(time.monotonic() + 0.3)
         begin, before = time.monotonic(), [_arrived_bytes(receiver) for receiver in receivers]
         read(begin + seconds)
-        elapsed, after = time.monotonic() - begin, [_arrived_bytes(receiver) for receiver in receivers]
+        after = [_arrived_bytes(receiver) for receiver in receivers]
+        # From before the first reading to after the last one: a pause in between lowers the rate and never raises it.
+        elapsed = time.monotonic() - begin
     stop.set()
     for receiver in receivers:
         receiver.close()  # resets the connection: a sender that waits for room wakes
@@ -102,27 +104,39 @@ def measure(
         return mbit_per_flow(senders, receivers)
 
 
-def measure_until(good: Callable[[list[float]], bool], *how: Any, **named: Any) -> list[float]:
-    """What `measure` gives, again where other processes had the machine and it is not `good`."""
+def until(good: Callable[[list[float]], bool], attempt: Callable[[], list[float]]) -> list[float]:
+    """What `attempt` gives, again where other processes had the machine and it is not `good`."""
     for _ in range(ATTEMPTS):
-        flows = measure(*how, **named)
+        flows = attempt()
         if good(flows):
             break
     return flows
 
 
-def assert_holds(measured: float, limit_mbit: float) -> None:
-    """Never above the limit but by the bucket's burst; below it by headers (6 % at MTU 1500) and a busy machine."""
-    assert 0.6 * limit_mbit < measured < 1.08 * limit_mbit
+def measure_until(good: Callable[[list[float]], bool], *how: Any, **named: Any) -> list[float]:
+    """`until` for `measure`."""
+    return until(good, lambda: measure(*how, **named))
+
+
+def holds(measured: float, limit_mbit: float) -> bool:
+    """Above the limit by the bucket's burst at most; below it by headers (6 % at MTU 1500) and a busy machine.
+
+    A busy machine also delivers late what the link had passed before the measured time: ask again before you judge.
+    """
+    return 0.6 * limit_mbit < measured < 1.08 * limit_mbit
 
 
 def assert_sum_holds(limit_mbit: float, lab: Lab, source: int, target: int, *how: Any, **named: Any) -> None:
-    """`assert_holds` of all flows of `measure` together."""
-    flows = measure_until(lambda flows: sum(flows) > 0.6 * limit_mbit, lab, source, target, *how, **named)
-    assert_holds(sum(flows), limit_mbit)
+    """`holds` for all flows of `measure` together."""
+    flows = measure_until(lambda flows: holds(sum(flows), limit_mbit), lab, source, target, *how, **named)
+    assert holds(sum(flows), limit_mbit), (flows, limit_mbit)
 
 
 def assert_each_holds(limit_mbit: float, lab: Lab, source: int, target: int, *how: Any, **named: Any) -> None:
-    """`assert_holds` of every flow of `measure`."""
-    for flow in measure_until(lambda flows: min(flows) > 0.6 * limit_mbit, lab, source, target, *how, **named):
-        assert_holds(flow, limit_mbit)
+    """`holds` for every flow of `measure`."""
+
+    def good(flows: list[float]) -> bool:
+        return all(holds(flow, limit_mbit) for flow in flows)
+
+    flows = measure_until(good, lab, source, target, *how, **named)
+    assert good(flows), (flows, limit_mbit)
