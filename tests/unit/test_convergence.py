@@ -25,6 +25,7 @@ from measure.convergence.catalogue import (
     CASES,
     DEFAULT_CODEC,
     ERROR_FEEDBACK,
+    FSDP,
     TASKS,
     baseline_of,
     cases_of,
@@ -38,6 +39,7 @@ from measure.convergence.training import CURVE_POINTS, curve_steps, learning_rat
 
 from bagua.codecs import codec_names
 from bagua.comm_hooks import ErrorFeedbackState
+from bagua.fsdp import compress_communication
 from bagua.torch_api.algorithms import GlobalAlgorithmRegistry
 
 
@@ -213,7 +215,8 @@ class TestReplicas:
 
 
 def made_by(algorithm: str) -> Callable[..., object]:
-    return ErrorFeedbackState if algorithm == ERROR_FEEDBACK else GlobalAlgorithmRegistry.get(algorithm)
+    own = {ERROR_FEEDBACK: ErrorFeedbackState, FSDP: compress_communication}
+    return own.get(algorithm) or GlobalAlgorithmRegistry.get(algorithm)
 
 
 class TestCatalogue:
@@ -247,7 +250,19 @@ class TestCatalogue:
                 assert case.options["hierarchical"] is False
 
     def test_every_algorithm_is_compared_and_every_codec(self) -> None:
-        assert {case.algorithm for case in CASES.values()} == {*GlobalAlgorithmRegistry, ERROR_FEEDBACK}
+        assert {case.algorithm for case in CASES.values()} == {*GlobalAlgorithmRegistry, ERROR_FEEDBACK, FSDP}
         for algorithm in ("bytegrad", ERROR_FEEDBACK, "low_precision_decentralized"):
             mine = [case for case in CASES.values() if case.algorithm == algorithm]
             assert [case.options.get("codec", DEFAULT_CODEC) for case in mine] == codec_names()
+        for feedback in (False, True):
+            mine = [
+                case
+                for case in CASES.values()
+                if "gradients" in case.options
+                and "weights" not in case.options
+                and case.options.get("error_feedback", False) == feedback
+            ]
+            assert [case.options["gradients"] for case in mine] == codec_names()
+
+    def test_compressed_fsdp_is_compared_with_fsdp(self) -> None:
+        assert cases_of("text", ("fsdp_gradients-int4",)) == (FSDP, "fsdp_gradients-int4")

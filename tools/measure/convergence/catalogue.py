@@ -100,7 +100,7 @@ class Case:
     """An algorithm with its settings.
 
     name: in tables and on the command line.
-    algorithm: as registered with Bagua, or ERROR_FEEDBACK.
+    algorithm: as registered with Bagua, or ERROR_FEEDBACK, or FSDP.
     options: its arguments. `hierarchical` is off, since ranks of one machine would exchange plain averages otherwise
         and nothing of the algorithm would be left to see.
     optimizer: None: the task's.
@@ -120,6 +120,8 @@ class Case:
 
 # bagua.comm_hooks.error_feedback_bytegrad, with torch's DDP.
 ERROR_FEEDBACK = "error_feedback"
+# torch's FSDP2, with options of bagua.fsdp.compress_communication; only with text.
+FSDP = "fsdp"
 CODECS = tuple(codec_names())
 BASELINE = "gradient_allreduce"
 BASELINE_ADAM = "gradient_allreduce-adam"
@@ -141,6 +143,19 @@ def _with_codecs(algorithm: str, **settings: bool) -> list[Case]:
         if codec == DEFAULT_CODEC
         else Case(f"{algorithm}-{codec}", algorithm, {**_FLAT, "codec": codec}, **settings)
         for codec in CODECS
+    ]
+
+
+def _of_fsdp() -> list[Case]:
+    """Gradients in each codec, without error feedback and with it; gradients and weights."""
+    both: Mapping[str, object] = {"gradients": "int4", "weights": "int4", "error_feedback": True}
+    return [
+        Case(FSDP, FSDP),
+        *(Case(f"fsdp_gradients-{codec}", FSDP, {"gradients": codec}) for codec in CODECS),
+        *(Case(f"fsdp_feedback-{codec}", FSDP, {"gradients": codec, "error_feedback": True}) for codec in CODECS),
+        Case("fsdp_weights-int8", FSDP, {"gradients": "int8", "weights": "int8"}),
+        Case("fsdp_weights-int4", FSDP, both),
+        Case("fsdp_weights-int4-differences", FSDP, {**both, "weight_differences": True}),
     ]
 
 
@@ -174,9 +189,10 @@ CASES: dict[str, Case] = {
         Case(BASELINE_ADAM, "gradient_allreduce", optimizer=ADAM),
         Case("qadam", "qadam", _FLAT, optimizer=QADAM),
         Case("qadam-growing", "qadam", _FLAT, optimizer=QADAM, qadam={"freeze_bias_correction": False}),
+        *_of_fsdp(),
     )
 }
-DEFAULT_CASES = tuple(name for name, case in CASES.items() if not case.start_share)
+DEFAULT_CASES = tuple(name for name, case in CASES.items() if not case.start_share and case.algorithm != FSDP)
 
 
 def optimizer_of(task: str, case: str) -> str:
@@ -197,10 +213,12 @@ def learning_rate_of(task: str, case: str, ranks: int) -> float:
 
 
 def baseline_of(task: str, case: str) -> str | None:
-    """The case that this one is compared with: gradient all-reduce with the same optimizer (Adam for QAdam). None for
-    those that are compared with nothing."""
-    if CASES[case].algorithm == "gradient_allreduce":
+    """The case that this one is compared with: gradient all-reduce with the same optimizer (Adam for QAdam), and FSDP
+    as it is for FSDP that is compressed. None for those that are compared with nothing."""
+    if CASES[case].algorithm == "gradient_allreduce" or case == FSDP:
         return None
+    if CASES[case].algorithm == FSDP:
+        return FSDP
     if CASES[case].optimizer is None or TASKS[task].optimizer == ADAM:
         return BASELINE
     return BASELINE_ADAM

@@ -37,7 +37,7 @@ def style_of(case: str) -> tuple[str, str, Any]:
     family = families.index(_family_of(case))
     variants = [name for name in CASES if _family_of(name) == _family_of(case)]
     dash = _DASHES[variants.index(case) % len(_DASHES)]
-    return _COLOURS[family % len(_COLOURS)], _MARKERS[family % len(_MARKERS)], dash
+    return _COLOURS[family % len(_COLOURS)], _MARKERS[(family + family // len(_COLOURS)) % len(_MARKERS)], dash
 
 
 def _family_of(case: str) -> str:

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 def snapshot(model: nn.Module) -> Tensor:
-    """A copy of all parameters, one-dimensional. It communicates nothing and so changes nothing."""
+    """A copy of all parameters, one-dimensional. It changes nothing; sharded parameters are gathered, which is not
+    counted as sent."""
     with torch.no_grad():
-        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        return torch.cat([_whole(parameter.detach()).flatten() for parameter in model.parameters()])
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 def put_back(vector: Tensor, model: nn.Module) -> None:

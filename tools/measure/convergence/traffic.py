@@ -5,6 +5,7 @@ bytes:
 
     all-reduce        2 (n - 1) / n B       reduce-scatter and all-gather
     all-to-all            (n - 1) / n B
+    reduce-scatter        (n - 1) / n B     B: of what all ranks' parts are together
     all-gather            (n - 1) B         B: of one rank's part
     reduce, broadcast     (n - 1) / n B     one rank receives all, or sends to all, and sends or receives nothing
     send                            B
@@ -28,6 +29,8 @@ _METHODS: dict[str, tuple[int, Callable[[int], float]]] = {
     "allreduce": (0, lambda n: 2 * (n - 1) / n),
     "all_gather_single": (1, lambda n: n - 1),
     "_allgather_base": (1, lambda n: n - 1),
+    "reduce_scatter_single": (1, lambda n: (n - 1) / n),
+    "_reduce_scatter_base": (1, lambda n: (n - 1) / n),
     "all_to_all_single": (1, lambda n: (n - 1) / n),
     "alltoall_base": (1, lambda n: (n - 1) / n),
     "reduce": (0, lambda n: (n - 1) / n),

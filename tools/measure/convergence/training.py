@@ -21,6 +21,7 @@ from measure.convergence.catalogue import (
     BASELINE,
     CASES,
     ERROR_FEEDBACK,
+    FSDP,
     QADAM,
     QADAM_WARMUP_SHARE,
     SGD,
@@ -30,6 +31,7 @@ from measure.convergence.catalogue import (
     optimizer_of,
 )
 from measure.convergence.evaluation import evaluate, evaluate_alone, mean_over_ranks
+from measure.convergence.fsdp import shard_model
 from measure.convergence.replicas import Averaged, average, snapshot
 from measure.convergence.sharding import shard, steps_per_epoch
 from measure.convergence.task import Task
@@ -142,10 +144,15 @@ class Training:
         self._train, self._test = task.train.to(device), task.test.to(device)
 
     def run(self) -> Trained:
+        chosen = CASES[self._case]
+        if chosen.algorithm == FSDP:
+            shard_model(self._model, self._device, chosen.options)
         kind = optimizer_of(self._task.name, self._case)
         optimizer = make_optimizer(self._case, kind, self._model, self._learning_rate, self._steps)
         with counted() as sent:
-            if CASES[self._case].algorithm == ERROR_FEEDBACK:
+            if chosen.algorithm == FSDP:
+                return self._judged(*self._loop(optimizer, sent))
+            if chosen.algorithm == ERROR_FEEDBACK:
                 self._wrapped = with_error_feedback(self._model, self._device, self._case)
                 return self._judged(*self._loop(optimizer, sent))
             # The Bagua module; nothing of it is called but forward, so that what is trained is what a user's loop
