@@ -39,6 +39,7 @@ class CompressedAllGather:
         passes: which passes have exact weights.
         traffic: counts what is sent.
         reference: the weights that all ranks have, where differences are sent; None: weights are sent.
+        told: dtypes that a warning has named, of all modules of the model.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class CompressedAllGather:
         passes: ForwardPasses,
         traffic: Traffic,
         reference: WeightReference | None,
+        told: set[torch.dtype],
     ) -> None:
         self._sharded = sharded
         self._codec = codec
@@ -56,7 +58,7 @@ class CompressedAllGather:
         self._passes = passes
         self._traffic = traffic
         self.reference = reference
-        self._warned = False
+        self._told = told
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         memory: Tensor = self._plain.allocate(size, dtype=dtype, device=device)
@@ -111,14 +113,14 @@ class CompressedAllGather:
         return self._sharded.module.training and group is self._sharded.shard_group
 
     def _say_once(self, dtype: torch.dtype) -> None:
-        if self._warned:
+        if dtype in self._told:
             return
-        self._warned = True
+        self._told.add(dtype)
         gathered = "bytes of several dtypes" if dtype == torch.uint8 else str(dtype)
         warnings.warn(
             f"The weights of {self._sharded.name!r} are gathered as {gathered}, which {self._codec.name} cannot "
-            "compress. They are sent uncompressed.\nGive the module's parameters one dtype, or set param_dtype in its "
-            "MixedPrecisionPolicy.",
+            "compress. They are sent uncompressed, and so are those of other modules that are gathered so.\nGive the "
+            "module's parameters one dtype, or set param_dtype in its MixedPrecisionPolicy.",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from bagua.codecs import Codec, get_codec
 from bagua.fsdp.all_gather import CompressedAllGather
+from bagua.fsdp.compressed_module import CompressedModule
 from bagua.fsdp.forward_passes import ForwardPasses
-from bagua.fsdp.handle import CompressedModule, CompressionHandle
+from bagua.fsdp.handle import CompressionHandle
 from bagua.fsdp.reduce_scatter import CompressedReduceScatter
-from bagua.fsdp.replica_all_reduce import ReplicaAllReduce
+from bagua.fsdp.replica_all_reduce import ReplicaAllReduce, ReplicaGroup, ReplicaHook
 from bagua.fsdp.residual import Residual
 from bagua.fsdp.torch_internals import ShardedModule, sharded_modules
 from bagua.fsdp.traffic import Traffic
@@ -34,23 +37,24 @@ def compress_communication(
     `fully_shard`, with the same arguments on all ranks of the model; it compares them.
 
     Args:
-        model: A module that is `fully_shard`ed, or contains modules that are, on meshes of one dimension. Frozen and
-            shared parameters, mixed precision, CPU offload, several optimizers and `torch.compile` are supported.
+        model: A module that is `fully_shard`ed, or contains modules that are. On a mesh of two dimensions (hybrid
+            sharding), gradients are compressed between replicas. Frozen and shared parameters, mixed precision, CPU
+            offload, several optimizers and `torch.compile` are supported.
         gradients: The codec of gradients: "int8", "int4", "fp8_e4m3" or "bf16"; None: they are not compressed. Sums
             are made in fp32, and nothing is rounded twice on the way to a shard.
         weights: The codec of the weights that forward and backward passes in training mode compute with; None: they
             are exact. Shards, checkpoints and evaluation mode are exact in any case.
         error_feedback: Add what compression takes from a gradient to the next one of the same module (Seide et al.,
-            2014; LoCo, arXiv:2407.04480). It takes a byte per parameter of the whole model on each rank, or with
-            `replicas` alone a byte per parameter of this rank's shard.
+            2014; LoCo, arXiv:2407.04480). It takes a byte per parameter of the whole model on each rank, or
+            where gradients are compressed between replicas alone a byte per parameter of this rank's shard.
         weight_differences: Send the difference to the weights of the last pass instead of the weights (SDP4Bit,
             arXiv:2410.15526). Only for modules with `reshard_after_forward=False`. Each rank keeps a copy of their
             weights.
         exact_weights_every: Every so many forward passes in training mode use exact weights.
-        replicas: This rank's group of ranks that hold the same shard of other replicas of the model (hybrid
-            sharding). Gradients are averaged over it with a compressed all-reduce, and parameters are broadcast from
+        replicas: On a mesh of shards alone, this rank's group of ranks that hold the same shard of other replicas of
+            the model. Gradients are averaged over it with a compressed all-reduce, and parameters are broadcast from
             its first rank.
-        compress_shard: With `replicas`, compress gradients between the ranks that share a replica too.
+        compress_shard: With replicas, compress gradients between the ranks that share a replica too.
 
     Returns:
         a handle to remove, save and observe what has been set up.
@@ -77,8 +81,6 @@ def compress_communication(
         raise ValueError("gradients and weights are both None; name the codec of one of them, such as gradients='int8'")
     if gradients is None and (error_feedback or replicas is not None):
         raise ValueError("error_feedback and replicas are about gradients, but gradients is None; name a codec for it")
-    if compress_shard and replicas is None:
-        raise ValueError("compress_shard is for use with replicas; without them, gradients of shards are compressed")
     if weights is None and (weight_differences or exact_weights_every is not None):
         raise ValueError("weight_differences and exact_weights_every are about weights, but weights is None")
     gradient_codec = None if gradients is None else get_codec(gradients)
@@ -91,6 +93,9 @@ def compress_communication(
         )
     for one in found:
         _check(one, gradient_codec, weight_differences, replicas)
+    groups = [replicas if one.replica_group is None else one.replica_group for one in found]
+    if compress_shard and all(group is None for group in groups):
+        raise ValueError("compress_shard is for use with replicas; without them, gradients of shards are compressed")
     settings: dict[str, Any] = {
         "gradients": None if gradient_codec is None else gradient_codec.name,
         "weights": None if weight_codec is None else weight_codec.name,
@@ -98,49 +103,52 @@ def compress_communication(
         "weight_differences": weight_differences,
         "exact_weights_every": exact_weights_every,
         "compress_shard": compress_shard,
-        "replicas": 1 if replicas is None else replicas.size(),
+        "replicas": max((group.size() for group in groups if group is not None), default=1),
         "ranks": dist.get_world_size(),
     }
-    _compare(found, settings)
+    shards = dict.fromkeys(one.shard_group for one in found)
+    _compare([*shards, *dict.fromkeys(group for group in groups if group is not None)], found, settings)
     settings["rank"] = dist.get_rank()
     if replicas is not None:
         _broadcast(found, replicas)
 
     traffic = {"gradients": Traffic(), "weights": Traffic()}
     passes = ForwardPasses(exact_weights_every)
+    told: set[torch.dtype] = set()
     modules = []
-    for one in found:
+    for one, group in zip(found, groups, strict=True):
         built = CompressedModule(one)
-        if gradient_codec is not None and (replicas is None or compress_shard):
+        if gradient_codec is not None and (group is None or compress_shard):
             residual = Residual(one.name) if error_feedback else None
             built.reduce_scatter = CompressedReduceScatter(gradient_codec, traffic["gradients"], residual)
-        if gradient_codec is not None and replicas is not None:
+        if gradient_codec is not None and group is not None:
             residual = Residual(one.name) if error_feedback else None
-            built.all_reduce = ReplicaAllReduce(replicas, gradient_codec, traffic["gradients"], residual)
+            built.all_reduce = ReplicaAllReduce(group, gradient_codec, traffic["gradients"], residual)
         if weight_codec is not None:
             reference = WeightReference(one.shard_group) if weight_differences else None
-            traffic_of = traffic["weights"]
-            built.all_gather = CompressedAllGather(one, weight_codec, one.all_gather, passes, traffic_of, reference)
+            built.all_gather = CompressedAllGather(
+                one, weight_codec, one.all_gather, passes, traffic["weights"], reference, told
+            )
         modules.append(built)
     for built in modules:
         built.install()
-    return CompressionHandle(modules, settings, traffic, passes, passes.follow(model))
+    return CompressionHandle(modules, settings, traffic, passes, model)
 
 
 def _check(
     one: ShardedModule, gradients: Codec | None, weight_differences: bool, replicas: dist.ProcessGroup | None
 ) -> None:
     where = f"Module {one.name!r}" if one.name else "The model"
-    if one.is_replicated:
+    if not one.has_shards:
         raise ValueError(
-            f"{where} has a mesh with a dimension of replicas (HSDP), where torch averages gradients itself.\n"
-            "Give fully_shard the mesh of the shards alone, mesh['shard'], and compress_communication "
-            "replicas=mesh.get_group('replicate')."
+            f"{where} is not fully_shard'ed, but replicated on all ranks.\n"
+            "Shard it with torch.distributed.fsdp.fully_shard, or train it with bagua's with_bagua."
         )
     if (
         isinstance(one.reduce_scatter, CompressedReduceScatter)
         or isinstance(one.all_gather, CompressedAllGather)
-        or (isinstance(one.all_reduce_hook, ReplicaAllReduce))
+        or isinstance(one.all_reduce_hook, ReplicaHook)
+        or isinstance(one.replica_group, ReplicaGroup)
     ):
         raise ValueError(f"{where} is compressed already; call remove() of the handle that did it first")
     if gradients is not None:
@@ -156,6 +164,8 @@ def _check(
             "Shard it with reshard_after_forward=False, or leave weight_differences out."
         )
     if replicas is not None:
+        if one.replica_group is not None:
+            raise ValueError(f"{where} is on a mesh that has a dimension for replicas; leave the argument replicas out")
         if one.all_reduce_hook is not None:
             raise ValueError(f"{where} has an all-reduce hook, whose place replicas needs; remove one of them")
         shared = set(dist.get_process_group_ranks(replicas)) & set(dist.get_process_group_ranks(one.shard_group))
@@ -167,18 +177,21 @@ def _check(
             )
 
 
-def _compare(found: list[ShardedModule], settings: dict[str, Any]) -> None:
+def _compare(groups: Iterable[dist.ProcessGroup], found: list[ShardedModule], settings: dict[str, Any]) -> None:
     """Ranks with other settings would send messages of other sizes: NCCL would hang."""
     told = (settings, [one.name for one in found])
-    for group in dict.fromkeys(one.shard_group for one in found):
+    known: dict[int, Any] = {dist.get_rank(): told}
+    for group in groups:
         of_all: list[Any] = [None] * group.size()
-        dist.all_gather_object(of_all, told, group=group)
-        other = [rank for rank, theirs in enumerate(of_all) if theirs != told]
-        if other:
-            raise ValueError(
-                f"Ranks {other} of the shard group call compress_communication with {of_all[other[0]]}, this rank with "
-                f"{told}.\nGive the same arguments on all ranks."
-            )
+        dist.all_gather_object(of_all, known, group=group)
+        known = {rank: theirs for one in of_all for rank, theirs in one.items()}
+    # Only now, so that no rank waits in another group for one that has raised.
+    other = sorted(rank for rank, theirs in known.items() if theirs != told)
+    if other:
+        raise ValueError(
+            f"Ranks {other} call compress_communication with {known[other[0]]}, rank {dist.get_rank()} with {told}.\n"
+            "Give the same arguments on all ranks."
+        )
 
 
 def _broadcast(found: list[ShardedModule], replicas: dist.ProcessGroup) -> None:
@@ -186,4 +199,7 @@ def _broadcast(found: list[ShardedModule], replicas: dist.ProcessGroup) -> None:
         for parameter in one.parameters():
             local = parameter.detach().to_local()  # type: ignore[attr-defined]
             if not local.is_meta:
-                dist.broadcast(local, group=replicas, group_src=0)
+                sent = local.to(one.device)  # CPU offload: the group may be one of GPUs
+                dist.broadcast(sent, group=replicas, group_src=0)
+                if sent is not local:
+                    local.copy_(sent)

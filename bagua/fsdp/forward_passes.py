@@ -3,6 +3,7 @@ model; FSDP's all-gathers read it in that thread and in autograd's, within the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class ForwardPasses:
 
     def __init__(self, exact_every: int | None) -> None:
         self.count = 0
+        self._before_each: Callable[[], None] = lambda: None
         self._exact_every = exact_every
 
     @property
@@ -27,12 +29,14 @@ class ForwardPasses:
         """Whether the weights of the current pass are those of the shards."""
         return self._exact_every is not None and self.count % self._exact_every == 0
 
-    def follow(self, model: nn.Module) -> RemovableHandle:
-        """Counts the passes of `model` from now on, before FSDP gathers what they need."""
+    def follow(self, model: nn.Module, before_each: Callable[[], None]) -> RemovableHandle:
+        """Counts the passes of `model` from now on, before FSDP gathers what they need, and calls `before_each`."""
+        self._before_each = before_each
         return model.register_forward_pre_hook(self._begin, prepend=True)
 
     def _begin(self, model: nn.Module, inputs: Any) -> None:
         if model.training and torch.is_grad_enabled():
+            self._before_each()
             self.count += 1
 
 

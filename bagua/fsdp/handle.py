@@ -3,51 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor, nn
 
-from bagua.fsdp.all_gather import CompressedAllGather
+from bagua.fsdp.compressed_module import CompressedModule
 from bagua.fsdp.forward_passes import ForwardPasses
-from bagua.fsdp.reduce_scatter import CompressedReduceScatter
-from bagua.fsdp.replica_all_reduce import ReplicaAllReduce
 from bagua.fsdp.residual import Residual
-from bagua.fsdp.torch_internals import ShardedModule
 from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
 
 _VERSION = 1
 _KEYS = {"version", "settings", "forward_passes", "residuals", "references"}
-
-
-@dataclass
-class CompressedModule:
-    """One sharded module, what was put into it, None where nothing was, and what stood there before."""
-
-    sharded: ShardedModule
-    reduce_scatter: CompressedReduceScatter | None = None
-    all_gather: CompressedAllGather | None = None
-    all_reduce: ReplicaAllReduce | None = None
-    before: tuple[Any, Any, Any] = (None, None, None)
-
-    def install(self) -> None:
-        one = self.sharded
-        self.before = (one.reduce_scatter, one.all_gather, one.all_reduce_hook)
-        one.reduce_scatter = self.reduce_scatter or one.reduce_scatter
-        one.all_gather = self.all_gather or one.all_gather
-        one.all_reduce_hook = self.all_reduce or one.all_reduce_hook
-
-    def remove(self) -> None:
-        """What somebody has put there since then stays."""
-        one = self.sharded
-        if self.reduce_scatter is not None and one.reduce_scatter is self.reduce_scatter:
-            one.reduce_scatter = self.before[0]
-        if self.all_gather is not None and one.all_gather is self.all_gather:
-            one.all_gather = self.before[1]
-        if self.all_reduce is not None and one.all_reduce_hook is self.all_reduce:
-            one.all_reduce_hook = self.before[2]
 
 
 class CompressionHandle:
@@ -59,13 +26,13 @@ class CompressionHandle:
         settings: Mapping[str, Any],
         traffic: Mapping[str, Traffic],
         passes: ForwardPasses,
-        counter: RemovableHandle,
+        model: nn.Module,
     ) -> None:
         self._modules = list(modules)
         self._settings = dict(settings)
         self._traffic = traffic
         self._passes = passes
-        self._counter = counter
+        self._counter = passes.follow(model, self._check)
 
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -80,6 +47,10 @@ class CompressionHandle:
         for one in self._modules:
             one.remove()
         self._counter.remove()
+
+    def _check(self) -> None:
+        for one in self._modules:
+            one.check()
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank's compression remembers, to be saved with the model: one file per rank.

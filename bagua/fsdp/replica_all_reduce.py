@@ -1,20 +1,25 @@
-"""A compressed all-reduce between replicas of a sharded model (hybrid sharding): a hook of FSDP, for one module.
+"""A compressed all-reduce between replicas of a sharded model (hybrid sharding), for one FSDP module.
 
-FSDP averages gradients over the ranks that share a model and calls the hook with this rank's shard of them; the hook
-averages it over the ranks that hold the same shard of other replicas. Each replica averages a part of the shard as
-bagua.fsdp.reduce_scatter does, compresses it and sends it to the others, so that all replicas have the same bits.
+FSDP reduces gradients over the ranks that share a model; what is here then reduces this rank's shard of them over the
+ranks that hold the same shard of other replicas. On a mesh with a dimension for replicas it stands in place of that
+dimension's process group, on a mesh of shards alone it is FSDP's all-reduce hook. Each replica reduces a part of the
+shard as bagua.fsdp.reduce_scatter does, compresses it and sends it to the others, so that all replicas have the same
+bits.
 
 Runs in autograd's thread, and on CUDA on FSDP's all-reduce stream.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from bagua.codecs import Codec
-from bagua.fsdp.reduce_scatter import reduce_scatter
+from bagua.fsdp.reduce_scatter import factor_of, reduce_scatter
 from bagua.fsdp.residual import Residual
 from bagua.fsdp.traffic import Traffic
 from bagua.job.torch_internals import all_gather_flat
@@ -30,30 +35,75 @@ class ReplicaAllReduce:
     """
 
     def __init__(self, group: dist.ProcessGroup, codec: Codec, traffic: Traffic, residual: Residual | None) -> None:
-        self._group = group
+        self.group = group
         self._codec = codec
         self._traffic = traffic
         self.residual = residual
 
-    def __call__(self, reduce_output: Tensor) -> None:
+    def reduce(self, reduce_output: Tensor, factor: float) -> None:
         """
         Args:
-            reduce_output: [elements], a dtype of the codec; it becomes the average over the replicas.
+            reduce_output: [elements], a dtype of the codec; it becomes `factor` times the sum over the replicas.
         """
         if reduce_output.is_cuda:
             # Its memory belongs to the reduce-scatter stream, whose next user would not wait for this stream: torch
             # frees it here where gradients are reduced in another dtype than they are kept.
             reduce_output.record_stream(torch.cuda.current_stream(reduce_output.device))
-        ranks, elements = self._group.size(), reduce_output.numel()
-        if ranks == 1 or elements == 0:
+        ranks, elements = self.group.size(), reduce_output.numel()
+        if elements == 0:
+            return
+        if ranks == 1:
+            reduce_output.mul_(factor)
             return
         flat = torch.nn.functional.pad(reduce_output, (0, -elements % (ranks * self._codec.alignment)))
         part = flat.new_empty(flat.numel() // ranks, dtype=torch.float32)
-        sent = reduce_scatter(part, flat, self._group, self._codec, 1.0 / ranks, self.residual)
+        sent = reduce_scatter(part, flat, self.group, self._codec, factor, self.residual)
         own = self._codec.compress(part)
         gathered = own.new_empty((ranks, own.shape[1]))
-        all_gather_flat(gathered, own, group=self._group)
+        all_gather_flat(gathered, own, group=self.group)
         self._codec.decompress(gathered, flat)
         reduce_output.copy_(flat[:elements])
         plain = 2 * (ranks - 1) * reduce_output.nbytes // ranks
         self._traffic.count(sent + (ranks - 1) * own.nbytes, plain)
+
+
+class ReplicaHook:
+    """FSDP's all-reduce hook on a mesh of shards alone.
+
+    Args:
+        reduction: between the replicas.
+        divides_by_factor: whether `set_gradient_divide_factor` is in force: gradients of all ranks, those of other
+            replicas included, are then added up and divided by that factor alone, as torch does on a mesh of replicas.
+    """
+
+    def __init__(self, reduction: ReplicaAllReduce, divides_by_factor: Callable[[], bool]) -> None:
+        self._reduction = reduction
+        self._divides_by_factor = divides_by_factor
+
+    def __call__(self, reduce_output: Tensor) -> None:
+        ranks = self._reduction.group.size()
+        self._reduction.reduce(reduce_output, 1.0 if self._divides_by_factor() else 1.0 / ranks)
+
+
+class ReplicaGroup:
+    """What torch.distributed.all_reduce asks of a process group, where FSDP has one of replicas."""
+
+    def __init__(self, reduction: ReplicaAllReduce) -> None:
+        self._reduction = reduction
+
+    def __bool__(self) -> bool:
+        """False: after an error in a collective, torch asks the group for its backend to log it, and where that is
+        false, the default group. Asking one that it does not know would hide the error."""
+        return False
+
+    def size(self) -> int:
+        return self._reduction.group.size()
+
+    def rank(self) -> int:
+        return self._reduction.group.rank()
+
+    def allreduce(self, tensors: Sequence[Tensor], options: Any) -> None:
+        """The one tensor becomes its reduction by AVG or SUM. On CUDA the result is there for the current stream, on
+        CPUs it is there."""
+        (tensor,) = tensors
+        self._reduction.reduce(tensor, factor_of(options.reduceOp, self.size()))

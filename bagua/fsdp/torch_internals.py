@@ -17,7 +17,10 @@ from torch.distributed.fsdp import FSDPModule
 
 # What ShardedModule reads of every module, so that a torch that names it otherwise is noticed at once.
 _KNOWN = (
-    "is_replicated",
+    "has_shards",
+    "replica_group",
+    "divides_by_factor",
+    "device",
     "reshards_after_forward",
     "reduced_dtypes",
     "reduce_scatter",
@@ -43,14 +46,36 @@ class ShardedModule:
 
     @property
     def shard_group(self) -> dist.ProcessGroup:
-        """The ranks over which the parameters are sharded. Not to be asked where torch only replicates them."""
+        """The ranks over which the parameters are sharded. Only where `has_shards`."""
         group: dist.ProcessGroup = self._group.mesh_info.shard_process_group
         return group
 
     @property
-    def is_replicated(self) -> bool:
-        """Whether torch itself averages gradients between replicas: a mesh with a dimension for that."""
-        return self._group.mesh_info.replicate_mesh_dim is not None
+    def has_shards(self) -> bool:
+        """False for a module of torch's `replicate`."""
+        return self._group.mesh_info.shard_mesh_dim is not None
+
+    @property
+    def replica_group(self) -> Any:
+        """The ranks between which torch itself all-reduces gradients, by a call of torch.distributed.all_reduce; None
+        on a mesh without a dimension for replicas. The group is part of a description of the mesh that each call of
+        fully_shard makes."""
+        return getattr(self._group.mesh_info, "replicate_process_group", None)
+
+    @replica_group.setter
+    def replica_group(self, group: Any) -> None:
+        self._group.mesh_info.replicate_process_group = group
+
+    @property
+    def divides_by_factor(self) -> bool:
+        """Whether `set_gradient_divide_factor` is in force."""
+        return self._group.gradient_divide_factor is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where parameters are gathered, also those that are kept on the CPU."""
+        device: torch.device = self._group.device
+        return device
 
     @property
     def reshards_after_forward(self) -> bool:

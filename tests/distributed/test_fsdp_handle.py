@@ -1,4 +1,4 @@
-"""What compress_communication refuses, and what its handle does: removal, the state, resumption, replicas."""
+"""What compress_communication refuses, and what its handle does: removal, the state, resumption."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import torch.distributed.checkpoint as dcp
 from support.ranks import run_ranks
 from support.sharded import (
     check_near,
-    gradients_of,
     layers,
     shard,
     train_sharded,
     twins,
     weights_of,
 )
-from support.training import batches, begin, loss_of, message_of
+from support.training import batches, begin, message_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 from bagua.codecs import codec_names
 from bagua.fsdp import compress_communication
@@ -67,9 +66,6 @@ def _errors() -> None:
     other[0].set_all_reduce_hook(print)
     mine = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
     _refused(other, "all-reduce hook", replicas=mine)
-
-    mesh = init_device_mesh(device.type, (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard"))
-    _refused(shard(layers().to(device), device, mesh), "replicas=mesh.get_group('replicate')", "mesh['shard']")
 
 
 def _groups(model: nn.Module) -> list[Any]:
@@ -181,41 +177,3 @@ def _resume(folder: str) -> None:
 
 def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
     run_ranks(2, _resume, str(tmp_path), timeout=120)
-
-
-def _replicas() -> None:
-    rank, device = begin()
-    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicate", "shard"))
-    shards, replicas = mesh["shard"], mesh.get_group("replicate")
-    for options in ({}, {"compress_shard": True}, {"error_feedback": True, "compress_shard": True}):
-        torch.manual_seed(rank // 2)  # replicas begin with other weights
-        net = layers().to(device)
-        ours = shard(net, device, shards)
-        handle = compress_communication(ours, replicas=replicas, **options)
-        plain = shard(layers().to(device), device, mesh)  # as torch does it
-        full = weights_of(ours)
-        with torch.no_grad():
-            for name, one in plain.named_parameters():
-                one.copy_(distribute_tensor(full[name], one.device_mesh, one.placements))
-        batch = batches(rank, 1, device)[0]
-        for model in (ours, plain):
-            loss_of(model, batch).backward()
-        check_near(gradients_of(ours), gradients_of(plain), 3 / 250, f"replicas {options}")
-        for model in (ours, plain):
-            model.zero_grad()
-            train_sharded(model, [torch.optim.SGD(model.parameters(), lr=0.05)], batches(rank, 5, device))
-        mine = weights_of(ours)
-        for name, one in mine.items():
-            of_all = [torch.empty_like(one) for _ in range(4)]
-            dist.all_gather(of_all, one)
-            assert all(torch.equal(one, other) for other in of_all), f"replicas differ in {name}"
-        check_near(mine, weights_of(plain), 0.02, f"weights of replicas {options}")
-        assert handle.statistics["gradients"]["saved"] > 0
-        residuals = set(handle.state_dict()["residuals"])
-        assert residuals == ({"0", "1", "2", "0@replicas", "1@replicas", "2@replicas"} if len(options) == 2 else set())
-        handle.remove()
-        assert all(one._all_reduce_hook is None for one in _groups(ours))
-
-
-def test_replicas_average_compressed_gradients() -> None:
-    run_ranks(4, _replicas)

@@ -117,7 +117,9 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_compressed[2-divide factor]",
         "test_compressed[2-prefetched]",
     ],
-    "fsdp_handle": ["test_training_resumes_bit_for_bit", "test_replicas_average_compressed_gradients"],
+    "fsdp_handle": ["test_training_resumes_bit_for_bit"],
+    "fsdp_replicas": ["test_hybrid_sharding[_native_mesh]", "test_hybrid_sharding[_group_of_replicas]"],
+    "fsdp_settings": ["test_settings_of_fsdp[_setters]"],
     "shared_weights": ["test_weights_keep_their_memory[decentralized]"],
     "decentralized": [
         "test_weights_lie_in_reverse_order_as_in_bagua_0_9",
