@@ -17,7 +17,7 @@ from bagua.fsdp.handle import CompressionHandle
 from bagua.fsdp.reduce_scatter import CompressedReduceScatter
 from bagua.fsdp.replica_all_reduce import ReplicaAllReduce, ReplicaGroup, ReplicaHook
 from bagua.fsdp.residual import Residual
-from bagua.fsdp.torch_internals import ShardedModule, sharded_modules
+from bagua.fsdp.torch_internals import ShardedModule, require_sharded
 from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
 
@@ -85,12 +85,7 @@ def compress_communication(
         raise ValueError("weight_differences and exact_weights_every are about weights, but weights is None")
     gradient_codec = None if gradients is None else get_codec(gradients)
     weight_codec = None if weights is None else get_codec(weights)
-    found = sharded_modules(model)
-    if not found:
-        raise ValueError(
-            f"No module of {type(model).__name__} is fully_shard'ed.\nCall torch.distributed.fsdp.fully_shard on its "
-            "layers and on itself first."
-        )
+    found = require_sharded(model)
     for one in found:
         _check(one, gradient_codec, weight_differences, replicas)
     groups = [replicas if one.replica_group is None else one.replica_group for one in found]

@@ -8,12 +8,15 @@ was set before, which `remove()` puts back, nor over which ranks a module is sha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+
+from bagua.job.torch_internals import hide_from_compiler
 
 # What ShardedModule reads of every module, so that a torch that names it otherwise is noticed at once.
 _KNOWN = (
@@ -26,7 +29,11 @@ _KNOWN = (
     "reduce_scatter",
     "all_gather",
     "all_reduce_hook",
+    "pending_gather",
+    "reduces",
 )
+# Steps of FSDP for one module, that a meter may surround.
+_STEPS = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
@@ -120,10 +127,74 @@ class ShardedModule:
     def all_reduce_hook(self, hook: Callable[[Tensor], None] | None) -> None:
         self._group._all_reduce_hook = hook
 
+    # --- what waits.py looks at --------------------------------------------------------------------------------------
 
-def sharded_modules(model: nn.Module) -> list[ShardedModule]:
+    @property
+    def pending_gather(self) -> object | None:
+        """A gather of weights that was begun and not waited for; None: there is none."""
+        pending: object | None = self._group._all_gather_result
+        return pending
+
+    @property
+    def gather_event(self) -> torch.cuda.Event | None:
+        """Of the pending gather, its end; None where its Work is waited for instead."""
+        pending = self._group._all_gather_result
+        event: torch.cuda.Event | None = pending.all_gather_event if pending.all_gather_work is None else None
+        return event
+
+    @property
+    def reduces(self) -> bool:
+        """Whether backward passes reduce gradients now."""
+        return bool(self._group.reduce_grads)
+
+    @property
+    def reduce_stream(self) -> torch.cuda.Stream:
+        stream: torch.cuda.Stream = self._group.comm_ctx.reduce_scatter_stream
+        return stream
+
+    @property
+    def reductions_in_flight(self) -> int:
+        """How many reduce-scatters may still read their memory when the next one begins; one before torch 2.13."""
+        return int(getattr(self._group.comm_ctx, "reduce_scatter_max_input_buffers", 1))
+
+    def surround(self, step: str, around: Callable[[Callable[[], None]], None]) -> Callable[[], None]:
+        """Calls `around` instead of a step of FSDP, with what does the step.
+
+        Returns:
+            what takes that back.
+        """
+        group, plain = self._group, getattr(self._group, step)
+
+        def surrounded(*arguments: Any, **options: Any) -> None:
+            around(partial(plain, *arguments, **options))
+
+        def take_back() -> None:
+            if group.__dict__.get(step) is surrounded:
+                del group.__dict__[step]
+
+        hide_from_compiler(surrounded)
+        setattr(group, step, surrounded)
+        return take_back
+
+
+def require_sharded(model: nn.Module) -> list[ShardedModule]:
     """Those of `model` that have parameters, one for each `fully_shard` call.
 
+    Raises:
+        ValueError: there is none, or a module is sharded over several meshes by a `shard_placement_fn`.
+        RuntimeError: this torch keeps other things under these names.
+    """
+    found = _sharded_modules(model)
+    if not found:
+        raise ValueError(
+            f"No module of {type(model).__name__} is fully_shard'ed.\nCall torch.distributed.fsdp.fully_shard on its "
+            "layers and on itself first."
+        )
+    return found
+
+
+def _sharded_modules(model: nn.Module) -> list[ShardedModule]:
+    """
     Raises:
         ValueError: a module is sharded over several meshes by a `shard_placement_fn`.
         RuntimeError: this torch keeps other things under these names.
@@ -146,6 +217,8 @@ def sharded_modules(model: nn.Module) -> list[ShardedModule]:
             one = ShardedModule(name, cast("nn.Module", module), groups[0], is_root=not name)
             for known in _KNOWN:
                 getattr(one, known)
+            for step in _STEPS:
+                getattr(groups[0], step)
         except AttributeError as error:
             raise RuntimeError(
                 f"bagua.fsdp does not know the FSDP2 of torch {torch.__version__}: {error}.\n"

@@ -29,10 +29,9 @@ def advice(answer: Answer) -> list[str]:
         if answer.setting.algorithm == default.setting.algorithm and answer.setting.bucket_bytes is not None:
             lines.append(f"without tuning: BAGUA_DEFAULT_BUCKET_SIZE={_size(answer.setting.bucket_bytes)} comes close")
     elif default is not None and default.exposed_s / default.step_s < HIDDEN:
-        lines.append("communication is hidden: nothing to gain")
+        lines.append(most_to_gain(default.step_s, default.exposed_s))
     elif default is not None:
-        most = default.step_s / (default.step_s - default.exposed_s) if default.exposed_s < default.step_s else math.nan
-        limit = "" if math.isnan(most) else f"; without any exposed communication, steps would be {most:.2f}x as fast"
+        limit = f"; {most}" if (most := most_to_gain(default.step_s, default.exposed_s)) else ""
         lines.append(f"keep the default: nothing that was tried is faster by {100 * MIN_GAIN:g} %{limit}")
     is_plain = default is not None and default.setting.algorithm.startswith(UNCOMPRESSED)
     best = answer.speedup
@@ -45,6 +44,15 @@ def advice(answer: Answer) -> list[str]:
             )
             best = speedup
     return lines
+
+
+def most_to_gain(step_s: float, exposed_s: float) -> str:
+    """What faster communication could give; empty where a step is nothing but communication."""
+    if exposed_s / step_s < HIDDEN:
+        return "communication is hidden: nothing to gain"
+    if exposed_s >= step_s:
+        return ""
+    return f"without any exposed communication, steps would be {step_s / (step_s - exposed_s):.2f}x as fast"
 
 
 def _size(nbytes: int) -> str:

@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "codecs": {"kernels"},
     "job": set(),
     "collectives": {"job"},
-    "fsdp": {"job", "codecs"},
+    "fsdp": {"job", "codecs", "tuning"},
     "replicas": {"collectives", "job"},
     "engine": {"replicas", "collectives", "job", "codecs", "kernels", "tuning"},
     "comm_ops": {"engine", "collectives", "job", "codecs", "kernels"},

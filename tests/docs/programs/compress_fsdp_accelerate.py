@@ -18,7 +18,7 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Li
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = torch.utils.data.DataLoader(torch.randn(32, 8), batch_size=4)
 
-run_blocks("docs/how-to/train/compress-fsdp.md", 5)
+run_blocks("docs/how-to/train/compress-fsdp.md", 6)
 
 for batch in loader:
     accelerator.backward(model(batch).square().mean())

@@ -40,7 +40,7 @@ class Net(LightningModule):
 
 loader = torch.utils.data.DataLoader(torch.randn(32, 8), batch_size=4)
 
-run_blocks("docs/how-to/train/compress-fsdp.md", 6)
+run_blocks("docs/how-to/train/compress-fsdp.md", 7)
 
 assert trainer.global_step == 4
 assert trainer.lightning_module.compression.statistics["gradients"]["saved"] > 0

@@ -1,0 +1,266 @@
+"""How long steps of an FSDP model wait for communication: measure_communication, with compression and without.
+
+FSDP makes the compute stream wait in four places, where this looks at it: for the weights that a module gathers, before
+a module's gradients are copied for the reduce-scatter, whose memory an earlier one still reads, and at the end of the
+backward pass for all gradients. One step in SAMPLE_EVERY is looked at.
+
+[Note: on GPUs] nothing waits on the host. Events tell when the compute stream came to such a place and when what it
+waits for was done; they are read some steps later, when the GPU has passed them. On CPUs, where collectives are waited
+for in the thread that asks for them, the thread's time is taken, in which it also copies into and out of messages.
+
+Runs in the threads of forward and of autograd, one at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from bagua.fsdp.forward_passes import ForwardPasses
+from bagua.fsdp.torch_internals import ShardedModule, require_sharded
+from bagua.tuning.advice import most_to_gain
+
+SAMPLE_EVERY = 8
+WINDOW = 64  # steps that the figures are of
+
+
+@dataclass(frozen=True)
+class StepWaits:
+    """Medians over the last WINDOW steps, forward passes in training mode with their backward. NaN: not known yet.
+
+    Attributes:
+        steps: how many there were.
+        step_s: from one to the next.
+        exposed_s: of that, what the step waits for communication: for gathered weights and for reduced gradients.
+    """
+
+    steps: int
+    step_s: float
+    exposed_s: float
+
+    @property
+    def advice(self) -> str:
+        """What compression could gain at most, or that communication is hidden."""
+        if math.isnan(self.step_s) or math.isnan(self.exposed_s):
+            return f"not measured yet: one step in {SAMPLE_EVERY} is, after {self.steps} so far"
+        return most_to_gain(self.step_s, self.exposed_s)
+
+    def __str__(self) -> str:
+        if math.isnan(self.step_s) or math.isnan(self.exposed_s):
+            return self.advice
+        share = f"{100 * self.exposed_s / self.step_s:.0f} % of the step"
+        return f"step {1e3 * self.step_s:.3g} ms; exposed communication {1e3 * self.exposed_s:.3g} ms ({share})"
+
+
+Mark = float | torch.cuda.Event
+
+
+@dataclass
+class _Sample:
+    """Of one step: when a wait began and when it was over, for each."""
+
+    waits: list[tuple[Mark, Mark]] = field(default_factory=list)
+    last: tuple[Mark, Mark] | None = None  # at the end of the backward pass
+
+    def add(self, begin: Mark, end: Mark) -> None:
+        self.waits.append((begin, end))
+
+    @property
+    def all(self) -> list[tuple[Mark, Mark]]:
+        return self.waits if self.last is None else [*self.waits, self.last]
+
+    @property
+    def is_complete(self) -> bool:
+        return all(isinstance(one, float) or one.query() for wait in self.all for one in wait)  # type: ignore[no-untyped-call]
+
+    @property
+    def seconds(self) -> float:
+        """What was there before it was waited for took no time."""
+        return sum(max(0.0, _between(*wait)) for wait in self.all)
+
+
+def _between(begin: Mark, end: Mark) -> float:
+    if isinstance(begin, float) or isinstance(end, float):
+        assert isinstance(begin, float)
+        assert isinstance(end, float)
+        return end - begin
+    seconds: float = 1e-3 * begin.elapsed_time(end)
+    return seconds
+
+
+class CommunicationMeter:
+    """Measures until `remove` is called.
+
+    Args:
+        model: whose forward passes are steps.
+        modules: its sharded modules.
+    """
+
+    def __init__(self, model: nn.Module, modules: list[ShardedModule]) -> None:
+        self._device = modules[0].device
+        self._last: float | None = None
+        self._step_s: deque[float] = deque(maxlen=WINDOW)
+        self._exposed_s: deque[float] = deque(maxlen=WINDOW)
+        self._unread: deque[_Sample] = deque(maxlen=4)
+        self._sample: _Sample | None = None
+        self._side: torch.cuda.Stream | None = None
+        self._reduced: deque[Mark] = deque()  # ends of reduce-scatters of this sample's backward pass
+        self._passes = ForwardPasses(None)
+        self._takes_back = [self._passes.follow(model, self._begin_step).remove]
+        for one in modules:
+            self._takes_back += _Watch(one, self).put()
+
+    def stats(self) -> StepWaits:
+        """What the steps so far waited for."""
+        self._read()
+        return StepWaits(self._passes.count, _median(self._step_s), _median(self._exposed_s))
+
+    def remove(self) -> None:
+        """Measures no more."""
+        for take_back in self._takes_back:
+            take_back()
+        self._takes_back = []
+
+    def _begin_step(self) -> None:
+        now = time.perf_counter()
+        if self._last is not None:
+            self._step_s.append(now - self._last)
+        self._last = now
+        if self._sample is not None:
+            self._unread.append(self._sample)
+        self._read()
+        is_due = self._passes.count % SAMPLE_EVERY == 1
+        if is_due and self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            is_due = False  # events of a captured graph have no times
+        self._sample = _Sample() if is_due else None
+        self._reduced.clear()
+
+    def _read(self) -> None:
+        while self._unread and self._unread[0].is_complete:
+            self._exposed_s.append(self._unread.popleft().seconds)
+
+    # --- for _Watch --------------------------------------------------------------------------------------------------
+
+    @property
+    def sample(self) -> _Sample | None:
+        """Of the step that is looked at now."""
+        return self._sample
+
+    def mark(self, stream: Any = None) -> Mark:
+        """Now; on GPUs, when `stream` comes to it, by default the current one."""
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(stream or torch.cuda.current_stream(self._device))
+        return event
+
+    def mark_of(self, event: torch.cuda.Event) -> Mark:
+        """When the GPU comes to `event`, which has no time of its own."""
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._side.wait_event(event)
+        return self.mark(self._side)
+
+    def follow_reduction(self, begin: Mark, end: Mark, in_flight: int) -> None:
+        """A module's backward pass came to its reduce-scatter at `begin`, which is over at `end`. At most `in_flight`
+        may be on their way when the next one begins."""
+        if self._sample is not None and len(self._reduced) == in_flight:
+            self._sample.add(begin, self._reduced.popleft())
+        self._reduced.append(end)
+
+
+class _Watch:
+    """Stands around what FSDP does for one module."""
+
+    def __init__(self, one: ShardedModule, meter: CommunicationMeter) -> None:
+        self._one = one
+        self._meter = meter
+        self._is_on_gpu = one.device.type == "cuda"
+        self._gathered: Mark | None = None
+
+    def put(self) -> list[Callable[[], None]]:
+        """Returns what takes it back."""
+        return [
+            self._one.surround("unshard", self._gather),
+            self._one.surround("wait_for_unshard", self._wait_for_weights),
+            self._one.surround("post_backward", self._reduce),
+            self._one.surround("finalize_backward", self._finish),
+        ]
+
+    def _gather(self, run: Callable[[], None]) -> None:
+        if (sample := self._meter.sample) is None:
+            return run()
+        begin, before = self._meter.mark(), self._one.pending_gather
+        run()
+        if self._one.pending_gather is before:
+            return None
+        if self._is_on_gpu:
+            event = self._one.gather_event
+            self._gathered = None if event is None else self._meter.mark_of(event)
+        else:
+            sample.add(begin, self._meter.mark())
+        return None
+
+    def _wait_for_weights(self, run: Callable[[], None]) -> None:
+        sample = self._meter.sample
+        if sample is None or self._one.pending_gather is None:
+            return run()
+        begin = self._meter.mark()
+        run()
+        # Without an event of its own, a gather ends with the copies that follow.
+        sample.add(begin, self._gathered or self._meter.mark())
+        self._gathered = None
+        return None
+
+    def _reduce(self, run: Callable[[], None]) -> None:
+        if (sample := self._meter.sample) is None:
+            return run()
+        begin = self._meter.mark()
+        run()
+        if not self._is_on_gpu:
+            sample.add(begin, self._meter.mark())
+        elif self._one.reduces:
+            end = self._meter.mark(self._one.reduce_stream)
+            self._meter.follow_reduction(begin, end, self._one.reductions_in_flight)
+        return None
+
+    def _finish(self, run: Callable[[], None]) -> None:
+        """Of all modules one after the other, between which nothing is computed."""
+        if (sample := self._meter.sample) is None:
+            return run()
+        begin = self._meter.mark() if sample.last is None else sample.last[0]
+        run()
+        sample.last = begin, self._meter.mark()
+        return None
+
+
+def _median(values: deque[float]) -> float:
+    return statistics.median(values) if values else math.nan
+
+
+def measure_communication(model: nn.Module) -> CommunicationMeter:
+    """Measures what steps of `model` wait for communication, whether `compress_communication` compresses it or not:
+
+        meter = measure_communication(model)
+        ...  # some tens of steps
+        print(meter.stats(), meter.stats().advice)
+
+    Nothing is sent for it, and steps take a few microseconds more. Gradient accumulation counts each backward pass as a
+    step.
+
+    Args:
+        model: as for `compress_communication`.
+
+    Raises:
+        ValueError: no module is `fully_shard`ed.
+        RuntimeError: this version of torch is not supported.
+    """
+    return CommunicationMeter(model, require_sharded(model))

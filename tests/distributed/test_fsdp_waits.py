@@ -1,0 +1,119 @@
+"""What measure_communication says of steps that wait for their network, of those that do not, and of FSDP itself."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+from support.sharded import check_near, gradients_of, layers, twins, weights_of
+from support.training import batches, begin, loss_of, message_of
+from torch import Tensor
+
+from bagua.fsdp import compress_communication, measure_communication
+from bagua.fsdp.waits import SAMPLE_EVERY
+from bagua.tuning.advice import most_to_gain
+
+PAUSE_S = 0.02
+
+
+class SlowReduceScatter:
+    """torch's, over a network that needs PAUSE_S for it."""
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+
+    def allocate(self, *arguments: Any, **options: Any) -> Tensor:
+        memory: Tensor = self._plain.allocate(*arguments, **options)
+        return memory
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **options: Any) -> Any:
+        if output_tensor.is_cuda:
+            torch.cuda._sleep(int(PAUSE_S * 2e9))
+        else:
+            time.sleep(PAUSE_S)
+        return self._plain(output_tensor=output_tensor, input_tensor=input_tensor, **options)
+
+
+def _steps(models: tuple[Any, ...], rank: int, device: torch.device, number: int) -> None:
+    for batch in batches(rank, number, device):
+        for model in models:
+            model.zero_grad()
+            loss_of(model, batch).backward()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _groups(model: Any) -> list[Any]:
+    return [model[number]._get_fsdp_state()._fsdp_param_groups[0] for number in range(3)]
+
+
+def _measured() -> None:
+    rank, device = begin()
+    told = message_of(ValueError, lambda: measure_communication(layers()))
+    assert "fully_shard" in told
+    ours, plain = twins(device)
+    meter = measure_communication(ours)
+    assert math.isnan(meter.stats().exposed_s)
+    assert "not measured yet" in str(meter.stats())
+    for module, group in zip(ours, _groups(ours), strict=True):
+        module.set_custom_reduce_scatter(SlowReduceScatter(group._reduce_scatter_comm))
+    _steps((ours, plain), rank, device, 2 * SAMPLE_EVERY + 4)
+    check_near(gradients_of(ours), gradients_of(plain), 0, "measured")
+    slow = meter.stats()
+    assert slow.steps == 2 * SAMPLE_EVERY + 4
+    # Two steps of one kind, so that the median is of what was slow.
+    assert 3 * PAUSE_S * 0.8 < slow.exposed_s < slow.step_s
+    assert "as fast" in slow.advice
+    assert f"({100 * slow.exposed_s / slow.step_s:.0f} % of the step)" in str(slow)
+    # What is hidden says so: the same waits, in steps that compute for much longer.
+    assert most_to_gain(slow.exposed_s * 1000, slow.exposed_s) == "communication is hidden: nothing to gain"
+
+    # With compression and without it, and gone without a trace.
+    handle = compress_communication(ours, weights="int8")
+    _steps((ours,), rank, device, SAMPLE_EVERY)
+    handle.remove()
+    before = [dict(group.__dict__) for group in _groups(plain)]
+    other = measure_communication(plain)
+    assert [group.__dict__.keys() for group in _groups(plain)] != [one.keys() for one in before]
+    other.remove()
+    other.remove()
+    assert [group.__dict__.keys() for group in _groups(plain)] == [one.keys() for one in before]
+    meter.remove()
+    counted = meter.stats().steps
+    _steps((ours, plain), rank, device, 2)
+    assert meter.stats().steps == counted
+    check_near(weights_of(ours), weights_of(plain), 0, "weights")
+
+
+def _prefetched_and_accumulated() -> None:
+    rank, device = begin()
+    models = twins(device)
+    meter = measure_communication(models[0])
+    for number in range(SAMPLE_EVERY + 2):
+        for model in models:
+            model.set_requires_gradient_sync(number % 2 == 1)
+            for module in (model[0], model[1]):
+                module.unshard(async_op=True)
+            loss_of(model, batches(rank, 1, device)[0]).backward()
+    check_near(gradients_of(models[0]), gradients_of(models[1]), 0, "accumulated")
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    models[0](batches(rank, 1, device)[0][0])
+    assert 0 < meter.stats().exposed_s < meter.stats().step_s * 2
+    assert dist.get_world_size() == 2
+
+
+@pytest.mark.parametrize("case", [_measured, _prefetched_and_accumulated])
+def test_waits_are_measured(case: Any) -> None:
+    run_ranks(2, case, timeout=120, reuse=True)
+
+
+def test_what_could_be_gained() -> None:
+    assert most_to_gain(0.2, 0.15) == "without any exposed communication, steps would be 4.00x as fast"
+    assert most_to_gain(0.2, 0.001) == "communication is hidden: nothing to gain"
+    assert most_to_gain(0.2, 0.2) == ""
