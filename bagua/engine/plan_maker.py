@@ -146,7 +146,9 @@ class PlanMaker:
             plan = self._make(replica)
         else:
             plan.resume()
-        if plan.holds_gradients and before.holds_gradients:
+        if not plan.holds_gradients:
+            self._kept.clear()  # a warm-up is over
+        elif before.holds_gradients:
             plan.scheduler.continue_step_of(before.scheduler)
         return plan
 

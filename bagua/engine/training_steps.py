@@ -129,9 +129,11 @@ class TrainingSteps:
             ValueError: there is nothing to train.
         """
         self._finish()
-        watched = self.plans.trainable
+        watched, before = self.plans.trainable, self.plans.current
         self.plans.replace(setup or self.plans.setup, in_background)
         self._use_plan()
+        if before is not None and self.plans.current is not None and before.phase != self.plans.current.phase:
+            self.recorder.begin_anew()
         if self.plans.trainable is not watched:
             self._hooks.remove()
             self._install_hooks()

@@ -19,6 +19,7 @@ DETERMINISTIC = [
     *(case for case in CASES if case.deterministic),
     Case("decentralized", {"communication_interval": 3}),
     Case("low_precision_decentralized", {"communication_interval": 3}),
+    Case("local_sgd", {"sync_every": 3, "warmup_steps": 2}),
 ]
 every_algorithm = pytest.mark.parametrize("case", DETERMINISTIC, ids=str)
 

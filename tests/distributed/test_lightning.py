@@ -61,13 +61,15 @@ def test_gradient_all_reduce_is_ddp(tmp_path: Path, options: dict[str, Any]) -> 
 
 # --- algorithms and checkpoints --------------------------------------------------------------------------------------
 
-# With their options. The checkpoint is of step 4, in the middle of a round of local steps and of an exchange.
+# With their options. The checkpoint is of step 4, in the middle of a round of local steps, of an exchange and of a
+# warm-up.
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "bytegrad": {},
     "qadam": {},
     "decentralized": {},
     "low_precision_decentralized": {},
-    "local_sgd": {"sync_every": 3},
+    "local_sgd": {"sync_every": 3, "warmup_steps": 2},
+    "diloco": {"sync_every": 2, "warmup_steps": 5},
     "streaming_diloco": {"sync_every": 6, "delay": 2},
 }
 REPLICAS_DIFFER = tuple(name for name in ALGORITHMS if name not in ("bytegrad", "qadam"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,23 @@ def _a_skipped_step(folder: str) -> None:
             make_step(resumed, other, number, rank)
         for mine, theirs in zip(whole.parameters(), resumed.parameters(), strict=True):
             assert torch.equal(mine, theirs), f"saved after step {stop}"
+
+    # With another sync_every, the round goes on, and ends when it has as many steps, or at once if it has them already.
+    for interval, last in ((2, 4), (4, 4), (9, 8)):
+        whole, optimizer = trained(rank, device, "local_sgd", {"sync_every": 6})
+        for number in range(4):
+            make_step(whole, optimizer, number, rank)
+        resumed, other = trained(rank + 7, device, "local_sgd", {"sync_every": interval})
+        alone = copy.deepcopy(whole)
+        its_optimizer = torch.optim.SGD(alone.parameters(), lr=RATE)
+        resumed.load_state_dict(whole.state_dict())
+        resumed.bagua_ddp.load_state_dict(whole.bagua_ddp.state_dict())
+        for number in range(4, last + 1):
+            make_step(resumed, other, number, rank)
+            make_step(alone, its_optimizer, number, rank)
+        for mine, own in zip(resumed.parameters(), alone.parameters(), strict=True):
+            dist.all_reduce(own.data)
+            assert torch.allclose(mine, own / 2, atol=1e-6), f"from 6 to {interval}"
 
     # Parameters that are frozen in the middle of a round keep what each rank has made of them, and the rounds what they
     # know: when they are trained again, the next round brings all ranks together.

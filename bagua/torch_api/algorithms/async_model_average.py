@@ -8,8 +8,7 @@ The steps between the copy and the addition are the *staleness*. The first `warm
 all-reduce. What the thread does, and why nothing is lost and nothing hangs: bagua.comm_ops.averaging_loop.
 
 [Note: states of a rank]
-warm-up   gradients are all-reduced. A step of the warm-up is a backward pass that communicated, so that all ranks count
-          alike: forward passes without a backward pass, in `eval()` or in `no_sync` are none.
+warm-up   gradients are all-reduced (bagua.torch_api.algorithms.warm_up).
 new       the loop's thread is there on all ranks. It begins to average when all have made a forward pass in training.
 running   this rank has. Others may still be in `new`; beyond that all ranks are in the same state.
 stopped   `abort` was called, and there is no thread; `resume` starts another loop.
@@ -35,6 +34,7 @@ from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.rounds import UnheardSteps
 from bagua.torch_api.algorithms.staleness import Staleness
+from bagua.torch_api.algorithms.warm_up import WarmUp, check_warm_up
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -67,7 +67,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self.warmup_steps = warmup_steps
         self.staleness = Staleness()
         self.exchange_s = 0.0
-        self._warmup_steps_done = 0
+        self._warm_up = WarmUp(process_group, warmup_steps)
         self._average = BackgroundAverage(process_group)
         self._has_begun = self._is_stopped = False
         self._is_switching = self._is_finished = False
@@ -75,7 +75,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     @property
     def ranks_in_step(self) -> bool:
         """During warm-up."""
-        return self._warmup_steps_done < self.warmup_steps
+        return not self._warm_up.is_over
 
     @property
     def status(self) -> str:
@@ -95,7 +95,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         parameters = bagua_ddp.synchronized_parameters
         self._average.prepare(parameters[0][1].device)
         if self.ranks_in_step:
-            return super().init_tensors(bagua_ddp)
+            return self._warm_up.algorithm.init_tensors(bagua_ddp)
         for name, parameter in parameters:
             ensure_record(parameter, name, bagua_ddp.bagua_module_name)
         self._average.joint_updates.find_owners(bagua_ddp.bagua_optimizers)
@@ -104,7 +104,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> Sequence[BaguaBucket]:
         self._is_finished = False
         if self.ranks_in_step:
-            return super().tensors_to_buckets(tensors, do_flatten)
+            return self._warm_up.algorithm.tensors_to_buckets(tensors, do_flatten)
         # Parameters keep their memory: the bucket's is that of the copy.
         owner_of = self._average.joint_updates.owner_of
         of_one_owner = [list(part) for group in tensors for _, part in itertools.groupby(group, owner_of)]
@@ -113,7 +113,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
         bucket.clear_ops()
         if self.ranks_in_step:
-            bucket.append_centralized_synchronous_op(average=True, group=self.process_group)
+            self._warm_up.algorithm.init_operations(bagua_ddp, bucket)
 
     # --- hooks -------------------------------------------------------------------------------------------------------
 
@@ -142,11 +142,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     def init_post_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[], None]:
         def end_warmup_step() -> None:
             if self.ranks_in_step:
-                bagua_ddp.scheduler.wait_pending_comm_ops()
-                if not bagua_ddp.scheduler.sent:
-                    return  # torch.autograd.grad, whose gradients are no step's
-                self._warmup_steps_done += 1
-                if self._warmup_steps_done >= self.warmup_steps:
+                self._warm_up.end_pass(bagua_ddp)
+                if self._warm_up.is_over:
                     self._switch_to_parameters(bagua_ddp)
 
         return end_warmup_step
@@ -265,20 +262,16 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     def state_dict(self) -> dict[str, Any]:
         """How far the warm-up is. What comes after it is not repeatable bit for bit: it depends on when messages
         arrive."""
-        return {"warmup_steps_done": self._warmup_steps_done}
+        return {"warmup_steps_done": self._warm_up.done}
 
     def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
         """
         Raises:
             RuntimeError: the warm-up is over here, and not in `state`.
         """
+        was_in_step = self.ranks_in_step
         done = int(state["warmup_steps_done"])
-        if done < self.warmup_steps and not self.ranks_in_step:
-            raise RuntimeError(
-                f"The state has made {done} of {self.warmup_steps} warm-up steps, but warm-up is over here.\n"
-                "Wrap the module again before loading the state."
-            )
-        was_in_step, self._warmup_steps_done = self.ranks_in_step, done
+        self._warm_up.load(done, was_over=done >= self.warmup_steps)
         if was_in_step and not self.ranks_in_step:
             self._switch_to_parameters(bagua_ddp)
 
@@ -291,7 +284,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
         warmup_steps: the first steps, which are those of gradient all-reduce.
 
     Raises:
-        ValueError: another mode, a negative warm-up, or an interval that is no number.
+        ValueError: another mode, a warm-up that is negative or not whole, or an interval that is no number.
     """
 
     def __init__(self, peer_selection_mode: str = "all", sync_interval_ms: float = 500, warmup_steps: int = 0) -> None:
@@ -299,8 +292,7 @@ class AsyncModelAverageAlgorithm(Algorithm):
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r}: only 'all' is known here")
         if not math.isfinite(sync_interval_ms):
             raise ValueError(f"sync_interval_ms={sync_interval_ms}: must be a number of ms, 0 for no pause")
-        if warmup_steps < 0:
-            raise ValueError(f"warmup_steps={warmup_steps}: must be at least 0")
+        check_warm_up(warmup_steps)
         self.peer_selection_mode = peer_selection_mode
         self.sync_interval_ms = sync_interval_ms
         self.warmup_steps = warmup_steps

@@ -20,23 +20,20 @@ assert torch.equal(every[0], every[1])
 
 
 class Loader:
-    """Notes which algorithm trains, and whether the weights are the same on all ranks after a step."""
+    """Notes after each step whether the weights are the same on all ranks."""
 
     def __iter__(self):
         for _ in range(340):
             yield torch.randn(4, 8)
             bagua.allgather(model.weight.detach().view(-1), every)
-            steps.append((type(model.bagua_algorithm).__name__, torch.equal(every[0], every[1])))
+            steps.append(torch.equal(every[0], every[1]))
 
 
 steps = []
 loader = Loader()
 run_blocks("docs/reference/algorithms/local_steps.md", 2)
-before, after = steps[:300], steps[300:]
-assert len({name for name, _ in before}) == len({name for name, _ in after}) == 1
-assert before[0][0] != after[0][0]
-assert all(is_equal for _, is_equal in before)
-assert [number for number, (_, is_equal) in enumerate(after, 1) if is_equal] == [20, 40]
+assert all(steps[:300])
+assert [number for number, is_equal in enumerate(steps[300:], 1) if is_equal] == [20, 40]
 
 run_blocks("docs/reference/algorithms/local_steps.md", 3)
 

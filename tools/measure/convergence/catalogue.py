@@ -106,7 +106,7 @@ class Case:
     optimizer: None: the task's.
     qadam: options of its optimizer.
     replicas_differ: each rank has a model of its own, and what is evaluated is their mean.
-    start_share: part of the steps that are trained with gradient all-reduce before the algorithm begins.
+    start_share: part of the steps that are the algorithm's warm-up with gradient all-reduce.
     """
 
     name: str

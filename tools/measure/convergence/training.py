@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from bagua.torch_api.algorithms import Algorithm
 from measure.convergence.catalogue import (
     ASYNC_WARMUP_SHARE,
-    BASELINE,
     CASES,
     ERROR_FEEDBACK,
     FSDP,
@@ -95,6 +94,8 @@ def make_algorithm(case: str, optimizer: torch.optim.Optimizer, steps: int) -> A
         options["q_adam_optimizer"] = optimizer
     if chosen.algorithm == "async":
         options["warmup_steps"] = round(ASYNC_WARMUP_SHARE * steps)
+    if chosen.start_share:
+        options["warmup_steps"] = round(chosen.start_share * steps)
     return Algorithm.init(chosen.algorithm, **options)
 
 
@@ -131,7 +132,7 @@ class Training:
         self._batch_size = settings.batch_size
         self._per_epoch = steps_per_epoch(len(task.train), settings.batch_size)
         self._steps = steps or settings.steps or (settings.epochs or 1) * self._per_epoch
-        # Steps that gradient all-reduce trains.
+        # Steps of its warm-up.
         self._start = round(CASES[case].start_share * self._steps)
         self._learning_rate = learning_rate_of(task.name, case, dist.get_world_size())
         self._start_seconds = 0.0
@@ -157,8 +158,7 @@ class Training:
                 return self._judged(*self._loop(optimizer, sent))
             # The Bagua module; nothing of it is called but forward, so that what is trained is what a user's loop
             # trains.
-            first = BASELINE if self._start else self._case
-            self._model.with_bagua([optimizer], make_algorithm(first, optimizer, self._steps))
+            self._model.with_bagua([optimizer], make_algorithm(self._case, optimizer, self._steps))
             try:
                 return self._judged(*self._loop(optimizer, sent))
             finally:
@@ -176,7 +176,6 @@ class Training:
             if self._start and step == self._start:
                 self._synchronize()
                 self._start_seconds = time.perf_counter() - began
-                self._model.with_bagua([optimizer], make_algorithm(self._case, optimizer, self._steps))
             epoch, place = divmod(step, self._per_epoch)
             if place == 0:
                 rank, ranks = dist.get_rank(), dist.get_world_size()

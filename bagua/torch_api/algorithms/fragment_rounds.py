@@ -1,0 +1,242 @@
+"""Rounds of local steps: when the fragments of a model are exchanged, and how a training that was saved goes on. The
+algorithms of bagua.torch_api.algorithms.local_steps at work for one module."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bagua.codecs import Codec
+from bagua.collectives.purpose_groups import group_for
+from bagua.comm_ops.compressed import CompressedAllReduce, compressed_alignment
+from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.comm_ops.round_exchange import MeanOverRanks, RoundCheck
+from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
+from bagua.torch_api.algorithms.fragments import Fragment, FragmentBucket, OuterOptimizer, split
+from bagua.torch_api.algorithms.rounds import RoundState
+from bagua.torch_api.algorithms.warm_up import WarmUp
+
+if TYPE_CHECKING:
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.algorithm_facade import AlgorithmFacade
+
+# As in bagua.torch_api.algorithms.decentralized: an exchange goes on while ranks communicate something else.
+_PURPOSE = "exchanges of weights"
+
+
+class FragmentRounds(ExchangeAfterSteps):
+    """One after the other, each fragment has a round of `interval` steps: its exchange begins `delay` steps before the
+    round ends, and takes effect when it ends.
+
+    Args:
+        process_group: the ranks that train together.
+        interval: steps of a round.
+        fragments: of the model.
+        delay: steps that an exchange has, less than `interval`.
+        alpha: see bagua.torch_api.algorithms.fragments.
+        outer_optimizer: None: weights are averaged.
+        codec: by which differences are compressed; None: not at all.
+        warm_up: before the first round; None: there is none.
+    """
+
+    def __init__(
+        self,
+        process_group: BaguaProcessGroup,
+        interval: int,
+        fragments: int = 1,
+        delay: int = 0,
+        alpha: float = 0.0,
+        outer_optimizer: OuterOptimizer | None = None,
+        codec: Codec | None = None,
+        warm_up: WarmUp | None = None,
+    ) -> None:
+        super().__init__(process_group)
+        self._warm_up = warm_up or WarmUp(process_group, steps=0)
+        self._interval, self._delay, self._alpha = interval, delay, alpha
+        self._fragment_count = fragments
+        self._outer_optimizer = outer_optimizer
+        self._codec = codec
+        self._fragments: list[Fragment] = []
+        self._checks: list[RoundCheck] = []
+        self.steps = 0  # of this round
+        self.rounds = 0  # that are over
+        # The exchange of this round has begun.
+        self._is_under_way = False
+        # What fragments begin with when they are made anew without a broadcast: of parameters that are frozen now, too.
+        # Each rank has weights of its own then, from which ranks could not begin alike.
+        self._kept: dict[str, tuple[nn.Parameter, Any]] = {}
+
+    @property
+    def ranks_in_step(self) -> bool:
+        """During warm-up. Later nothing may be communicated in each step."""
+        return not self._warm_up.is_over
+
+    @property
+    def phase(self) -> Hashable:
+        """Changes before the first forward pass after the warm-up: the first round begins with the weights of then."""
+        return self._warm_up.is_over
+
+    # --- buckets -----------------------------------------------------------------------------------------------------
+
+    def start_from_broadcast(self) -> None:
+        self._close()
+        self._kept.clear()
+        self._fragments = []
+        self.steps = self.rounds = 0
+
+    def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
+        for fragment in self._fragments:
+            self._kept.update(fragment.outer_by_name())
+        self._close()
+        weights = super().init_tensors(bagua_ddp)
+        return self._warm_up.algorithm.init_tensors(bagua_ddp) if self.ranks_in_step else weights
+
+    def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> Sequence[BaguaBucket]:
+        self._checks, self._fragments = [], []
+        everything = [tensor for group in tensors for tensor in group]
+        parts = split(everything, self._fragment_count) if everything else []
+        if self.ranks_in_step:
+            return self._warm_up.algorithm.tensors_to_buckets(tensors, do_flatten)
+        alignment = 1 if self._codec is None else compressed_alignment(self.process_group, False, self._codec)
+        for number, part in enumerate(parts):
+            ids = {id(tensor) for tensor in part}
+            groups = [[tensor for tensor in group if id(tensor) in ids] for group in tensors]
+            buckets = [
+                FragmentBucket(group, f"{number}.{place}", do_flatten, alignment)
+                for place, group in enumerate(one for one in groups if one)
+            ]
+            fragment = Fragment(buckets, self._outer_optimizer, self._alpha)
+            fragment.take_over(self._kept)
+            self._fragments.append(fragment)
+        return [bucket for fragment in self._fragments for bucket in fragment.buckets]
+
+    def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
+        if self.ranks_in_step:
+            self._warm_up.algorithm.init_operations(bagua_ddp, bucket)
+            return
+        group = group_for(_PURPOSE, self.process_group)
+        communicator = group.get_global_communicator()
+        bucket.clear_ops()
+        if any(bucket is fragment.buckets[0] for fragment in self._fragments) and group.size > 1:
+            check = RoundCheck(communicator, lambda: self.rounds, lambda: self._fragment.outer_options)
+            self._checks.append(check)
+            bucket.append_op(check)
+        if self._codec is not None and bucket.dtype in self._codec.dtypes:
+            bucket.append_op(CompressedAllReduce(group, average=True, everybody=communicator, codec=self._codec))
+        else:
+            bucket.append_op(MeanOverRanks(communicator))
+
+    # --- hooks of the warm-up ----------------------------------------------------------------------------------------
+
+    def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
+        return bagua_ddp.mark_ready if self.ranks_in_step else super().init_backward_hook(bagua_ddp)
+
+    def init_post_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[], None]:
+        if self.ranks_in_step:
+            return functools.partial(self._warm_up.end_pass, bagua_ddp)
+        return super().init_post_backward_hook(bagua_ddp)
+
+    # --- a round -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _fragment(self) -> Fragment:
+        """Whose round it is."""
+        return self._fragments[self.rounds % len(self._fragments)]
+
+    def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
+        if not self._fragments:
+            return
+        self.steps += 1
+        # More steps than in a round: the state of a longer one was loaded.
+        if self.steps >= self._interval - self._delay and not self._is_under_way:
+            self._fragment.begin(group_for(_PURPOSE, self.process_group), bagua_ddp.scheduler.recorder)
+            self._is_under_way = True
+        if self.steps >= self._interval:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        self._wait()
+        self._fragment.end()
+        self._is_under_way = False
+        self.steps = 0
+        self.rounds += 1
+
+    def _wait(self) -> None:
+        self._fragment.wait()
+        for check in self._checks:
+            check.check()
+
+    def finish(self, bagua_ddp: AlgorithmFacade) -> None:
+        super().finish(bagua_ddp)
+        self._warm_up.algorithm.finish(bagua_ddp)
+        if self._is_under_way and self.process_group.is_alive:
+            # The parameters change: what is under way must not be lost on some ranks alone.
+            self._end_round()
+
+    def _close(self) -> None:
+        for fragment in self._fragments:
+            fragment.close()
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._is_under_way:
+            self._wait()
+        pending = [bucket.flattened_tensor() for bucket in self._fragment.buckets] if self._is_under_way else []
+        outer = [fragment.outer_optimizer.state_dict() for fragment in self._fragments if fragment.outer_optimizer]
+        return {
+            "warmup_steps_done": self._warm_up.done,
+            "rounds": self.rounds,
+            "steps": self.steps,
+            "round": self._round.state.name,
+            "stepped": sorted(self._stepped),
+            "outer_parameters": [[one.data for one in fragment.outer_parameters] for fragment in self._fragments],
+            "outer_optimizers": outer,
+            "under_way": pending,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ValueError: the state is of another model, or has another number of fragments.
+            RuntimeError: the warm-up is over here, and not in `state`.
+        """
+        was_in_step = self.ranks_in_step
+        has_rounds = bool(state["outer_parameters"])
+        self._warm_up.load(int(state["warmup_steps_done"]), was_over=has_rounds)
+        if not has_rounds:
+            return
+        if was_in_step:
+            bagua_ddp.rebuild_buckets()
+        ours, theirs = (
+            [[(str(one.dtype), list(one.shape)) for one in parameters] for parameters in fragments]
+            for fragments in ([fragment.outer_parameters for fragment in self._fragments], state["outer_parameters"])
+        )
+        if ours != theirs:
+            raise ValueError(
+                f"the state has outer parameters of {theirs} (dtype and shape, by fragment), this module has {ours}: it"
+                " is of another model, or was saved with another number of fragments"
+            )
+        self.make_owed_step(bagua_ddp)
+        if self._is_under_way:
+            self._wait()
+        self.rounds, self.steps = int(state["rounds"]), int(state["steps"])
+        self._round.state = RoundState[state["round"]]
+        self._stepped = set(state["stepped"])
+        self._is_under_way = bool(state["under_way"])
+        for fragment, parameters in zip(self._fragments, state["outer_parameters"], strict=True):
+            for own, saved in zip(fragment.outer_parameters, parameters, strict=True):
+                own.copy_(saved)
+        optimizers = [fragment.outer_optimizer for fragment in self._fragments if fragment.outer_optimizer]
+        for optimizer, saved in zip(optimizers, state["outer_optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        if self._is_under_way:
+            for bucket, mean in zip(self._fragment.buckets, state["under_way"], strict=True):
+                flat = bucket.flattened_tensor()
+                elements = min(len(flat), len(mean))  # another codec may pad to another length
+                flat[:elements].copy_(mean[:elements])
