@@ -255,7 +255,7 @@ class DataParallelEngine(AlgorithmFacade):
         """
         mine = self._state()
         _check_state("an engine", mine, state)
-        _check_state(type(self.bagua_algorithm).__name__, mine["algorithm"], state["algorithm"])
+        _check_state(self.setup.algorithm_name, mine["algorithm"], state["algorithm"])
         self.bagua_algorithm.load_state_dict(self, state["algorithm"])
         self._steps.count = int(state["train_step_counter"])
 

@@ -221,7 +221,7 @@ class PlanMaker:
         shared: Mapping[str, object] = getattr(setup.algorithm, "shared_settings", dict)()
         first, later = ("default" if size is None else f"{size} bytes" for size in sizes)
         return [
-            f"the algorithm {type(self.algorithm).__name__}",
+            f"the algorithm {setup.algorithm_name}",
             *(f"{name}={value}" for name, value in sorted(shared.items())),
             f"find_unused_parameters={setup.find_unused_parameters}",
             f"static_graph={setup.static_graph}",

@@ -59,6 +59,11 @@ class Setup:
         return communicator
 
     @property
+    def algorithm_name(self) -> str:
+        """As users write it."""
+        return str(getattr(self.algorithm, "public_name", type(self.algorithm).__name__))
+
+    @property
     def communication(self) -> tuple[Any, int | None, int | None]:
         """What may differ from one plan to the next."""
         return self.algorithm, self.bucket_bytes, self.first_bucket_bytes

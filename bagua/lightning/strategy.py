@@ -299,7 +299,7 @@ class BaguaParallel(ForPackage):
         if engine is not None:
             checkpoint[STATE] = {
                 "engine": self._engine_state if "optimizer_states" in checkpoint else None,
-                "algorithm": type(engine.bagua_algorithm).__name__,
+                "algorithm": engine.setup.algorithm_name,
                 "world_size": self.world_size,
             }
             if self._ranks_differ:
@@ -324,7 +324,7 @@ class BaguaParallel(ForPackage):
         if engine is None or not self._ranks_differ:
             checkpoint = read(checkpoint_path)
         else:
-            ranks, algorithm = ranks_of(None, engine.process_group), type(engine.bagua_algorithm).__name__
+            ranks, algorithm = ranks_of(None, engine.process_group), engine.setup.algorithm_name
             checkpoint, self._is_own = load_own(checkpoint_path, ranks, algorithm, read)
         if "save" in (state := checkpoint.get(STATE) or {}):
             self._ranks_with_files = max(self._ranks_with_files, state["world_size"])
@@ -343,7 +343,7 @@ class BaguaParallel(ForPackage):
         if self._ranks_differ and not self._is_own:
             # All have the file of rank 0. What an algorithm knows of its peers is made of that, too.
             engine.initialize_again()
-        elif state.get("algorithm") == type(engine.bagua_algorithm).__name__:
+        elif state.get("algorithm") == engine.setup.algorithm_name:
             engine.load_state_dict(state["engine"])
 
     def remove_checkpoint(self, filepath: Any) -> None:

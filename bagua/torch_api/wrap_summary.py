@@ -78,7 +78,7 @@ def _warn_of_variables() -> None:
 
 
 def summary(engine: DataParallelEngine) -> str:
-    """For example: VGG: 138.4 M parameters in 32 tensors, 7 buckets, 527.8 MiB; GradientAllReduce over 4 ranks, nccl,
+    """For example: VGG: 138.4 M parameters in 32 tensors, 7 buckets, 527.8 MiB; gradient_allreduce over 4 ranks, nccl,
     Bagua-Net on."""
     parameters = [parameter for _, parameter in engine.synchronized_parameters]
     group = engine.process_group
@@ -86,7 +86,6 @@ def summary(engine: DataParallelEngine) -> str:
     backend = dist.get_backend(group.torch_group) if group.torch_group is not None else "no group"
     if ":" in backend:
         backend = dict(part.split(":") for part in backend.split(",")).get(device.type, backend)
-    algorithm = type(engine.bagua_algorithm).__name__.removesuffix("Impl").removesuffix("Algorithm")
     count = sum(parameter.numel() for parameter in parameters)
     buckets = engine.bagua_buckets
     size = sum(bucket.bytes() for bucket in buckets)
@@ -97,7 +96,7 @@ def summary(engine: DataParallelEngine) -> str:
         network = ", which does not use Bagua-Net" if is_on else ""
     return (
         f"{type(engine.module).__name__}: {_count(count)} parameters in {len(parameters)} tensors,"
-        f" {len(buckets)} bucket{'s' * (len(buckets) != 1)}, {_size(size)}; {algorithm} over {group.size}"
+        f" {len(buckets)} bucket{'s' * (len(buckets) != 1)}, {_size(size)}; {engine.setup.algorithm_name} over {group.size}"
         f" rank{'s' * (group.size != 1)}, {backend}{network}"
     )
 

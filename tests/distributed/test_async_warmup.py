@@ -123,6 +123,6 @@ def test_a_resumed_run_goes_on_in_the_middle_of_the_warm_up(rank: int, device: t
     assert later.algorithm.status == "running"
     message_of(RuntimeError, lambda: engine.load_state_dict(saved[2]), "5 of 8 warm-up steps")
     error = message_of(ValueError, lambda: engine.load_state_dict({**saved[2], "algorithm": {}}))
-    assert "AsyncModelAverageAlgorithmImpl needs ['warmup_steps_done']" in error
+    assert "async needs ['warmup_steps_done']" in error
     assert "GradientAllReduce" not in error
     later.abort()

@@ -184,7 +184,7 @@ def test_replicas_that_differ_are_loaded_as_they_were_or_as_their_mean(tmp_path:
     states = run_ranks(2, _save, DIFFERING, path, reuse=True)
     assert not torch.equal(states[0][0], states[1][0])
     run_ranks(2, _refused, path, "average_replicas=True", None, reuse=True)
-    run_ranks(2, _refused, path, "and here is GradientAllReduceAlgorithmImpl", "gradient_allreduce", reuse=True)
+    run_ranks(2, _refused, path, "and here is gradient_allreduce", "gradient_allreduce", reuse=True)
     equal = str(tmp_path / "equal")
     run_ranks(2, _save, Case("gradient_allreduce"), equal, reuse=True)
     run_ranks(2, _refused, equal, "load it before wrapping the model", "decentralized", reuse=True)

@@ -20,6 +20,8 @@ from bagua.codecs import codec_names
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.fragments import split
 from bagua.torch_api.checkpoint import load_checkpoint, save_checkpoint
+from bagua.torch_api.data_parallel import DistributedDataParallel
+from bagua.torch_api.wrap_summary import summary
 
 RATE = 0.1
 STEPS = 13
@@ -295,7 +297,16 @@ def _a_skipped_step(folder: str) -> None:
     assert f"outer optimizers of ranks [{1 - rank}] have another class or other options" in message
     assert f"SGD with [{{'lr': {(0.7, 0.1)[rank]}" in message
 
-    model, optimizer = model_of(0).to(device), None
+    # By the name that users write.
+    model = model_of(0).to(device)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=RATE)]
+    wrapper = DistributedDataParallel(model, optimizers=optimizers, algorithm=Algorithm.init("diloco", sync_every=2))
+    assert message_of(NotImplementedError, wrapper.join).startswith("join: diloco communicates something else")
+    assert "diloco over 2 ranks" in summary(wrapper.inner)
+    bad = {"train_step_counter": 0, "algorithm": {}}
+    assert "; diloco needs [" in message_of(ValueError, lambda: wrapper.inner.load_state_dict(bad))
+
+    model = model_of(0).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     many = Algorithm.init("streaming_diloco", sync_every=100, fragments=10)
     assert "fragments=10, but the model has 6" in message_of(

@@ -283,7 +283,7 @@ def test_different_settings_are_named_on_all_ranks() -> None:
     first, second = run_ranks(2, wrap_with_other_settings)
     assert first == second
     expected = {
-        "algorithm": "rank 0 has the algorithm GradientAllReduceAlgorithmImpl; rank 1 has the algorithm ByteGrad",
+        "algorithm": "rank 0 has the algorithm gradient_allreduce; rank 1 has the algorithm bytegrad",
         "hierarchical": "rank 0 has hierarchical=True; rank 1 has hierarchical=False.\n",
         "interval": "rank 0 has communication_interval=1; rank 1 has communication_interval=2.\n",
         "unused": "rank 0 has find_unused_parameters=False; rank 1 has find_unused_parameters=True.\n",

@@ -38,7 +38,7 @@ def told(device: str = "cuda") -> str:
         module=torch.nn.Sequential(),
         synchronized_parameters=[("0.weight", parameter)],
         process_group=SimpleNamespace(torch_group=None, size=2),
-        bagua_algorithm=object(),
+        setup=SimpleNamespace(algorithm_name="gradient_allreduce"),
         bagua_buckets=[],
     )
     return summary(engine).rpartition(", ")[2]

@@ -141,12 +141,15 @@ class Algorithm:
     is_interchangeable = False
 
     @property
+    def public_name(self) -> str:
+        """The name under which it is registered, or else that of its class."""
+        return GlobalAlgorithmRegistry.name_of(type(self)) or type(self).__name__
+
+    @property
     def label(self) -> str:
-        """The name under which it is registered, with the options that are not their defaults, for people:
-        "bytegrad(hierarchical=False)"."""
-        kind = type(self)
-        name = GlobalAlgorithmRegistry.name_of(kind) or kind.__name__
-        parameters = inspect.signature(kind).parameters
+        """The same with the options that are not their defaults, for people: "bytegrad(hierarchical=False)"."""
+        name = self.public_name
+        parameters = inspect.signature(type(self)).parameters
         settings = self.shared_settings()
         options = [
             f"{option}={settings[option]!r}"

@@ -43,7 +43,7 @@ class Subject:
     @property
     def algorithm(self) -> str | None:
         """Of the engines."""
-        return ", ".join(type(engine.bagua_algorithm).__name__ for engine in self.engines) or None
+        return ", ".join(engine.setup.algorithm_name for engine in self.engines) or None
 
     @property
     def keeps_replicas_equal(self) -> bool:

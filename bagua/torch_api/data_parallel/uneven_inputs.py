@@ -117,7 +117,7 @@ class UnevenInputs:
         )
         if changes or not all(bucket.holds_gradients for bucket in engine.bagua_buckets):
             raise NotImplementedError(
-                f"join: {type(engine.bagua_algorithm).__name__} communicates something else than gradients"
+                f"join: {engine.setup.algorithm_name} communicates something else than gradients"
                 f"{', or begins to in some step' if changes else ''}. A rank without inputs cannot take part in that.\n"
                 "Give every rank the same number of batches."
             )
