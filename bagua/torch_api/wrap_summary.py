@@ -96,8 +96,8 @@ def summary(engine: DataParallelEngine) -> str:
         network = ", which does not use Bagua-Net" if is_on else ""
     return (
         f"{type(engine.module).__name__}: {_count(count)} parameters in {len(parameters)} tensors,"
-        f" {len(buckets)} bucket{'s' * (len(buckets) != 1)}, {_size(size)}; {engine.setup.algorithm_name} over {group.size}"
-        f" rank{'s' * (group.size != 1)}, {backend}{network}"
+        f" {len(buckets)} bucket{'s' * (len(buckets) != 1)}, {_size(size)};"
+        f" {engine.setup.algorithm_name} over {group.size} rank{'s' * (group.size != 1)}, {backend}{network}"
     )
 
 

@@ -103,6 +103,21 @@ def outer_adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.05)
 
 
+class RisingMomentum(torch.optim.SGD):
+    """Over three steps, to 0.9."""
+
+    steps = 0
+
+    def step(self) -> None:  # type: ignore[override]
+        self.steps += 1
+        self.param_groups[0]["momentum"] = (0.3, 0.6, 0.9)[min(self.steps, 3) - 1]
+        super().step()
+
+
+def outer_rising(parameters: Any) -> torch.optim.Optimizer:
+    return RisingMomentum(parameters, **DEFAULT_OUTER)
+
+
 DEFAULT_OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 # name, options; interval, fragments, delay, alpha, outer optimizer of the reference
@@ -111,6 +126,8 @@ CASES: list[tuple[str, dict[str, Any], tuple[int, int, int, float], Any]] = [
     ("local_sgd", {"sync_every": 4}, (4, 1, 0, 0.0), None),
     ("diloco", {"sync_every": 3}, (3, 1, 0, 0.0), "sgd"),
     ("diloco", {"sync_every": 3, "outer_optimizer": outer_adam}, (3, 1, 0, 0.0), outer_adam),
+    ("diloco", {"sync_every": 2, "momentum_rounds": 3}, (2, 1, 0, 0.0), outer_rising),
+    ("streaming_diloco", {"sync_every": 2, "momentum_rounds": 3}, (1, 2, 0, 0.0), outer_rising),
     ("streaming_diloco", {"sync_every": 4}, (2, 2, 0, 0.0), "sgd"),
     ("streaming_diloco", {"sync_every": 6, "fragments": 3, "delay": 1, "alpha": 0.25}, (2, 3, 1, 0.25), "sgd"),
     ("streaming_diloco", {"sync_every": 3, "fragments": 1, "delay": 2, "alpha": 0.5}, (3, 1, 2, 0.5), "sgd"),
@@ -221,7 +238,7 @@ def _a_skipped_step(folder: str) -> None:
     assert are_equal(*model.parameters())
 
     # A resumed training goes on as if it had not been interrupted, in the middle of a round and of an exchange.
-    options = {"sync_every": 6, "fragments": 2, "delay": 1, "alpha": 0.5}
+    options = {"sync_every": 6, "fragments": 2, "delay": 1, "alpha": 0.5, "momentum_rounds": 2}
     for stop in (4, 5):
         whole, optimizer = trained(rank, device, "streaming_diloco", options)
         for number in range(stop):
@@ -308,6 +325,10 @@ def _a_skipped_step(folder: str) -> None:
 
     model = model_of(0).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    rising = Algorithm.init("diloco", sync_every=1, outer_optimizer=outer_adam, momentum_rounds=2)
+    assert "the outer optimizer, Adam, has no option 'momentum'" in message_of(
+        ValueError, lambda: bagua.with_bagua(model, [optimizer], rising)
+    )
     many = Algorithm.init("streaming_diloco", sync_every=100, fragments=10)
     assert "fragments=10, but the model has 6" in message_of(
         ValueError, lambda: bagua.with_bagua(model, [optimizer], many)
@@ -331,6 +352,11 @@ def test_steps_states_and_refusals(tmp_path: Path) -> None:
         ),
         ("streaming_diloco", {"sync_every": 4, "alpha": 1.5}, "alpha=1.5: must be from 0 to 1"),
         ("streaming_diloco", {"sync_every": 4, "codec": "int3"}, "int3"),
+        (
+            "diloco",
+            {"sync_every": 4, "momentum_rounds": -1},
+            "momentum_rounds=-1: must be a whole number of at least 0",
+        ),
     ],
 )
 def test_numbers_that_do_not_fit_together(name: str, options: dict[str, Any], text: str) -> None:

@@ -41,6 +41,7 @@ class FragmentRounds(ExchangeAfterSteps):
         outer_optimizer: None: weights are averaged.
         codec: by which differences are compressed; None: not at all.
         warm_up: before the first round; None: there is none.
+        momentum_rounds: see bagua.torch_api.algorithms.fragments.
     """
 
     def __init__(
@@ -53,12 +54,13 @@ class FragmentRounds(ExchangeAfterSteps):
         outer_optimizer: OuterOptimizer | None = None,
         codec: Codec | None = None,
         warm_up: WarmUp | None = None,
+        momentum_rounds: int = 0,
     ) -> None:
         super().__init__(process_group)
         self._warm_up = warm_up or WarmUp(process_group, steps=0)
         self._interval, self._delay, self._alpha = interval, delay, alpha
         self._fragment_count = fragments
-        self._outer_optimizer = outer_optimizer
+        self._outer_optimizer, self._momentum_rounds = outer_optimizer, momentum_rounds
         self._codec = codec
         self._fragments: list[Fragment] = []
         self._checks: list[RoundCheck] = []
@@ -109,7 +111,7 @@ class FragmentRounds(ExchangeAfterSteps):
                 FragmentBucket(group, f"{number}.{place}", do_flatten, alignment)
                 for place, group in enumerate(one for one in groups if one)
             ]
-            fragment = Fragment(buckets, self._outer_optimizer, self._alpha)
+            fragment = Fragment(buckets, self._outer_optimizer, self._alpha, self._momentum_rounds)
             fragment.take_over(self._kept)
             self._fragments.append(fragment)
         return [bucket for fragment in self._fragments for bucket in fragment.buckets]
@@ -160,7 +162,7 @@ class FragmentRounds(ExchangeAfterSteps):
 
     def _end_round(self) -> None:
         self._wait()
-        self._fragment.end()
+        self._fragment.end(self.rounds // len(self._fragments))
         self._is_under_way = False
         self.steps = 0
         self.rounds += 1

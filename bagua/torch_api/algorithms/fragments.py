@@ -85,14 +85,22 @@ class Fragment:
         buckets: of its weights.
         outer_optimizer: makes the optimizer of y from y; None: weights are averaged.
         alpha: of the weights that this rank has made since the round began.
+        momentum_rounds: over which the momentum of the outer optimizer rises; 0: it is what it is.
 
     Raises:
         TypeError: `outer_optimizer` returns something else than an optimizer of the parameters that it was given.
+        ValueError: momentum has to rise, and the outer optimizer has no option of this name.
     """
 
-    def __init__(self, buckets: Sequence[FragmentBucket], outer_optimizer: OuterOptimizer | None, alpha: float) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[FragmentBucket],
+        outer_optimizer: OuterOptimizer | None,
+        alpha: float,
+        momentum_rounds: int = 0,
+    ) -> None:
         self.buckets = list(buckets)
-        self._alpha = alpha
+        self._alpha, self._momentum_rounds = alpha, momentum_rounds
         self._scheduler: CommScheduler | None = None
         self.outer_optimizer: torch.optim.Optimizer | None = None
         if outer_optimizer is None:
@@ -109,6 +117,11 @@ class Fragment:
             raise TypeError(
                 f"outer_optimizer returned {made!r}, which is not an optimizer of the parameters that it was given.\n"
                 "Pass a function of the parameters: lambda parameters: torch.optim.SGD(parameters, lr=0.7)."
+            )
+        if momentum_rounds and not all("momentum" in group for group in made.param_groups):
+            raise ValueError(
+                f"momentum_rounds={momentum_rounds}, but the outer optimizer, {type(made).__name__}, has no option"
+                " 'momentum'. Leave momentum_rounds out, or use torch.optim.SGD."
             )
         self.outer_optimizer = made
 
@@ -169,14 +182,22 @@ class Fragment:
             self._scheduler.wait_pending_comm_ops()
             self._scheduler.end_step()
 
-    def end(self) -> None:
-        """The mean takes effect on the weights. It has been waited for."""
+    def end(self, rounds: int) -> None:
+        """The mean takes effect on the weights. It has been waited for.
+
+        Args:
+            rounds: of this fragment that are over.
+        """
         if self.outer_optimizer is None:
             for bucket in self.buckets:
                 bucket.take_mean()
             return
         for bucket in self.buckets:
             bucket.give_gradients()
+        if rounds < self._momentum_rounds:
+            for group in self.outer_optimizer.param_groups:
+                last = group.setdefault("last_momentum", group["momentum"])
+                group["momentum"] = last * (rounds + 1) / self._momentum_rounds
         self.outer_optimizer.step()
         self.outer_optimizer.zero_grad(set_to_none=True)
         for bucket in self.buckets:

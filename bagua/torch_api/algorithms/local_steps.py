@@ -76,9 +76,11 @@ class DiLoCoAlgorithm(LocalSGDAlgorithm):
             the mean of the weights now.
         warmup_steps: as of LocalSGDAlgorithm.
         warmup_codec: likewise.
+        momentum_rounds: over which the momentum of the outer optimizer rises linearly to its value; 0: it begins with
+            it.
 
     Raises:
-        ValueError: as of LocalSGDAlgorithm.
+        ValueError: as of LocalSGDAlgorithm; or `momentum_rounds` is not a whole number of at least 0.
         TypeError: `outer_optimizer` is not a function.
         RuntimeError: when a module is wrapped: a parameter is in none of the optimizers.
     """
@@ -89,8 +91,11 @@ class DiLoCoAlgorithm(LocalSGDAlgorithm):
         outer_optimizer: OuterOptimizer | None = None,
         warmup_steps: int = 0,
         warmup_codec: str | Codec | None = None,
+        momentum_rounds: int = 0,
     ) -> None:
         super().__init__(sync_every, warmup_steps, warmup_codec)
+        _check_steps("momentum_rounds", momentum_rounds, least=0)
+        self.momentum_rounds = momentum_rounds
         if outer_optimizer is not None and not callable(outer_optimizer):
             raise TypeError(
                 f"outer_optimizer is {outer_optimizer!r}. Pass a function of the parameters:"
@@ -104,6 +109,7 @@ class DiLoCoAlgorithm(LocalSGDAlgorithm):
             self.sync_every,
             outer_optimizer=self.outer_optimizer or default_outer_optimizer,
             warm_up=self._warm_up(process_group),
+            momentum_rounds=self.momentum_rounds,
         )
 
 
@@ -120,6 +126,7 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
         outer_optimizer: as of DiLoCoAlgorithm. Every fragment has its own.
         warmup_steps: as of LocalSGDAlgorithm.
         warmup_codec: likewise.
+        momentum_rounds: as of DiLoCoAlgorithm.
 
     Raises:
         ValueError: numbers that do not fit together, or an unknown codec.
@@ -137,8 +144,9 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
         outer_optimizer: OuterOptimizer | None = None,
         warmup_steps: int = 0,
         warmup_codec: str | Codec | None = None,
+        momentum_rounds: int = 0,
     ) -> None:
-        super().__init__(sync_every, outer_optimizer, warmup_steps, warmup_codec)
+        super().__init__(sync_every, outer_optimizer, warmup_steps, warmup_codec, momentum_rounds)
         _check_steps("fragments", fragments)
         if sync_every % fragments:
             raise ValueError(
@@ -167,6 +175,7 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
             self.outer_optimizer or default_outer_optimizer,
             self._codec,
             self._warm_up(process_group),
+            self.momentum_rounds,
         )
 
 
