@@ -2,10 +2,15 @@
 
 #include <arpa/inet.h>
 #include <linux/if_addr.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <net/if.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -28,6 +33,46 @@ SocketAddress source_of(SocketAddress to, const SocketAddress& from = {}) {
   return local_address(probe.get());
 }
 
+constexpr std::size_t kAddressAttributeBytes = RTA_SPACE(sizeof(in6_addr));
+// RTM_GETROUTE for packets from one address to another over one interface.
+struct RouteRequest {
+  nlmsghdr header{};
+  rtmsg route{};
+  char attributes[2 * kAddressAttributeBytes + RTA_SPACE(sizeof(int))] = {};
+
+  void add(unsigned short type, const void* value, std::size_t bytes) {
+    rtattr attribute{};
+    attribute.rta_type = type;
+    attribute.rta_len = static_cast<unsigned short>(RTA_LENGTH(bytes));
+    char* const next = reinterpret_cast<char*>(this) + header.nlmsg_len;
+    std::memcpy(next, &attribute, sizeof attribute);
+    std::memcpy(next + sizeof attribute, value, bytes);
+    header.nlmsg_len += static_cast<unsigned>(RTA_SPACE(bytes));
+  }
+};
+struct RouteAnswer {
+  nlmsghdr header;
+  union {
+    rtmsg route;
+    nlmsgerr error;
+  };
+};
+
+RouteRequest route_request(const SocketAddress& to, const SocketAddress& from, int interface) {
+  RouteRequest request;
+  const std::size_t bytes = to.is_ipv6() ? sizeof(in6_addr) : sizeof(in_addr);
+  request.header.nlmsg_len = offsetof(RouteRequest, attributes);
+  request.header.nlmsg_type = RTM_GETROUTE;
+  request.header.nlmsg_flags = NLM_F_REQUEST;
+  request.route.rtm_family = static_cast<unsigned char>(to.family());
+  request.route.rtm_dst_len = request.route.rtm_src_len = static_cast<unsigned char>(8 * bytes);
+  request.route.rtm_flags = RTM_F_FIB_MATCH;  // an entry of the routing table, not what would be done without one
+  request.add(RTA_DST, to.bytes().data(), bytes);
+  request.add(RTA_SRC, from.bytes().data(), bytes);
+  request.add(RTA_OIF, &interface, sizeof interface);
+  return request;
+}
+
 }  // namespace
 
 bool is_of_this_host(const SocketAddress& address) {
@@ -37,6 +82,28 @@ bool is_of_this_host(const SocketAddress& address) {
 bool leaves_elsewhere(const SocketAddress& to, const NetworkInterface& interface) {
   if (interface.is_loopback || to.family() != interface.address.family() || is_of_this_host(to)) return false;
   return !source_of(to).same_host(interface.address) && source_of(to, interface.address).length() != 0;
+}
+
+bool has_route_over(const SocketAddress& to, const NetworkInterface& interface) {
+  const int index = static_cast<int>(::if_nametoindex(interface.name.c_str()));
+  if (index == 0) return false;
+  const OwnedFd kernel(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
+  if (!kernel.is_open()) return true;
+  const RouteRequest request = route_request(to, interface.address, index);
+  alignas(RouteAnswer) char bytes[4096];
+  RouteAnswer answer;
+  // The kernel answers within send().
+  if (::send(kernel.get(), &request, request.header.nlmsg_len, 0) < 0 ||
+      ::recv(kernel.get(), bytes, sizeof bytes, MSG_DONTWAIT) < static_cast<ssize_t>(sizeof answer)) {
+    return true;
+  }
+  std::memcpy(&answer, bytes, sizeof answer);
+  if (answer.header.nlmsg_type == RTM_NEWROUTE) {
+    return answer.route.rtm_type == RTN_UNICAST || answer.route.rtm_type == RTN_LOCAL;
+  }
+  // EINVAL: of a blackhole, or this host has lost its address.
+  const int error = answer.header.nlmsg_type == NLMSG_ERROR ? -answer.error.error : 0;
+  return error != ENETUNREACH && error != EHOSTUNREACH && error != EACCES && error != EINVAL && error != ENODEV;
 }
 
 bool shares_subnet(const NetworkInterface& interface) {

@@ -13,6 +13,10 @@ bool is_of_this_host(const SocketAddress& address);
 // interfaces are in one subnet. False where there is no route at all: the administrator may want it so.
 bool leaves_elsewhere(const SocketAddress& to, const NetworkInterface& interface);
 
+// Packets that are bound to the interface find a route. Without one, an IPv4 socket that is bound would still send: the
+// kernel then asks for the address on the link itself. True where the kernel does not say.
+bool has_route_over(const SocketAddress& to, const NetworkInterface& interface);
+
 // Another interface of this host has an address in the same subnet.
 bool shares_subnet(const NetworkInterface& interface);
 
