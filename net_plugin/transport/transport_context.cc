@@ -53,6 +53,17 @@ int workers_between_hosts(const PluginConfig& config, const std::vector<Device>&
   return std::max(kMin, (fastest + kMbpsPerWorker - 1) / kMbpsPerWorker);
 }
 
+// Each once, though it may be several devices. A loopback interface never goes away.
+std::vector<NetworkInterface> watched_interfaces(const std::vector<Device>& devices) {
+  std::vector<NetworkInterface> watched;
+  for (const Device& device : devices) {
+    const auto is_same = [&](const NetworkInterface& one) { return one.name == device.interface.name; };
+    if (device.interface.is_loopback || std::any_of(watched.begin(), watched.end(), is_same)) continue;
+    watched.push_back(device.interface);
+  }
+  return watched;
+}
+
 }  // namespace
 
 Status TransportContext::create(const PluginConfig& config, std::vector<Device> devices,
@@ -76,7 +87,8 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
       settings_(handshake_settings(config, workers)),
       faults_(FaultInjector::create(config.faults)),
       stalls_(config.stall_s * 1000, job_position(process_environment()).rank),
-      pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers)),
+      pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers),
+            watched_interfaces(devices_)),
       stats_(
           std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name, workers)),
       trace_(std::move(trace)) {

@@ -12,6 +12,7 @@ namespace bagua_net {
 namespace {
 constexpr int kTickMs = 1000;
 constexpr int kCloseStepMs = 1;
+constexpr std::uint64_t kLinkEvent = 0;  // the id of no comm
 }  // namespace
 
 RecoveryThread::~RecoveryThread() {
@@ -24,8 +25,9 @@ RecoveryThread::~RecoveryThread() {
   thread_.join();
 }
 
-Status RecoveryThread::start() {
+Status RecoveryThread::start(std::vector<NetworkInterface> interfaces) {
   BAGUA_NET_RETURN_IF_ERROR(poller_.open());
+  if (!interfaces.empty()) watch_links(std::move(interfaces));
   return start_background_thread(
       "bagua-net-fix", nullptr, [this] { run(); }, &thread_, [this](const Status& failure) { fail(failure); });
 }
@@ -133,6 +135,33 @@ bool RecoveryThread::close_some() {
   return !closing_.empty();
 }
 
+void RecoveryThread::watch_links(std::vector<NetworkInterface> interfaces) {
+  Status status = links_.open(std::move(interfaces));  // they were usable when they were chosen, just before
+  if (status.is_ok()) status = poller_.add(links_.fd(), kLinkEvent, EPOLLIN);
+  unusable_since_ms_.assign(links_.watched().size(), 0);
+  if (status.is_ok()) return;
+  BAGUA_NET_INFO("Bagua-Net: an interface that goes down is noticed only by its silence: " + status.message());
+}
+
+void RecoveryThread::look_at_links(std::int64_t now_ms) {
+  for (const std::size_t index : links_.update(now_ms).interfaces) {
+    const NetworkInterface& interface = links_.watched()[index];
+    std::int64_t& since_ms = unusable_since_ms_[index];
+    if (links_.state(index) != LinkState::kUsable) {
+      if (since_ms == 0) since_ms = now_ms;
+      const std::string what = describe(links_.state(index), interface);
+      log_.add_if_due(LogLevel::kWarn, what, [&] { return "Bagua-Net: network interface " + what; });
+    } else {
+      log_.add_if_due(LogLevel::kInfo, interface.name, [&] {
+        return "Bagua-Net: network interface " + interface.name + " can be used again, after " +
+               std::to_string((now_ms - since_ms + 500) / 1000) + " s";
+      });
+      since_ms = 0;
+    }
+  }
+  for (const RareLog::Line& line : log_.take()) log_message(line.level, __FILE__, __LINE__, line.text);
+}
+
 void RecoveryThread::run() {
   std::vector<EpollPoller::Event> events;
   std::int64_t tick_ms = monotonic_ms();
@@ -171,9 +200,13 @@ void RecoveryThread::run() {
       }
       for (const RareLog::Line& line : log_.take()) BAGUA_NET_WARN(line.text);
     }
+    const bool has_link_event =
+        std::any_of(events.begin(), events.end(), [](const auto& event) { return event.id == kLinkEvent; });
+    if (has_link_event || now_ms >= links_.due_ms()) look_at_links(now_ms);
     const bool closes = close_some();
-    const std::int64_t rest_ms = std::max<std::int64_t>(tick_ms + kTickMs - monotonic_ms(), 0);
-    poller_.wait(closes ? kCloseStepMs : ticks ? static_cast<int>(rest_ms) : -1, &events);
+    const std::int64_t wake_ms = std::min(ticks ? tick_ms + kTickMs : LinkWatch::kNever, links_.due_ms());
+    const auto rest_ms = static_cast<int>(std::clamp<std::int64_t>(wake_ms - monotonic_ms(), 0, kTickMs));
+    poller_.wait(closes ? kCloseStepMs : wake_ms == LinkWatch::kNever ? -1 : rest_ms, &events);
   }
 }
 

@@ -4,7 +4,7 @@
 // or joins, and checks the senders once a second.
 //
 // It also closes comms whose last messages are not delivered yet. It closes all of them at the same time, because many
-// comms may have lost the same peer.
+// comms may have lost the same peer. And it reports network interfaces that cannot be used any more, and their return.
 #pragma once
 
 #include <condition_variable>
@@ -19,6 +19,7 @@
 #include "base/rare_log.h"
 #include "base/status.h"
 #include "os/epoll_poller.h"
+#include "os/link_watch.h"
 
 namespace bagua_net {
 
@@ -42,7 +43,8 @@ class RecoveryThread {
   RecoveryThread(const RecoveryThread&) = delete;
   RecoveryThread& operator=(const RecoveryThread&) = delete;
 
-  Status start();
+  // interfaces: those that are watched.
+  Status start(std::vector<NetworkInterface> interfaces = {});
 
   // recover() may be called until remove() returned: after each notify(), and once a second if it ticks.
   std::uint64_t add(Recoverable* recoverable, bool ticks);
@@ -69,9 +71,13 @@ class RecoveryThread {
   void fail(const Status& failure);
   // True: some comms need another step.
   bool close_some();
+  void watch_links(std::vector<NetworkInterface> interfaces);
+  void look_at_links(std::int64_t now_ms);
 
   EpollPoller poller_;
-  RareLog log_;  // the thread's
+  RareLog log_;                                  // the thread's
+  LinkWatch links_;                              // the thread's, once it runs
+  std::vector<std::int64_t> unusable_since_ms_;  // of links_; 0: usable
   std::thread thread_;
   Mutex run_mutex_;  // held while a comm recovers
   std::map<std::uint64_t, Entry> entries_ GUARDED_BY(run_mutex_);
