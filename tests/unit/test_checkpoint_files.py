@@ -274,6 +274,15 @@ def test_other_objects_are_loaded_only_if_that_is_asked_for(tmp_path: Path) -> N
     assert own.loaded == {"path": Path()}
 
 
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    file.write_text("of another program")
+    for call in (lambda: save_checkpoint(1, file, filled(1)), lambda: load_checkpoint(file, filled(0))):
+        with pytest.raises(RuntimeError, match=r"model\.pt is a file, and checkpoints_path must be a folder"):
+            call()
+    assert file.read_text() == "of another program"
+
+
 def test_what_cannot_be_found_is_named(tmp_path: Path) -> None:
     save_checkpoint(10, tmp_path, filled(1))
     with pytest.raises(RuntimeError, match=r"no checkpoint of iteration 7 .*\n.*there are \[10\]"):

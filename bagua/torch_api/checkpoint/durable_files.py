@@ -47,6 +47,7 @@ def begin(root: Path, iteration: int) -> None:
     Raises:
         OSError: as the operating system says.
     """
+    layout.check_is_folder(root)
     if not root.exists():
         root.mkdir(parents=True)
         _sync(root.parent)

@@ -26,6 +26,15 @@ DELETING = ".deleting"
 _FOLDER = re.compile(r"iter_(\d{7,})")
 
 
+def check_is_folder(root: Path) -> None:
+    """
+    Raises:
+        NotADirectoryError: something else is at this path. Nothing at all is fine.
+    """
+    if root.exists() and not root.is_dir():
+        raise NotADirectoryError(f"{root} is a file, and checkpoints_path must be a folder")
+
+
 def replica_file(rank: int) -> str:
     """Of a rank above 0 whose replica is not that of rank 0."""
     return f"replica_rank_{rank:02d}_states.pt"

@@ -125,6 +125,7 @@ def _say(text: str) -> None:
 
 def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, str, dict[str, Any]] | None:
     """Iteration, folder and what the checkpoint says of itself. None: nothing was saved."""
+    layout.check_is_folder(root)
     if iteration is None:
         iteration = layout.latest_iteration(root)
         if iteration is None:
