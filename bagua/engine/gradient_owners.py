@@ -2,8 +2,9 @@
 divide it by the number of ranks, without a word.
 
 An engine is asked for through the record that it puts on its parameters. torch keeps no list of its wrappers and marks
-nothing in Python, so they are noted when they are made: `watch_torch_ddp` is called where bagua.torch_api adds to
-torch. Functions; called while a module is wrapped, or when the parameters of one are chosen anew.
+nothing in Python, so from the first engine on they are noted when they are made. Before that, torch's constructor is
+torch's own, and what it warns of names the caller's line. Functions; called while a module is wrapped, or when the
+parameters of one are chosen anew.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeGuard, TypeVar
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -51,6 +51,7 @@ def refuse_second_engine(module: nn.Module, module_name: str, parameters: _Named
     Raises:
         ValueError: another module's engine, or torch's DDP, reduces one of them.
     """
+    _watch_torch_ddp()
     kind = type(module).__name__
     found = _confirmed(lambda: _in_other_engine(module, parameters))
     if found is not None:
@@ -127,10 +128,10 @@ def _reduced_by_torch(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
                 yield name.removeprefix("."), parameter
 
 
-def watch_torch_ddp() -> None:
+@functools.cache
+def _watch_torch_ddp() -> None:
     """From now on torch's DistributedDataParallel refuses parameters that an engine reduces, and is noted."""
-    if dist.is_available() and dist.is_initialized():  # otherwise there are none yet
-        note_torch_ddps()
+    _torch_ddps.update(one for one in gc.get_objects() if _is_torch_ddp(one))
     make = TorchDDP.__init__
 
     @functools.wraps(make)
@@ -141,11 +142,6 @@ def watch_torch_ddp() -> None:
         _torch_ddps.add(self)
 
     TorchDDP.__init__ = make_and_note  # type: ignore[method-assign]
-
-
-def note_torch_ddps() -> None:
-    """Those that were made before, where Bagua is imported late."""
-    _torch_ddps.update(one for one in gc.get_objects() if _is_torch_ddp(one))
 
 
 def _refuse_engines(module: nn.Module) -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from bagua.engine.data_parallel import DataParallelEngine
-from bagua.engine.gradient_owners import watch_torch_ddp
 from bagua.torch_api.wrapping import with_bagua
 
 if TYPE_CHECKING:
@@ -123,4 +122,3 @@ def _give_to_torch_module() -> None:
 
 
 _give_to_torch_module()
-watch_torch_ddp()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 from typing import Any
 
 import torch
@@ -25,7 +27,6 @@ from support.training import (
 from torch import nn
 
 from bagua.comm_hooks import bytegrad
-from bagua.engine import gradient_owners
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 OURS = {"with_bagua": lambda net: with_algorithm(net, momentum(net)), "wrapper": DistributedDataParallel}
@@ -157,13 +158,37 @@ def test_groups_of_one_rank_are_no_exception(device: torch.device) -> None:
     net = mlp().to(device)
     ddp = nn.parallel.DistributedDataParallel(net, process_group=group)
     message_of(ValueError, lambda: with_algorithm(net, momentum(net)))
-    # One that was made before Bagua was imported, and a copy, are found as well.
-    gradient_owners._torch_ddps.clear()
     message_of(ValueError, lambda: with_algorithm(ddp, momentum(net)))
-    gradient_owners.note_torch_ddps()
-    message_of(ValueError, lambda: with_algorithm(net, momentum(net)))
     copied = nn.Sequential(copy.deepcopy(torch_ddp(mlp().to(device))))
     message_of(ValueError, lambda: with_algorithm(copied, momentum(copied)))
+
+
+_BEFORE_AN_ENGINE = """
+import warnings
+import torch.distributed as dist
+from torch import nn, optim
+import bagua.torch_api as bagua
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+net = nn.Linear(2, 2)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    ddp = nn.parallel.DistributedDataParallel(net, check_reduction=True)
+(warning,) = (one for one in caught if "check_reduction" in str(one.message))
+assert warning.filename == "<string>", warning
+try:
+    bagua.with_bagua(net, [optim.SGD(net.parameters(), lr=0.1)])
+except ValueError as error:
+    assert "is already in torch's DistributedDataParallel" in str(error), error
+else:
+    raise AssertionError("wrapped twice")
+"""
+
+
+def test_before_the_first_engine_torchs_ddp_is_torchs_own() -> None:
+    """It is found all the same. What torch warns of names the caller's line, as without Bagua."""
+    done = subprocess.run([sys.executable, "-c", _BEFORE_AN_ENGINE], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
 
 
 @on_ranks(2)
