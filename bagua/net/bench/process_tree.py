@@ -41,10 +41,10 @@ def start_command(
 @contextmanager
 def running(start: Callable[[], subprocess.Popen[bytes]]) -> Iterator[subprocess.Popen[bytes]]:
     """The process that `start` returns, which must lead its group (`start_new_session=True`). An exception in the block
-    ends it (`end_tree`), and so does Ctrl-C while it is being started. For the main thread."""
+    ends it (`end_tree`), and so does Ctrl-C or SIGTERM while it is being started. For the main thread."""
     process = None
     try:
-        with _interrupt_held_back():
+        with _signals_held_back():
             process = start()
         yield process
     except BaseException:
@@ -57,16 +57,20 @@ def running(start: Callable[[], subprocess.Popen[bytes]]) -> Iterator[subprocess
 
 
 @contextmanager
-def _interrupt_held_back() -> Iterator[None]:
-    """Ctrl-C is a KeyboardInterrupt at the end of the block: one within Popen would leave a process nobody knows."""
-    interrupts: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number))
+def _signals_held_back() -> Iterator[None]:
+    """Ctrl-C and SIGTERM act at the end of the block: within Popen they would leave a process nobody knows."""
+    held: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: held.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if interrupts:
-        raise KeyboardInterrupt
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if held:
+        signal.raise_signal(held[0])
 
 
 def descendants(pid: int) -> list[int]:
