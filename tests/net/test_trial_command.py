@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 import pytest
 from support.fresh_process import RunNet
+from support.labs import Lab, missing_privilege
 from support.ports import free_port
 from support.processes import is_alive, wait_until
 
@@ -27,35 +30,49 @@ PLAN = Plan(1, 0.1, 10.0)
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 
 
-def test_two_nodes_with_gloo(bagua_net: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """As a user does: the same command on both nodes, which here are one host."""
-    port = free_port()
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "trial"]
-    command = [str(bagua_net), "test", "--json", "--seconds", "0.05", "--", str(TORCHRUN), "--nnodes", "2"]
-    nodes = [
-        subprocess.Popen(
-            [*command, "--nproc-per-node", "1", "--local-addr", "127.0.0.1", *rendezvous],
-            env={**environment, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+@contextmanager
+def two_nodes() -> Iterator[tuple[str, list[list[str]], list[dict[str, str]]]]:
+    """The address of the first node; what starts a command on each, and its environment. Without root, both nodes are
+    this host."""
+    if missing_privilege() is not None:
+        yield "127.0.0.1", [[], []], [{}, {}]
+        return
+    with Lab(rate_mbit=1000) as lab:
+        yield (
+            lab.hosts[0].address(),
+            [lab.entering(host, []) for host in (0, 1)],
+            [{"GLOO_SOCKET_IFNAME": lab.hosts[host].interfaces[0]} for host in (0, 1)],
         )
-        for _ in range(2)
-    ]
-    try:
-        said = [node.communicate(timeout=240) for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
-            node.wait()
+
+
+def test_two_nodes_with_gloo(bagua_net: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    """As a user does: the same command on both nodes."""
+    port = free_port()
+    with two_nodes() as (address, entering, variables):
+        launcher = [str(TORCHRUN), "--nnodes", "2", "--nproc-per-node", "1"]
+        launcher += ["--master-addr", address, "--master-port", str(port), "--local-addr", address]
+        command = [str(bagua_net), "test", "--json", "--seconds", "0.05", "--"]
+        nodes = [
+            subprocess.Popen(
+                [*entering[node], *command, *launcher, "--node-rank", str(node)],
+                env={**environment, **variables[node], "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for node in (0, 1)
+        ]
+        try:
+            said = [node.communicate(timeout=240) for node in nodes]
+        finally:
+            for node in nodes:
+                node.kill()
+                node.wait()
     assert [node.returncode for node in nodes] == [0, 0], said
-    reports = [output for output, _ in said if output]
-    assert len(reports) == 1, said
-    (other,) = (messages for output, messages in said if not output)
-    assert other == "done; the command on the node of rank 0 prints the result\n"
-    report = json.loads(reports[0])
-    assert (report["ranks"], report["hosts"], report["backend"]) == (2, 1, "gloo")
+    assert said[1] == ("", "done; the command on the node of rank 0 prints the result\n")
+    report = json.loads(said[0][0])
+    assert (report["ranks"], report["backend"]) == (2, "gloo")
     assert [size["bytes"] for size in report["sizes"]] == [64 << 10, 1 << 20, 64 << 20]
     assert all(size["without_gb_s"] > 0 and size["with_gb_s"] > 0 for size in report["sizes"])
     assert all(size["speedup"] is None for size in report["sizes"])
@@ -105,12 +122,27 @@ def test_what_goes_wrong_before_the_ranks_meet(words: list[str], code: int, mess
     assert done.stdout == ""
 
 
+def _told(kind: str, **values: str) -> str:
+    return f"echo 'bagua-net-test-record:{json.dumps({'kind': kind, **values})}'"
+
+
 def test_an_error_of_one_rank_is_told_while_others_wait(net: RunNet) -> None:
-    """They would wait for longer than the test."""
-    told = [json.dumps({"kind": "started"}), json.dumps({"kind": "error", "text": "rank 0 cannot listen"})]
-    script = "; ".join([*(f"echo 'bagua-net-test-record:{record}'" for record in told), "exec sleep 600"])
-    done = net("test", "--", "sh", "-c", script)
+    """They would wait for longer than the test. Of a rank that says nothing more, the command says just that."""
+    told = [_told("started"), _told("started"), _told("error", text="rank 0 cannot listen"), "exec sleep 600"]
+    done = net("test", "--", "sh", "-c", "; ".join(told))
     assert (done.returncode, "rank 0 cannot listen" in done.stderr) == (1, True), done.stderr
+    assert "1 other rank of this command has not reported within 5 s" in done.stderr
+
+
+def test_errors_of_several_ranks_are_told(net: RunNet) -> None:
+    """The first is often a consequence: the connection to a rank that failed and says so later. What ranks have from
+    one another is told once."""
+    texts = ["connection closed by peer", "rank 1 (host b): out of memory", "connection closed by peer"]
+    told = [*[_told("started")] * 3, *(_told("error", text=text) for text in texts)]
+    done = net("test", "--", "sh", "-c", "; ".join(told))
+    assert done.returncode == 1
+    assert done.stderr.count("connection closed by peer") == done.stderr.count("out of memory") == 1, done.stderr
+    assert "has not reported" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -166,4 +198,4 @@ def test_an_interrupted_trial_leaves_no_launcher(
     finally:
         command.kill()
         command.wait()
-    assert not is_alive(int(mark.read_text()))
+    wait_until(lambda: not is_alive(int(mark.read_text())), "the end of the launcher", 60)

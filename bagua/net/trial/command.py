@@ -30,6 +30,8 @@ _KEPT_LINES = 2000
 _TICK_S = 0.25
 # After a rank has told an error. The others may be waiting for it until their own time is over.
 _GRACE_S = 5.0
+# The first is often a consequence, such as a closed connection; the cause is among those that follow at once.
+_SHOWN_ERRORS = 3
 
 
 def launcher_command(words: Sequence[str], plan: Plan) -> list[str]:
@@ -58,7 +60,8 @@ def run_trial(
     command = launcher_command(words, plan)
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     results: Results | None = None
-    error = ""
+    errors: dict[str, None] = {}  # of all ranks, in their order, each once
+    silent = 0
     finished = False
     with running(lambda: start_command(command, environment, BenchError)) as process:
         for record in _records(process, plan, lines):
@@ -71,15 +74,25 @@ def run_trial(
                 which = "with" if results.turns[-1].setting else "without"
                 say(f"turn {len(results.turns)} of {_turns(results.job, plan)}, {which} the plugin: done")
             elif kind == "error":
-                error = error or str(record["text"])
+                errors[str(record["text"])] = None
+            silent += {"started": 1, "error": -1, "done": -1}.get(str(kind), 0)
             finished = finished or kind == "done"
-    if error:
-        raise BenchError(error)
+    if errors:
+        more = len(errors) - _SHOWN_ERRORS
+        said = [*list(errors)[:_SHOWN_ERRORS], *([f"and {more} more"] if more > 0 else [])]
+        raise BenchError("\n".join([*said, *_unheard(silent)]))
     if not finished:
         code = process.returncode
         how = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
         raise BenchError(f"{words[0]} ended ({how}) before its ranks were done\n{ended_with(lines)}")
     return results
+
+
+def _unheard(ranks: int) -> list[str]:
+    if ranks <= 0:
+        return []
+    some = "1 other rank of this command has" if ranks == 1 else f"{ranks} other ranks of this command have"
+    return [f"{some} not reported within {_GRACE_S:g} s."]
 
 
 def _begin(job: Job, plan: Plan) -> str:

@@ -17,6 +17,10 @@ _FAILED = "failed"
 _LEAVE_S = 10.0
 
 
+class RelayedError(BenchError):
+    """Another rank has failed; the text is that rank's."""
+
+
 class Meeting:
     """
     Raises:
@@ -78,9 +82,9 @@ class Meeting:
             time.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Raises BenchError with what the first rank that failed has said."""
+        """Raises RelayedError with what the first rank that failed has said."""
         if self.store.check([_FAILED]):
-            raise BenchError(self.store.get(_FAILED).decode())
+            raise RelayedError(self.store.get(_FAILED).decode())
 
     def fail(self, text: str) -> None:
         if not self.store.check([_FAILED]):

@@ -24,7 +24,7 @@ from bagua.net.bench.rendezvous import host_identity
 from bagua.net.compare.setting import Setting, default_settings
 from bagua.net.compare.traffic import Traffic, TrafficMeter
 from bagua.net.trial import records
-from bagua.net.trial.meeting import Meeting
+from bagua.net.trial.meeting import Meeting, RelayedError
 from bagua.net.trial.plan import SIZES, TURN_S, Plan
 from bagua.net.trial.records import Job, Turn
 from bagua.net.trial.verdict import Results
@@ -60,9 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     except (BenchError, UsageError, RuntimeError, OSError, ImportError) as error:
         text = str(error)
         if meeting is not None:
+            if not isinstance(error, RelayedError):
+                text = f"rank {meeting.launch.rank} (host {socket.gethostname()}): {text}"
             # The store of a rank 0 that has ended is of no more use.
             with contextlib.suppress(RuntimeError):
-                meeting.fail(f"rank {meeting.launch.rank} (host {socket.gethostname()}): {text}")
+                meeting.fail(text)
                 meeting.leave()
         records.emit("error", text=text)
         return 0
