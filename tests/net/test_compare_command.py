@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,16 @@ def test_a_script_that_knows_nothing_of_bagua(training: list[str], capsys: pytes
     assert lines[2].split() == ["Bagua-Net", "16", "16", "16", "16", "BaguaNet"]
     assert lines[-1] == "Bagua-Net is faster than NCCL's own network: 1.250x (spread 1.250..1.250 over 3 rounds)."
     assert "round 2, Bagua-Net: 16 ms (8 steps, " in progress
+
+
+def test_the_page_shows_what_a_job_without_nccl_gets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "compare-a-job.md").read_text()
+    (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    script = tmp_path / "train.py"
+    script.write_text("for step in range(9):\n    print(f'step {step}  loss 0.5      12.34 ms')\n")
+    assert compare("--rounds", "3", "--", sys.executable, "-S", str(script)) == 0
+    printed = capsys.readouterr().out
+    assert [re.sub(r"\d\d\.\d\d", "12.34", line) for line in shown.splitlines()] == printed.splitlines()
 
 
 def test_the_report_as_json_and_the_kept_logs(
