@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import EXIT_FAILURE, CommandError
+from bagua.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError
 from bagua.cli.net_stats import none_found
 from bagua.cli.net_top import add_host_options, sources_of
 from bagua.cli.terminal import Terminal, width_of_stdout
@@ -51,10 +51,16 @@ def add_parser(subcommands: Subcommands) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    from bagua.host_port import require_port
     from bagua.net.blame import ras
     from bagua.net.blame.verdict import verdict
     from bagua.net.stats.sources import second_reports
 
+    if options.ras:
+        try:
+            require_port(options.ras)
+        except ValueError as error:
+            raise CommandError(f"--ras {options.ras}: {error}", EXIT_USAGE) from error
     sources = sources_of(options)
     reports: list[HostReport] = []
     silent: list[str] = []

@@ -42,7 +42,8 @@ def run_program(parser: argparse.ArgumentParser, commands: Subcommands, argument
 
 
 def _refuse(parser: argparse.ArgumentParser, what: str, word: str, known: Iterable[str]) -> NoReturn:
-    names = list(known)
-    if near := difflib.get_close_matches(word, names, n=1):
-        parser.error(f"{what}; did you mean {near[0]}?")
+    # Hyphens are no similarity: --wrong is not --json.
+    names = {name.lstrip("-"): name for name in known}
+    if near := difflib.get_close_matches(word.lstrip("-"), names, n=1):
+        parser.error(f"{what}; did you mean {names[near[0]]}?")
     parser.error(f"{what}; `{parser.prog} --help` lists what there is")

@@ -43,7 +43,7 @@ def test_help_of_all_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "the following arguments are required: COMMAND"),
         (["doctr"], "unknown command 'doctr'; did you mean doctor?"),
-        (["doctor", "--xml"], "bagua-net doctor: error: unknown argument '--xml'; `bagua-net doctor --help`"),
+        (["doctor", "--wrong"], "bagua-net doctor: error: unknown argument '--wrong'; `bagua-net doctor --help`"),
         (["doctor", "--jsn"], "did you mean --json?"),
         (["enable", "extra"], "usage: bagua-net enable "),
         (["bench", "--quik"], "bagua-net-bench"),
@@ -51,6 +51,7 @@ def test_help_of_all_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
         (["top", "--json", "--endpoints", "foo"], "'foo' names no port; write HOST:PORT"),
         (["top", "--json", "--hosts=-oProxyCommand=x"], "-oProxyCommand=x"),
         (["blame", "--endpoints", "foo"], "'foo' names no port; write HOST:PORT"),
+        (["blame", "--ras", "foo"], "--ras foo: 'foo' names no port; write HOST:PORT"),
         (["blame", "--after", "0"], "--after"),
         (["blame", "--hosts", "a,b c"], "b c"),
         (["env", "--shell", "tcsh"], "invalid choice: 'tcsh'"),

@@ -55,8 +55,7 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str]) -> R
     machine = describe_machine()
     raw_sizes = [size for size in options.sizes if size >= RAW_MIN_BYTES] or [RAW_ONLY_BYTES]
     with Progress(1) as display:
-        plural = "" if len(options.backends) == 1 else "s"
-        display.message(f"starting {len(options.backends)} backend{plural} of {team.ranks} ranks")
+        display.message(f"starting {', '.join(options.backends)}: {team.ranks} ranks each")
         sessions = start_sessions(team, options, max(raw_sizes))
     sizes = {session.name: raw_sizes if isinstance(session, RawSession) else options.sizes for session in sessions}
     run = PacedRun(
