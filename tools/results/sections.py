@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from bagua.net.bench.result_file import Figure, ResultFile
+from bagua.net.bench.result_file import Figure, Label, ResultFile
 
 from .markdown import figure, size, table
 from .reference import describe
@@ -68,27 +68,22 @@ def networks(results: Results) -> str:
     """What to expect in each network: the plugin's speed-up over NCCL, and that of an algorithm over the plugin."""
     found = results["networks-2h200"]
 
-    def cell(rate: float, **case: str | int) -> str:
-        ratios = {"nccl": "default", "nccl_tuned": "tuned"}
-        return ", ".join(
-            f"{found.find('speedup', backend='plugin', baseline=name, rate_gbps=rate, **case).median:.2f}x {text}"
-            for name, text in ratios.items()
-        )
+    def speedups(cases: Sequence[Mapping[str, Label]], digits: int) -> str:
+        return ", ".join(f"{found.find('speedup', **case).median:.{digits}f}x" for case in cases)
 
     rows = []
-    for rate in dict.fromkeys(one.case["rate_gbps"] for one in found.figures):
-        where = {"rate_gbps": rate, "backend": "plugin_bytegrad_int4"}
-        int4 = [f"{found.find('speedup', model=model, **where).median:.1f}x" for model in ("vgg16", "gpt2")]
-        row = [f"{rate:g} Gb/s", *(cell(rate, size_bytes=1 << bits) for bits in (20, 28))]
-        rows.append([*row, *(cell(rate, model=model) for model in ("vgg16", "gpt2")), " and ".join(int4)])
-    header = [
-        "network",
-        "all-reduce, 1 MiB",
-        "all-reduce, 256 MiB",
-        "VGG16 step",
-        "GPT-2 step",
-        "then `bytegrad`, int4",
-    ]
+    names = ("rate_gbps", "delay_ms", "per_flow_gbps")
+    for values in dict.fromkeys(tuple(one.case.get(name) for name in names) for one in found.figures):
+        where = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        rate, delay, flow = (float(value or 0) for value in values)
+        link = (f"{rate:g} Gb/s" if rate else "loopback") + (f", {delay:g} ms" if delay else "")
+        row = [link + (f", {1000 * flow:g} Mb/s per flow" if flow else "")]
+        for what in ({"size_bytes": 1 << 20}, {"size_bytes": 1 << 28}, {"model": "vgg16"}, {"model": "gpt2"}):
+            over = [{"backend": "plugin", "baseline": name, **what, **where} for name in ("nccl", "nccl_tuned")]
+            row.append(speedups(over, 2))
+        int4 = [{"backend": "plugin_bytegrad_int4", "model": name, **where} for name in ("vgg16", "gpt2")]
+        rows.append([*row, speedups([{**one, "baseline": "plugin"} for one in int4], 1)])
+    header = ["network", "all-reduce, 1 MiB", "all-reduce, 256 MiB", "VGG16 step", "GPT-2 step", "`bytegrad`, int4"]
     return table(header, rows)
 
 
