@@ -85,7 +85,7 @@ def networks(results: Results) -> str:
             row.append(speedups(over, 2))
         int4 = [{"backend": "plugin_bytegrad_int4", "model": name, **where} for name in ("vgg16", "gpt2")]
         rows.append([*row, speedups([{**one, "baseline": "plugin"} for one in int4], 1)])
-    header = ["network", "all-reduce, 1 MiB", "all-reduce, 256 MiB", "VGG16 step", "GPT-2 step", "4-bit gradients"]
+    header = ["network", "all-reduce, 1 MiB", "all-reduce, 256 MiB", "VGG16 step", "GPT-2 step", "int4"]
     return table(header, rows)
 
 
