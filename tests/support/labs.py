@@ -12,9 +12,9 @@ _TOOLS = str(Path(__file__).resolve().parents[2] / "tools")
 if _TOOLS not in sys.path:
     sys.path.append(_TOOLS)  # behind everything else: `tools` holds programs, not an installed package
 
-from netlab import Lab, missing_privilege  # noqa: E402
+from netlab import NIC_CUTS, Lab, cut_nic, missing_privilege  # noqa: E402
 
-__all__ = ["NEEDS_LAB", "Lab", "needs_lab"]
+__all__ = ["NEEDS_LAB", "NIC_CUTS", "Lab", "cut_nic", "needs_lab"]
 
 _LACKING = missing_privilege()
 NEEDS_LAB = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]

@@ -13,10 +13,12 @@ from .flow_usage import FlowUsage, data_flows, describe_flows
 from .lab import Host, Lab
 from .link_plan import LinkPlan, SlowFlows, parse_rate_mbit, parse_slow_flows
 from .namespace import NetworkNamespace, sweep
+from .nic_cuts import NIC_CUTS, cut_nic
 from .requirements import missing_privilege, missing_requirement
 from .tap import missing_tap_device
 
 __all__ = [
+    "NIC_CUTS",
     "DelayUsage",
     "FlowUsage",
     "Host",
@@ -25,6 +27,7 @@ __all__ = [
     "NetlabError",
     "NetworkNamespace",
     "SlowFlows",
+    "cut_nic",
     "data_flows",
     "describe_delays",
     "describe_flows",

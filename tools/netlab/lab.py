@@ -35,7 +35,7 @@ MAX_NICS = 16
 MASTER_PORT = 29500  # a port of the lab's own: nothing else can have taken it
 
 _ENTER = Path(__file__).with_name("enter.py")
-_PREFIX_LENGTH = {4: 24, 6: 64}
+PREFIX_LENGTH = {4: 24, 6: 64}
 TCP_BUFFER_BYTES = range(1 << 16, 1 << 30)
 _sequence = itertools.count()
 
@@ -79,9 +79,10 @@ class Lab:
     ip_versions:          (4, 6), (4,) or (6,)
     segmentation_offload: False lets the MTU cost what it costs without a NIC's help
     congestion_control:   of every host's TCP; None: the machine's default
-    delay_ms:             of every packet from one host to another, in each direction: a round trip takes twice as long
-    loss:                 share of the packets that the switch loses in each direction, at random; without
-                          segmentation_offload=False, a packet has up to 64 KiB, and all of it is lost
+    delay_ms:             of every packet from one host to another, in each direction: a round trip takes twice as long;
+                          or one for each NIC number
+    loss:                 share of the packets that the switch loses in each direction, at random, or one for each NIC
+                          number; without segmentation_offload=False, a packet has up to 64 KiB, and all of it is lost
     tcp_buffer_bytes:     the most that TCP keeps for one connection and direction, on every host, unless the program
                           says otherwise; a connection moves at most this much in a round trip. None: the machine's
                           default
@@ -100,8 +101,8 @@ class Lab:
         ip_versions: Sequence[int] = (4, 6),
         segmentation_offload: bool = True,
         congestion_control: str | None = None,
-        delay_ms: float = 0.0,
-        loss: float = 0.0,
+        delay_ms: float | Sequence[float] = 0.0,
+        loss: float | Sequence[float] = 0.0,
         tcp_buffer_bytes: int | None = None,
     ) -> None:
         if not 2 <= hosts <= MAX_HOSTS:
@@ -112,17 +113,20 @@ class Lab:
             raise ValueError(f"ip_versions is {tuple(ip_versions)}; it must be (4, 6), (4,) or (6,)")
         rates = _per_nic("rate_mbit", rate_mbit, nics)
         mtus = _per_nic("mtu", mtu, nics)
-        if delay_ms:
-            check_delay(delay_ms)
-            if max(mtus) > MAX_DELAYED_MTU:
-                raise ValueError(f"mtu is {max(mtus)}; with a delay it must be at most {MAX_DELAYED_MTU} bytes")
+        losses = _per_nic("loss", loss, nics)
+        self._delays_ms = _per_nic("delay_ms", delay_ms, nics)
+        for one_delay_ms, one_mtu in zip(self._delays_ms, mtus, strict=True):
+            if one_delay_ms:
+                check_delay(one_delay_ms)
+                if one_mtu > MAX_DELAYED_MTU:
+                    raise ValueError(f"mtu is {one_mtu}; with a delay it must be at most {MAX_DELAYED_MTU} bytes")
         if tcp_buffer_bytes is not None and tcp_buffer_bytes not in TCP_BUFFER_BYTES:
             raise ValueError(
                 f"tcp_buffer_bytes is {tcp_buffer_bytes}; it must be {TCP_BUFFER_BYTES.start} to"
                 f" {TCP_BUFFER_BYTES.stop - 1}, or None"
             )
         self._plans: dict[tuple[int, int], LinkPlan] = {
-            (host, nic): LinkPlan(rates[nic], per_flow_mbit, mtus[nic], slow_flows, loss)
+            (host, nic): LinkPlan(rates[nic], per_flow_mbit, mtus[nic], slow_flows, losses[nic])
             for host in range(hosts)
             for nic in range(nics)
         }
@@ -130,12 +134,11 @@ class Lab:
             if key not in self._plans:
                 raise ValueError(f"uneven_mbit names host {key[0]} NIC {key[1]}; there are {hosts} hosts, {nics} NICs")
             check_rate("uneven_mbit", rate)
-            self._plans[key] = LinkPlan(rate, per_flow_mbit, mtus[key[1]], slow_flows, loss)
+            self._plans[key] = LinkPlan(rate, per_flow_mbit, mtus[key[1]], slow_flows, losses[key[1]])
         self._host_count, self._nic_count = hosts, nics
-        self._ip_versions = tuple(sorted(set(ip_versions)))
+        self.ip_versions = tuple(sorted(set(ip_versions)))
         self._segmentation_offload = segmentation_offload
         self._congestion_control = congestion_control
-        self._delay_ms = delay_ms
         self._tcp_buffer_bytes = tcp_buffer_bytes
         self._delayed_wires = DelayedWires()
         self._namespaces: list[NetworkNamespace] = []
@@ -234,7 +237,7 @@ class Lab:
     def rank_environment(self, host: int) -> dict[str, str]:
         """What torchrun, or a launcher across real hosts, would set for the one rank of this host."""
         interfaces = self._host(host).interfaces
-        preferred = self._ip_versions[0]
+        preferred = self.ip_versions[0]
         environment = {
             "RANK": str(host),
             "WORLD_SIZE": str(self._host_count),
@@ -249,7 +252,7 @@ class Lab:
             # gloo would look up the machine's host name, whose address does not exist here.
             "GLOO_SOCKET_IFNAME": interfaces[0],
         }
-        if self._ip_versions == (6,):
+        if self.ip_versions == (6,):
             environment["NCCL_SOCKET_FAMILY"] = "AF_INET6"
         return environment
 
@@ -266,7 +269,7 @@ class Lab:
         )
         for host in self.hosts:
             with host.namespace.inside(), Netlink() as netlink:
-                self._set_protocols(self._ip_versions)
+                self._set_protocols(self.ip_versions)
                 netlink.set_up("lo")
         for nic in range(self._nic_count):
             if self._needs_switch(nic):
@@ -275,7 +278,7 @@ class Lab:
                 self._join_by_wire(nic)
             for host in self.hosts:
                 self._start_nic(host, nic)
-        if self._delay_ms:
+        if any(self._delays_ms):
             self._delayed_wires.start(self.hosts[0].namespace)
             self._delayed_wires.plug_in()
         for host in self.hosts:
@@ -294,7 +297,7 @@ class Lab:
 
     def _join_by_wire(self, nic: int) -> None:
         first, second = self.hosts
-        self._add_wire(first.namespace, f"eth{nic}", second, nic, self._delay_ms)
+        self._add_wire(first.namespace, f"eth{nic}", second, nic, self._delays_ms[nic])
 
     def _add_wire(self, namespace: NetworkNamespace, name: str, host: Host, nic: int, delay_ms: float) -> None:
         """From the interface `name`, made in `namespace`, to a host's NIC."""
@@ -317,10 +320,10 @@ class Lab:
             for host in self.hosts:
                 port = f"port{host.index}"
                 # Half of the way to the other host.
-                self._add_wire(switch, port, host, nic, self._delay_ms / 2)
+                self._add_wire(switch, port, host, nic, self._delays_ms[nic] / 2)
                 netlink.join_bridge(port, "switch")
                 netlink.limit_port_side(port, self._plans[host.index, nic])
-                if self._delay_ms:
+                if self._delays_ms[nic]:
                     netlink.lengthen_queue(port)
                 if not self._segmentation_offload:
                     disable_segmentation_offload(port)
@@ -328,10 +331,10 @@ class Lab:
     def _start_nic(self, host: Host, nic: int) -> None:
         name = f"eth{nic}"
         with host.namespace.inside(), Netlink() as netlink:
-            for ip_version in self._ip_versions:
-                netlink.add_address(name, host.address(nic, ip_version), _PREFIX_LENGTH[ip_version])
+            for ip_version in self.ip_versions:
+                netlink.add_address(name, host.address(nic, ip_version), PREFIX_LENGTH[ip_version])
             netlink.limit_host_side(name, self._plans[host.index, nic])
-            if self._delay_ms:
+            if self._delays_ms[nic]:
                 netlink.lengthen_queue(name)
             if not self._segmentation_offload:
                 disable_segmentation_offload(name)
