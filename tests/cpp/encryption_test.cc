@@ -1,5 +1,5 @@
-// Two processes' worth of transport with encryption, and an attacker between them: what is on the wire, what becomes of
-// changed bytes and lost connections, and ranks that do not agree.
+// Two processes' worth of transport with encryption: what is on the wire, what becomes of damaged and lost connections,
+// and ranks that do not agree. Recorded and changed exchanges: recorded_exchange_test.cc.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -13,8 +13,7 @@
 #include "support/context_pair.h"
 #include "support/cut_connections.h"
 #include "support/kept_log.h"
-#include "support/temporary_tree.h"
-#include "support/wire_relay.h"
+#include "support/relayed_pair.h"
 #include "transport/connect/peer_probe.h"
 #include "wire/sealed_handshake.h"
 
@@ -22,19 +21,6 @@ namespace bagua_net {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
-
-struct Secret {
-  TemporaryTree tree;
-  std::string path = tree.root() + "/secret";
-  explicit Secret(char letter = 's') { tree.write("secret", std::string(64, letter)); }
-};
-
-PluginConfig encrypted(const Secret& secret, Encryption encryption = Encryption::kOn, int workers = 0) {
-  PluginConfig config = recovering(workers, workers == 0 ? 1 : 3);
-  config.secret_file = secret.path;
-  config.encryption = encryption;
-  return config;
-}
 
 HandshakeSettings encrypting_settings() {
   const Bytes bytes(64, 's');
@@ -44,44 +30,6 @@ HandshakeSettings encrypting_settings() {
   settings.recovery = Recovery::kOn;
   return settings;
 }
-
-// A connection through a relay.
-struct RelayedPair {
-  std::unique_ptr<TransportContext> sending;
-  std::unique_ptr<TransportContext> receiving;
-  Handle handle{};
-  ListenComm* listener = nullptr;
-  SendComm* sender = nullptr;
-  RecvComm* receiver = nullptr;
-  std::unique_ptr<WireRelay> relay;
-
-  explicit RelayedPair(const PluginConfig& config, WireRelay::Decide decide = {})
-      : sending(make_context(config)), receiving(make_context(config)) {
-    listener = listen_on(*receiving, &handle);
-    relay = std::make_unique<WireRelay>(handle.data(), std::move(decide));
-  }
-  ~RelayedPair() {
-    if (sender != nullptr) sending->close(sender);
-    if (receiver != nullptr) receiving->close(receiver);
-    sending.reset();
-    receiving.reset();
-  }
-  void connect() {
-    wait_until(
-        [&] {
-          if (sender == nullptr) CHECK_OK(sending->connect(0, handle.data(), &sender));
-          if (receiver == nullptr) CHECK_OK(receiving->accept(listener, &receiver));
-          return sender != nullptr && receiver != nullptr;
-        },
-        "the connection");
-  }
-  void transfer(const Bytes& message) {
-    Bytes room(message.size());
-    Request* const receiving_it = receive(receiver, room);
-    CHECK_OK(outcome({send(sender, message), receiving_it}));
-    CHECK(room == message);
-  }
-};
 
 template <typename Range>
 bool is_in(const Bytes& seen, const Range& wanted) {
@@ -173,60 +121,6 @@ TEST_CASE(no_nonce_is_used_twice_through_lost_connections) {
     std::sort(windows.begin(), windows.end());
     CHECK(std::adjacent_find(windows.begin(), windows.end()) == windows.end());
   }
-}
-
-// A byte of the first connection, at many places of handshake and data. It is tried again, or replaced.
-TEST_CASE(a_changed_byte_costs_the_connection_and_nothing_else) {
-  const Secret secret;
-  for (const bool forth : {true, false}) {
-    for (std::size_t position = 0; position < (forth ? 500u : 250u); position += 13) {
-      bool was_changed = false;
-      RelayedPair pair(encrypted(secret), [&](const WireRelay::Passing& passing) {
-        const std::size_t end = passing.offset + passing.bytes->size();
-        if (was_changed || passing.forth != forth || position < passing.offset || position >= end) {
-          return WireRelay::Fate::kPass;
-        }
-        (*passing.bytes)[position - passing.offset] ^= 0x40;
-        was_changed = true;
-        return WireRelay::Fate::kPass;
-      });
-      pair.connect();
-      for (int i = 0; i < 4; ++i) pair.transfer(make_message(i, 1000));
-      pair.transfer(make_message(4, 200000));
-      pair.relay->stop();
-      // What the receiver sends are acknowledgements: fewer of them, and the last ones are not waited for.
-      CHECK(was_changed || !forth);
-      if (forth || position < kSealedChallengeBytes + kSealedReplyBytes) CHECK(pair.relay->connections() >= 2u);
-    }
-  }
-}
-
-TEST_CASE(a_recorded_connection_said_again_gets_nothing) {
-  const Secret secret;
-  RelayedPair pair(encrypted(secret));
-  Handle direct{};
-  pair.connect();
-  pair.transfer(make_message(1, 5000));
-  pair.relay->stop();
-  // The listen is over once it was accepted, and its comm is in use: the hello would be a stream that comes again.
-  const Bytes said = pair.relay->seen()[0][0];
-  ListenComm* const another = listen_on(*pair.receiving, &direct);
-  ConnectHandle decoded;
-  CHECK_OK(decode_connect_handle(direct.data(), &decoded));
-  SocketAddress address = loopback().address;
-  address.set_port(decoded.port);
-  const OwnedFd replaying = connect_to(address);
-  send_bytes(replaying, said.data(), said.size());
-  Bytes answer(4096);
-  std::size_t heard = 0;
-  for (;;) {
-    const ssize_t got = ::recv(replaying.get(), answer.data() + heard, answer.size() - heard, 0);
-    if (got <= 0) break;
-    heard += static_cast<std::size_t>(got);
-  }
-  // A challenge, then a refusal in the clear.
-  CHECK(heard <= kSealedChallengeBytes + kReplyBytes);
-  pair.receiving->close(another);
 }
 
 TEST_CASE(flipped_bits_are_recovered_from) {

@@ -30,7 +30,11 @@ class WireRelay {
     std::size_t offset;      // of the first byte, in its direction
     Bytes* bytes;            // may be changed
   };
-  enum class Fate { kPass, kCut };
+  enum class Fate {
+    kPass,
+    kCut,  // with a reset, and the bytes are gone
+    kEnd,  // after these bytes
+  };
   using Decide = std::function<Fate(const Passing&)>;
 
   // handle: of a listener; leads to the relay afterwards. decide: called by the relay's thread.
@@ -51,8 +55,11 @@ class WireRelay {
     if (thread_.joinable()) thread_.join();
   }
 
-  // After stop(). By connection and direction (forth, back), as it was sent.
-  const std::deque<std::array<Bytes, 2>>& seen() const { return seen_; }
+  // By connection and direction (forth, back), as it was sent until now.
+  std::vector<std::array<Bytes, 2>> seen() {
+    const MutexLock lock(mutex_);
+    return seen_;
+  }
   std::size_t connections() const { return count_; }
 
  private:
@@ -91,7 +98,10 @@ class WireRelay {
     link.ends[1] = OwnedFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!link.ends[0].is_open() || ::connect(link.ends[1].get(), target_.data(), target_.length()) != 0) return;
     link.number = count_++;
-    seen_.emplace_back();
+    {
+      const MutexLock lock(mutex_);
+      seen_.emplace_back();
+    }
     links_.push_back(std::move(link));
   }
 
@@ -107,10 +117,9 @@ class WireRelay {
       return true;
     }
     bytes.resize(static_cast<std::size_t>(got));
-    Bytes& before = seen_[link.number][static_cast<std::size_t>(from)];
-    const std::size_t offset = before.size();
-    before.insert(before.end(), bytes.begin(), bytes.end());
-    if (decide_ && decide_({link.number, from == 0, offset, &bytes}) == Fate::kCut) {
+    const std::size_t offset = keep(link.number, from, bytes);
+    const Fate fate = decide_ ? decide_({link.number, from == 0, offset, &bytes}) : Fate::kPass;
+    if (fate == Fate::kCut) {
       const linger reset{1, 0};
       for (const OwnedFd& end : link.ends) ::setsockopt(end.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
       return false;
@@ -120,7 +129,18 @@ class WireRelay {
       if (moved < 0) return false;
       sent += static_cast<std::size_t>(moved);
     }
-    return true;
+    if (fate == Fate::kEnd) {
+      for (const OwnedFd& end : link.ends) ::shutdown(end.get(), SHUT_RDWR);
+    }
+    return fate == Fate::kPass;
+  }
+
+  // How many bytes came before.
+  std::size_t keep(std::size_t connection, int from, const Bytes& bytes) {
+    const MutexLock lock(mutex_);
+    Bytes& before = seen_[connection][static_cast<std::size_t>(from)];
+    before.insert(before.end(), bytes.begin(), bytes.end());
+    return before.size() - bytes.size();
   }
 
   const Decide decide_;
@@ -128,7 +148,8 @@ class WireRelay {
   SocketAddress address_;
   OwnedFd listener_;
   std::deque<Link> links_;
-  std::deque<std::array<Bytes, 2>> seen_;
+  Mutex mutex_;
+  std::vector<std::array<Bytes, 2>> seen_ GUARDED_BY(mutex_);
   std::atomic<std::size_t> count_{0};
   std::atomic<bool> stopping_{false};
   std::thread thread_;
