@@ -49,7 +49,10 @@ Status JobSecret::read(const std::string& path, std::shared_ptr<const JobSecret>
   const OwnedFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat state{};
   if (!file.is_open() || ::fstat(file.get(), &state) != 0) {
-    return unusable(path, std::string("the file cannot be opened (") + std::strerror(errno) + ")", kMakeOne);
+    const std::string why = std::string("the file cannot be opened (") + std::strerror(errno) + ")";
+    // Shells expand it at the beginning of an unquoted value, and neither in quotes nor in YAML.
+    if (path[0] == '~') return unusable(path, why, "Write the whole path: only a shell replaces ~, outside of quotes.");
+    return unusable(path, why, kMakeOne);
   }
   if (!S_ISREG(state.st_mode)) return unusable(path, "this is not a file", kMakeOne);
   if ((state.st_mode & S_IWOTH) != 0) {
@@ -73,6 +76,12 @@ Status JobSecret::read(const std::string& path, std::shared_ptr<const JobSecret>
   // A template that was not filled in, or a file that was made and never written.
   if (std::all_of(begin, begin + bytes, [](std::uint8_t byte) { return byte == 0 || std::isspace(byte) != 0; })) {
     return unusable(path, "the file has nothing but blanks, line ends and zeros", kMakeOne);
+  }
+  // Not refused: a group of the user alone (umask 002) and volumes with an fsGroup of Kubernetes make such files.
+  if ((state.st_mode & S_IWGRP) != 0) {
+    BAGUA_NET_WARN("Bagua-Net: the members of group " + std::to_string(state.st_gid) +
+                   " can change BAGUA_NET_SECRET_FILE=" + path +
+                   ", and join the job. Unless they are this user alone, take that right away: chmod g-w " + path);
   }
   if ((state.st_mode & S_IROTH) != 0) {
     BAGUA_NET_WARN("Bagua-Net: every user of this host can read BAGUA_NET_SECRET_FILE=" + path +

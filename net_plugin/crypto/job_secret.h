@@ -22,7 +22,7 @@ using KeyId = std::array<std::uint8_t, 8>;
 class JobSecret {
  public:
   // An error of three lines: the file is missing, too short or too long, or everyone may write it. Warns in the log if
-  // everyone may read it.
+  // everyone may read it, or its group may write it.
   static Status read(const std::string& path, std::shared_ptr<const JobSecret>* secret);
   // Of at least kMinSecretBytes.
   static std::shared_ptr<const JobSecret> derive(const std::uint8_t* bytes, std::size_t count);

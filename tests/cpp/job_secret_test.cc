@@ -96,6 +96,7 @@ TEST_CASE(a_short_missing_or_writable_file_is_refused_in_three_lines) {
   std::shared_ptr<const JobSecret> secret;
   check_refused(JobSecret::read(file.path + "-missing", &secret), "No such file");
   check_refused(JobSecret::read(file.tree.root(), &secret), "not a file");
+  check_refused(JobSecret::read("~/missing", &secret), "Write the whole path");
 }
 
 TEST_CASE(a_blank_file_is_no_secret) {
@@ -112,6 +113,17 @@ TEST_CASE(a_file_that_everyone_may_read_is_warned_of) {
   CHECK_OK(file.status());
   CHECK(has(KeptLog::text(), "every user of this host can read BAGUA_NET_SECRET_FILE=" + file.path));
   CHECK(!has(KeptLog::text(), "ssss"));
+}
+
+// Not refused: a group may be the user's own.
+TEST_CASE(a_file_that_its_group_may_write_is_warned_of) {
+  for (const mode_t mode : {0620, 0660}) {
+    const KeptLog log;
+    const SecretFile file(64, mode);
+    CHECK_OK(file.status());
+    CHECK(has(KeptLog::text(), "can change BAGUA_NET_SECRET_FILE=" + file.path));
+    CHECK(has(KeptLog::text(), "chmod g-w"));
+  }
 }
 
 TEST_CASE(a_link_to_a_file_is_followed) {  // as secret mounts of Kubernetes are

@@ -31,9 +31,14 @@ def check_protection(environment: Mapping[str, str], *, settings_fail: bool) -> 
     except RuntimeError as error:
         return Section("protection", "Protection", (Finding(Status.FAIL, str(error)),))
     findings = [finding]
-    if file and _everyone_reads(file):
+    mode = _mode(file) if file else 0
+    if mode & stat.S_IROTH:
         findings.append(
             warn(f"every user of this host can read {file}, and join the job", f"unless they may: chmod o-r {file}")
+        )
+    if mode & stat.S_IWGRP:
+        findings.append(
+            warn(f"the group of {file} can change it, and join the job", f"unless it may: chmod g-w {file}")
         )
     table = (
         ("what", "protected by"),
@@ -56,11 +61,11 @@ def _finding(file: str, key_id: str, *, is_encrypted: bool) -> Finding:
     return ok("only ranks that NCCL has introduced can join; traffic is not encrypted")
 
 
-def _everyone_reads(file: str) -> bool:
+def _mode(file: str) -> int:
     try:
-        return bool(Path(file).stat().st_mode & stat.S_IROTH)
+        return Path(file).stat().st_mode
     except OSError:
-        return False
+        return 0
 
 
 def _cipher(encryption: str) -> str:
