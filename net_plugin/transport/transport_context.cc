@@ -9,6 +9,8 @@
 #include "base/log_sink.h"
 #include "os/cpu_budget.h"
 #include "os/launcher.h"
+#include "transport/stream/network_workers.h"
+#include "wire/sealed_handshake.h"
 
 namespace bagua_net {
 namespace {
@@ -42,15 +44,13 @@ void raise_open_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// Workers for connections between hosts: about 20 Gb/s in each direction keep one worker busy. There is a minimum,
-// because virtual interfaces often report no speed or a wrong one.
-int workers_between_hosts(const PluginConfig& config, const std::vector<Device>& devices, int workers) {
-  constexpr int kMin = 4;
-  constexpr int kMbpsPerWorker = 20'000;
+int workers_between_hosts(const PluginConfig& config, const HandshakeSettings& settings,
+                          const std::vector<Device>& devices, int workers) {
   if (config.workers) return workers;  // the user's number
   int fastest = 0;
   for (const Device& device : devices) fastest = std::max(fastest, device.interface.speed_mbps);
-  return std::max(kMin, (fastest + kMbpsPerWorker - 1) / kMbpsPerWorker);
+  // The peers' CPUs are taken to be as this one.
+  return network_workers(fastest, settings.encrypts ? choose_cipher(settings.uses_aes, true) : Cipher::kNone);
 }
 
 // Each once, though it may be several devices. A loopback interface never goes away.
@@ -87,7 +87,7 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
       settings_(handshake_settings(config, workers)),
       faults_(FaultInjector::create(config.faults)),
       stalls_(config.stall_s * 1000, job_position(process_environment()).rank),
-      pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers),
+      pool_(workers, config.spin_us, affinity, workers_between_hosts(config, settings_, devices_, workers),
             watched_interfaces(devices_)),
       stats_(
           std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name, workers)),

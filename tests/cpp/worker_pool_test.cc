@@ -6,6 +6,7 @@
 #include "support/check.h"
 #include "support/comm_parts.h"
 #include "support/process_limits.h"
+#include "transport/stream/network_workers.h"
 
 namespace bagua_net {
 namespace {
@@ -35,6 +36,18 @@ TEST_CASE(connections_between_hosts_get_the_first_workers_only) {
   CHECK_EQ(all.size(), std::size_t{6});
   for (EventLoopWorker* worker : network) CHECK(all.count(worker) == 1);
   pool.stop();
+}
+
+TEST_CASE(the_workers_of_a_network_follow_from_its_speed_and_the_cipher) {
+  for (const int unknown : {0, 10'000, 80'000}) {
+    CHECK_EQ(network_workers(unknown, Cipher::kNone), 4);
+    CHECK_EQ(network_workers(unknown, Cipher::kAes256Gcm), 10);
+    CHECK_EQ(network_workers(unknown, Cipher::kChaCha20Poly1305), 20);
+  }
+  CHECK_EQ(network_workers(80'001, Cipher::kNone), 5);
+  CHECK_EQ(network_workers(100'000, Cipher::kNone), 5);
+  CHECK_EQ(network_workers(400'000, Cipher::kNone), 20);
+  CHECK_EQ(network_workers(100'000, Cipher::kAes256Gcm), 13);
 }
 
 TEST_CASE(connections_between_hosts_get_all_workers_of_a_small_pool) {

@@ -1,0 +1,29 @@
+#include "transport/stream/network_workers.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace bagua_net {
+namespace {
+
+constexpr int kLeastMbps = 80'000;
+
+// Of a core, for a byte that is sent and one that is received.
+std::int64_t picoseconds_of(Cipher cipher) {
+  switch (cipher) {
+    case Cipher::kNone: return 400;
+    case Cipher::kAes256Gcm: return 1000;
+    case Cipher::kChaCha20Poly1305: return 2000;
+  }
+  return 400;
+}
+
+}  // namespace
+
+int network_workers(int fastest_mbps, Cipher cipher) {
+  constexpr std::int64_t kPerMbps = 8'000'000;  // picoseconds in which 1 Mb/s moves a byte
+  const std::int64_t busy = std::max(fastest_mbps, kLeastMbps) * picoseconds_of(cipher);
+  return static_cast<int>((busy + kPerMbps - 1) / kPerMbps);
+}
+
+}  // namespace bagua_net
