@@ -32,7 +32,7 @@ class CompressionHandle:
         self._settings = dict(settings)
         self._traffic = traffic
         self._passes = passes
-        self._counter = passes.follow(model, self._check)
+        self._count_no_more = passes.follow(model, self._check)
 
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -46,7 +46,7 @@ class CompressionHandle:
         those of a model that was never compressed. Call it on all ranks, between steps."""
         for one in self._modules:
             one.remove()
-        self._counter.remove()
+        self._count_no_more()
 
     def _check(self) -> None:
         for one in self._modules:

@@ -177,6 +177,15 @@ class ShardedModule:
         return take_back
 
 
+def outermost_sharded(model: nn.Module) -> Iterator[nn.Module]:
+    """Sharded modules that are in no other one."""
+    if isinstance(model, FSDPModule):
+        yield model
+        return
+    for child in model.children():
+        yield from outermost_sharded(child)
+
+
 def require_sharded(model: nn.Module) -> list[ShardedModule]:
     """Those of `model` that have parameters, one for each `fully_shard` call.
 

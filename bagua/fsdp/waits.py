@@ -114,7 +114,7 @@ class CommunicationMeter:
         self._side: torch.cuda.Stream | None = None
         self._reduced: deque[Mark] = deque()  # ends of reduce-scatters of this sample's backward pass
         self._passes = ForwardPasses(None)
-        self._takes_back = [self._passes.follow(model, self._begin_step).remove]
+        self._takes_back = [self._passes.follow(model, self._begin_step)]
         for one in modules:
             self._takes_back += _Watch(one, self).put()
 

@@ -211,6 +211,34 @@ def _exact_every(device: torch.device) -> None:
         assert handle.statistics["weights"]["saved"] > 0
 
 
+class _Container(nn.Module):
+    """Called by a method of its own, as Lightning calls a model."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def training_step(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.second(self.first(x))
+        return found
+
+
+def _never_called(device: torch.device) -> None:
+    """A model whose parts are called, and not the model: passes are counted all the same."""
+    models = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        parts = [shard(layers().to(device), device), shard(nn.Linear(4, 4).to(device), device)]
+        models.append(_Container(*parts))
+    handle = compress_communication(models[0], None, weights="int8", exact_weights_every=3)
+    for number, batch in enumerate(batches(7, 7, device)):
+        outputs = [model.training_step(batch[0]) for model in models]
+        for one in outputs:
+            one.square().mean().backward()
+        assert torch.equal(*outputs) == (number % 3 == 2), number
+    assert handle.state_dict()["forward_passes"] == 7
+
+
 def _differences(device: torch.device) -> None:
     """Of weights that move little, differences are nearer to them than weights that are rounded."""
     far = []
@@ -291,6 +319,7 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "two optimizers": _two_optimizers,
     "evaluation": _evaluation,
     "exact every": _exact_every,
+    "never called": _never_called,
     "differences": _differences,
     "mixed dtypes": _mixed_dtypes,
     "quality": _quality,
