@@ -67,6 +67,12 @@ class ExchangeAfterSteps(AlgorithmImpl):
             )
         self._steppers = {stepper_of[id(parameter)] for _, parameter in named}
 
+    def note_backward(self) -> None:
+        """A backward pass is over of which no hook tells: whoever makes the gradients has hooks of its own."""
+        if not self._round.is_due:
+            self._round.note_gradient("", None)
+            self._round.end_pass()
+
     def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
         return self._round.note_gradient
 

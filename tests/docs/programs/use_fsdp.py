@@ -39,3 +39,14 @@ with_both(loader[0]).sum().backward()
 model = torch.nn.Linear(8, 1)
 run_blocks("docs/how-to/train/use-fsdp.md", 2)
 model(loader[0]).sum().backward()
+
+model = torch.nn.Linear(8, 1)
+run_blocks("docs/how-to/train/use-fsdp.md", 3)
+for step in range(20):
+    model(loader[step % 4]).square().mean().backward()
+    optimizer.step()
+    mine = model.weight.full_tensor().detach()
+    every = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(every, mine)
+    assert torch.equal(every[0], every[1]) == (step == 19)
+assert exchange.rounds == exchange.stats().steps == 1

@@ -1,0 +1,160 @@
+"""Local steps of replicas that are sharded: FSDP2 within a replica, DiLoCo or local SGD between the replicas.
+
+Averaging and the steps of outer optimizers are elementwise, so that each rank does for its shards what an unsharded
+replica does for whole parameters. FSDP computes gradients; its passes are not seen here. A step is one of all listed
+optimizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
+from bagua.engine.algorithm_facade import AlgorithmFacade
+from bagua.engine.bucket_plan import plan_buckets
+from bagua.engine.step_statistics import PassRecorder, StepStatistics
+from bagua.replicas.replica_check import Replica
+from bagua.replicas.state_broadcast import broadcast_parameters
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.fragment_rounds import FragmentRounds
+from bagua.torch_api.algorithms.local_steps import LocalSGDAlgorithm
+from bagua.torch_api.algorithms.registry import resolve_algorithm
+from bagua.torch_api.wrapping import check_optimizers
+
+_ATTRIBUTE = "_bagua_shard_exchange"
+
+
+def exchange_shards(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    algorithm: Algorithm,
+    replicas: BaguaProcessGroup | dist.ProcessGroup,
+) -> ShardExchange:
+    """Trains replicas of a sharded model with local steps. Call it after `fully_shard` on a mesh of the shards alone,
+    on every rank, before training and before states are loaded. Parameters are broadcast from the first replica.
+
+    Args:
+        model: whose trained parameters are all DTensors.
+        optimizers: of its parameters; after whose steps the shards are exchanged.
+        algorithm: local_sgd, diloco or streaming_diloco, without warm-up: `Algorithm.init("diloco", sync_every=100)`.
+            Fragments are of this rank's shards.
+        replicas: this rank's group of ranks that hold the same shards of other replicas: mesh.get_group("replicate").
+
+    Returns:
+        a handle to save, observe and end it.
+
+    Raises:
+        TypeError: another algorithm, or something else than a list of optimizers.
+        ValueError: a warm-up, a parameter that is not sharded, or the model is exchanged already.
+        RuntimeError: replicas differ, or a parameter is in none of the optimizers.
+    """
+    recipe = resolve_algorithm(algorithm)
+    if not isinstance(recipe, LocalSGDAlgorithm):
+        raise TypeError(
+            f"algorithm is {getattr(recipe, 'public_name', recipe)}, which does not exchange shards.\n"
+            "Use local_sgd, diloco or streaming_diloco."
+        )
+    if recipe.warmup_steps:
+        raise ValueError(
+            f"warmup_steps={recipe.warmup_steps}: FSDP makes the gradients, which Bagua does not see.\n"
+            "Leave warmup_steps out and use momentum_rounds, or start with HSDP, a mesh of replicas and shards."
+        )
+    if _ATTRIBUTE in vars(model):
+        raise ValueError(f"This {type(model).__name__} is exchanged already. Call remove() of the handle first.")
+    shards: list[tuple[str, Tensor]] = []
+    shard_of: dict[int, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if not isinstance(parameter, DTensor):
+            raise ValueError(f"{name!r} is not sharded. Call fully_shard on the whole model first, or freeze it.")
+        shard_of[id(parameter)] = cast("DTensor", parameter.detach()).to_local()
+        shards.append((name, shard_of[id(parameter)]))
+    group = to_bagua_process_group(replicas)
+    communicator = group.get_global_communicator()
+    settings = [recipe.public_name, *(f"{name}={value}" for name, value in sorted(recipe.shared_settings().items()))]
+    Replica(shards, "shards", check_optimizers(optimizers), settings).check(communicator)
+    broadcast_parameters(cast("list[tuple[str, nn.Parameter]]", shards), communicator)
+    exchange = ShardExchange(model, check_optimizers(optimizers), recipe.reify(group), shards, shard_of)
+    vars(model)[_ATTRIBUTE] = exchange
+    return exchange
+
+
+class ShardExchange:
+    """What `exchange_shards` has set up. Training thread only."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        rounds: FragmentRounds,
+        shards: list[tuple[str, Tensor]],
+        shard_of: Mapping[int, Tensor],
+    ) -> None:
+        self._model, self._rounds, self._recorder = model, rounds, PassRecorder()
+        # What the algorithm asks an engine for: optimizers of shards instead of parameters, and no launches of its own.
+        of_shards = [
+            SimpleNamespace(
+                param_groups=[
+                    {"params": [shard_of[id(one)] for one in group["params"] if id(one) in shard_of]}
+                    for group in optimizer.param_groups
+                ]
+            )
+            for optimizer in optimizers
+        ]
+        view = SimpleNamespace(
+            bagua_module_name=f"shards of {type(model).__name__} {id(model)}",
+            synchronized_parameters=shards,
+            bagua_optimizers=of_shards,
+            scheduler=SimpleNamespace(recorder=self._recorder, wait_pending_comm_ops=lambda: None),
+        )
+        self._view = cast("AlgorithmFacade", view)
+        tensors = rounds.init_tensors(self._view)
+        groups = [[tensors[index] for index in group] for group in plan_buckets(tensors)]
+        for bucket in rounds.tensors_to_buckets(groups, do_flatten=False):
+            rounds.init_operations(self._view, bucket)
+        note_step = rounds.init_post_optimizer_step_hook(self._view)
+        self._hooks = []
+        for optimizer, stand_in in zip(optimizers, of_shards, strict=True):
+
+            def after_step(*_: Any, stand_in: Any = stand_in) -> None:
+                rounds.note_backward()
+                note_step(stand_in)
+
+            self._hooks.append(optimizer.register_step_post_hook(after_step))
+
+    @property
+    def rounds(self) -> int:
+        """That are over."""
+        return self._rounds.rounds
+
+    def stats(self) -> StepStatistics:
+        """Of the exchanges; as bagua_ddp.stats()."""
+        return self._recorder.statistics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of this rank, to be saved with its shards and its optimizers' states: one file per rank."""
+        return self._rounds.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the same rank did when it gave `state`. Load it last.
+
+        Raises:
+            ValueError: the state is of another model, or of other fragments.
+        """
+        self._rounds.load_state_dict(self._view, state)
+
+    def remove(self) -> None:
+        """Exchange no more; an exchange under way takes effect. On every rank, between two steps."""
+        for hook in self._hooks:
+            hook.remove()
+        self._rounds.finish(self._view)
+        self._rounds.start_from_broadcast()
+        vars(self._model).pop(_ATTRIBUTE, None)

@@ -1,0 +1,122 @@
+"""Local steps between replicas that FSDP2 shards, compared with those of whole replicas."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from support.local_steps import RATE, Reference, batch, loss_of, model_of
+from support.ranks import run_ranks
+from support.training import begin, message_of
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.sharded_replicas import exchange_shards
+
+STEPS = 8
+
+# name, options; interval, delay, alpha, and whether there is an outer optimizer
+CASES: list[tuple[str, dict[str, Any], tuple[int, int, float], bool]] = [
+    ("local_sgd", {"sync_every": 3}, (3, 0, 0.0), False),
+    ("diloco", {"sync_every": 2}, (2, 0, 0.0), True),
+    ("streaming_diloco", {"sync_every": 3, "fragments": 1, "delay": 1, "alpha": 0.25}, (3, 1, 0.25), True),
+]
+
+
+def _outer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def _sharded(device: torch.device, mesh: Any, seed: int) -> tuple[Any, list[torch.optim.Optimizer]]:
+    """Two optimizers, and layers of 5 and 1 rows, which two ranks share unevenly."""
+    model: Any = model_of(seed).to(device)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    parameters = list(model.parameters())
+    return model, [torch.optim.SGD(parameters[:2], lr=RATE), torch.optim.SGD(parameters[2:], lr=RATE)]
+
+
+def _step(model: Any, optimizers: list[torch.optim.Optimizer], number: int, replica: int, device: torch.device) -> None:
+    loss_of(model, batch(number, replica).to(device)).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _weights(model: Any) -> list[torch.Tensor]:
+    return [parameter.detach().full_tensor().cpu() for parameter in model.parameters()]
+
+
+def _two_replicas_of_two(folder: str) -> None:
+    rank, device = begin()
+    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicate", "shard"))
+    replica = mesh.get_local_rank("replicate")
+    replicas = mesh.get_group("replicate")
+    for name, options, (interval, delay, alpha), has_outer in CASES:
+        algorithm = Algorithm.init(name, **options)
+        model, optimizers = _sharded(device, mesh, seed=replica)
+        exchange = exchange_shards(model, optimizers, algorithm, replicas)
+        fragments = [[key for key, _ in model.named_parameters()]]
+        reference = Reference(2, fragments, interval, delay, alpha, _outer if has_outer else None)
+        path = Path(folder, f"{name}.{rank}")
+        for number in range(STEPS):
+            if number == 5:
+                states = (model.state_dict(), [one.state_dict() for one in optimizers], exchange.state_dict())
+                saved = copy.deepcopy([{k: v.to_local() for k, v in states[0].items()}, *states[1:]])
+                torch.save(saved, path)
+            _step(model, optimizers, number, replica, device)
+            reference.step(number)
+            for mine, theirs in zip(_weights(model), reference.replicas[replica].parameters(), strict=True):
+                assert torch.allclose(mine, theirs, atol=2e-6), f"{name}, step {number}"
+        assert exchange.rounds == exchange.stats().steps == reference.rounds == STEPS // interval
+
+        # A training that was saved goes on bit for bit.
+        resumed, others = _sharded(device, mesh, seed=rank + 9)
+        going_on = exchange_shards(resumed, others, algorithm, replicas)
+        weights, of_optimizers, rounds = torch.load(path, weights_only=True, map_location=device)
+        with torch.no_grad():
+            for key, parameter in resumed.named_parameters():
+                parameter.to_local().copy_(weights[key])
+        for one, state in zip(others, of_optimizers, strict=True):
+            one.load_state_dict(state)
+        going_on.load_state_dict(rounds)
+        for number in range(5, STEPS):
+            _step(resumed, others, number, replica, device)
+        assert all(torch.equal(one, other) for one, other in zip(_weights(model), _weights(resumed), strict=True)), name
+
+        # After the end, replicas train alone.
+        exchange.remove()
+        for number in range(interval):
+            _step(model, optimizers, number, replica, device)
+        first = _weights(model)[0].to(device)
+        found = [torch.empty_like(first) for _ in range(2)]
+        dist.all_gather(found, first, group=replicas)
+        assert not torch.equal(*found)
+        exchange_shards(model, optimizers, algorithm, replicas).remove()  # may begin again
+
+    model, optimizers = _sharded(device, mesh, seed=0)
+
+    def refused(error: type[Exception], what: Any, algorithm: Algorithm, given: Any = None) -> str:
+        return message_of(error, lambda: exchange_shards(what, given or optimizers, algorithm, replicas))
+
+    diloco = Algorithm.init("diloco", sync_every=2)
+    assert "bytegrad, which does not exchange shards" in refused(TypeError, model, Algorithm.init("bytegrad"))
+    warm = Algorithm.init("diloco", sync_every=2, warmup_steps=1)
+    assert "warmup_steps=1: FSDP makes the gradients" in refused(ValueError, model, warm)
+    assert "'0.weight' is not sharded" in refused(ValueError, model_of(0).to(device), diloco)
+    assert "2 of 6 parameters are in no optimizer" in refused(RuntimeError, model, diloco, optimizers[1:])
+    other = Algorithm.init("diloco", sync_every=2 + replica)
+    assert f"rank {rank % 2} has sync_every=2" in refused(RuntimeError, model, other)
+    exchange_shards(model, optimizers, diloco, replicas)
+    assert "is exchanged already" in refused(ValueError, model, diloco)
+
+
+def test_two_replicas_of_two_shards(tmp_path: Path) -> None:
+    run_ranks(4, _two_replicas_of_two, str(tmp_path))
