@@ -107,6 +107,7 @@ class Case:
     qadam: options of its optimizer.
     replicas_differ: each rank has a model of its own, and what is evaluated is their mean.
     start_share: part of the steps that are the algorithm's warm-up with gradient all-reduce.
+    momentum_share: part of the rounds over which the outer momentum rises.
     """
 
     name: str
@@ -116,6 +117,12 @@ class Case:
     qadam: Mapping[str, object] = field(default_factory=dict)
     replicas_differ: bool = False
     start_share: float = 0.0
+    momentum_share: float = 0.0
+
+    @property
+    def is_started(self) -> bool:
+        """Local steps that the baseline's learning rate is for."""
+        return bool(self.start_share or self.momentum_share)
 
 
 # bagua.comm_hooks.error_feedback_bytegrad, with torch's DDP.
@@ -131,9 +138,11 @@ _ROUNDS: Mapping[str, object] = {"sync_every": 20}
 START_SHARE = 0.3
 
 
-def _after_start(name: str, algorithm: str, **options: object) -> Case:
-    """Local steps as their papers use them: from a model that is trained already."""
-    return Case(name, algorithm, options, replicas_differ=True, start_share=START_SHARE)
+def _after_start(
+    name: str, algorithm: str, start: float = START_SHARE, momentum: float = 0.0, **options: object
+) -> Case:
+    """Local steps from a model that is trained already, as their papers use them; or with a momentum that rises."""
+    return Case(name, algorithm, options, replicas_differ=True, start_share=start, momentum_share=momentum)
 
 
 def _with_codecs(algorithm: str, **settings: bool) -> list[Case]:
@@ -186,13 +195,20 @@ CASES: dict[str, Case] = {
         _after_start("diloco-started-100", "diloco", sync_every=100),
         _after_start("streaming_diloco-started-int4", "streaming_diloco", sync_every=20, delay=2, codec="int4"),
         _after_start("streaming_diloco-started-100-int4", "streaming_diloco", sync_every=100, delay=5, codec="int4"),
+        _after_start("diloco-started_int4", "diloco", sync_every=20, warmup_codec="int4"),
+        _after_start("diloco-started_int4-100", "diloco", sync_every=100, warmup_codec="int4"),
+        _after_start("diloco-short_start-100", "diloco", 0.2, 0.3, sync_every=100, warmup_codec="int4"),
+        _after_start("diloco-rising", "diloco", 0.0, 0.5, sync_every=20),
+        _after_start(
+            "streaming_diloco-rising-int4", "streaming_diloco", 0.0, 0.5, sync_every=20, delay=2, codec="int4"
+        ),
         Case(BASELINE_ADAM, "gradient_allreduce", optimizer=ADAM),
         Case("qadam", "qadam", _FLAT, optimizer=QADAM),
         Case("qadam-growing", "qadam", _FLAT, optimizer=QADAM, qadam={"freeze_bias_correction": False}),
         *_of_fsdp(),
     )
 }
-DEFAULT_CASES = tuple(name for name, case in CASES.items() if not case.start_share and case.algorithm != FSDP)
+DEFAULT_CASES = tuple(name for name, case in CASES.items() if not case.is_started and case.algorithm != FSDP)
 
 
 def optimizer_of(task: str, case: str) -> str:
@@ -208,7 +224,7 @@ def learning_rate_of(task: str, case: str, ranks: int) -> float:
     """
     optimizer = optimizer_of(task, case)
     rate = TASKS[task].learning_rates[ADAM if optimizer == QADAM else optimizer]
-    has_own_gradients = CASES[case].replicas_differ and not CASES[case].start_share
+    has_own_gradients = CASES[case].replicas_differ and not CASES[case].is_started
     return rate * math.sqrt(ranks) if optimizer == ADAM and has_own_gradients else rate
 
 

@@ -96,6 +96,9 @@ def make_algorithm(case: str, optimizer: torch.optim.Optimizer, steps: int) -> A
         options["warmup_steps"] = round(ASYNC_WARMUP_SHARE * steps)
     if chosen.start_share:
         options["warmup_steps"] = round(chosen.start_share * steps)
+    if chosen.momentum_share:
+        rounds = (1 - chosen.start_share) * steps / int(options["sync_every"])  # type: ignore[call-overload]
+        options["momentum_rounds"] = max(1, round(chosen.momentum_share * rounds))
     return Algorithm.init(chosen.algorithm, **options)
 
 
