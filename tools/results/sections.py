@@ -145,8 +145,8 @@ def _vgg16(result: ResultFile, settings: str) -> tuple[str, str]:
     default = result.find("speedup", backend="plugin", baseline="nccl")
     for best in result.select("speedup", backend="plugin", baseline="nccl_tuned"):
         return f"{figure(default)} NCCL's default", f"{figure(best)}, {settings}"
-    ours, tuned = (figure(result.find("step_time", backend=name)) for name in ("plugin", "nccl_tuned"))
-    return f"{figure(default)} NCCL's default", f"{ours} instead of {tuned} ms, {settings}"
+    ours, tuned = (result.find("step_time", backend=name).median for name in ("plugin", "nccl_tuned"))
+    return f"{figure(default)} NCCL's default", f"{tuned / ours:.2f}x, {settings}"
 
 
 def _bytegrad(result: ResultFile) -> str:

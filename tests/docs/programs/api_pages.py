@@ -38,6 +38,8 @@ run_blocks("docs/reference/api/engine.md", 1)
 run_blocks("docs/reference/api/kernels.md", 1)
 assert (values - received).abs().max() < 0.1
 run_blocks("docs/reference/api/legacy.md", 1)
+run_blocks("docs/reference/api/net.md", 1)
+assert variables["NCCL_NET_PLUGIN"].endswith("libnccl-net.so")
 
 model = fully_shard(torch.nn.Linear(8, 1), mesh=init_device_mesh("cpu", (2,)))
 run_blocks("docs/reference/api/fsdp.md", 1)
