@@ -62,6 +62,12 @@ def test_many_tensors(world_size: int, flat_bytes: int) -> None:
     run_ranks(world_size, check, world_size, flat_bytes)
 
 
+def test_a_flat_buffer_has_as_much_as_it_may_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coalesced, "FLAT_BYTES", 40)
+    tensors = [torch.empty(elements) for elements in (4, 6, 1, 11, 1, 10)]
+    assert [[one.numel() for one in run] for run in coalesced._runs(tensors)] == [[4, 6], [1], [11], [1], [10]]
+
+
 def broadcast_parameters() -> list[float]:
     device = device_for(rank := bagua.get_rank())
     bagua.init_process_group()

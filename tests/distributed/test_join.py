@@ -219,13 +219,19 @@ def test_an_optimizer_that_joins_as_well(rank: int, device: torch.device, counts
     check_equal(ours, reference)
 
 
+@pytest.mark.parametrize("drops", [False, True])
 @on_ranks(2)
-def test_gradients_are_the_same_afterwards(rank: int, device: torch.device) -> None:
-    """After the last batch all ranks have its gradient, with inputs or without."""
+def test_gradients_are_the_same_afterwards(rank: int, device: torch.device, drops: bool) -> None:
+    """After the last batch all ranks have its gradient, with inputs or without; or none has, as the optimizer of the
+    last rank has dropped it."""
     model = DistributedDataParallel(mlp(rank, device))
     optimizer = _sgd(model)
     with model.join():
-        train(model, optimizer, batches(rank, 1 + 2 * rank, device))
+        for batch in batches(rank, 1 + 2 * rank, device):
+            train(model, optimizer, [batch])
+            if drops:
+                optimizer.zero_grad()
+    assert {parameter.grad is None for parameter in model.parameters()} == {drops}
     optimizer.step()
     check_ranks_equal(model)
 

@@ -209,6 +209,21 @@ def test_the_norms_of_the_first_strategy(tmp_path: Path) -> None:
     assert (before, after, steps) == (pytest.approx(3.19956, abs=1e-5), pytest.approx(2.48194, abs=1e-5), 64)
 
 
+@on_ranks(2, lightning=True, joined=False)
+def test_averaging_that_could_not_end_is_an_error(tmp_path: Path) -> None:
+    """And no warning: the replicas differ."""
+    pl = lightning_of()
+    from bagua.lightning import BaguaStrategy
+
+    class Fail(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_end(self, trainer: Any, _: Any) -> None:
+            trainer.strategy.model.bagua_algorithm._average._loop.failure = RuntimeError("rank 1 is gone")
+
+    trainer = trainer_of(pl, BaguaStrategy("async"), str(tmp_path), max_epochs=1, callbacks=[Fail()])
+    with pytest.raises(RuntimeError, match="rank 1 is gone"):
+        trainer.fit(module_class(pl)(), loader())
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 

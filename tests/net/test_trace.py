@@ -206,9 +206,11 @@ def test_times_are_put_on_one_clock(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "no time in common" not in capsys.readouterr().err
 
 
-def test_processes_of_different_ranks_stay_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", ["ab", "aa"], ids=["hosts", "containers of one name"])
+def test_processes_of_different_ranks_stay_apart(tmp_path: Path, hosts: str) -> None:
+    """Though they have the same pid."""
     events = merged(
-        tmp_path, *(make(rank, host, 42, 1.0, 3.0) for rank, host in ((0, "a"), (1, "b")) for make in (ours, torchs))
+        tmp_path, *(make(rank, host, 42, 1.0, 3.0) for rank, host in enumerate(hosts) for make in (ours, torchs))
     )
     by_name: dict[str, set[int]] = defaultdict(set)
     for event in events:

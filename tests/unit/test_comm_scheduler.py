@@ -209,6 +209,20 @@ def test_a_bucket_may_be_sent_more_often_than_others_in_a_step() -> None:
     scheduler.close()
 
 
+def test_a_bucket_that_is_not_reached_again_keeps_those_behind_it() -> None:
+    """What the second pass made of theirs would be lost, and nothing of the first one's is missing."""
+    buckets, launched = _recording([1, 1])
+    scheduler = CommScheduler(buckets, _alone())
+    first, second = _marks(buckets)
+    for marks in ((first, second), (second,)):
+        for mark in marks:
+            mark()
+        scheduler.wait_pending_comm_ops()
+    assert launched == ["0", "1"]
+    assert scheduler.end_step() == ["0.0"]
+    scheduler.close()
+
+
 # --- the launch set of a step ----------------------------------------------------------------------------------------
 
 

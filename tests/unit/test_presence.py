@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 from support.labs import Lab, needs_lab
-from support.processes import wait_until
+from support.processes import PATIENCE_S, wait_until
 from support.ranks import run_ranks
 
 from bagua.job import peer_watch, presence
 from bagua.job.peer_watch import PeerWatch, reach
 from bagua.job.presence import Door, Presence, own_presence
-
-PATIENCE_S = 30.0  # for what does happen
 
 
 class Watched:
@@ -40,7 +38,7 @@ class Watched:
         before = self.connection()
         assert before is not None
         before.shutdown(socket.SHUT_RDWR)
-        wait_until(lambda: self.connection() not in (None, before), "another connection", PATIENCE_S)
+        wait_until(lambda: self.connection() not in (None, before), "another connection")
 
 
 # --- processes on one machine -----------------------------------------------------------------------------------------
@@ -81,7 +79,7 @@ def watch_all(folder: Path) -> list[Any]:
 
 
 def watch_one(path: Path, fate: str) -> list[str]:
-    wait_until(path.exists, fate, PATIENCE_S)
+    wait_until(path.exists, fate)
     pid, (addresses, port, token) = json.loads(path.read_text())
     door = Door(tuple(addresses), port, token)
 
@@ -92,16 +90,16 @@ def watch_one(path: Path, fate: str) -> list[str]:
         return answer.state, answer.doing
 
     one = Watched(door)
-    wait_until(lambda: one.connection() is not None, "the connection", PATIENCE_S)
+    wait_until(lambda: one.connection() is not None, "the connection")
     one.lose_connection()
-    wait_until(lambda: state() == ("here", "summing"), fate, PATIENCE_S)
+    wait_until(lambda: state() == ("here", "summing"), fate)
     with path.with_suffix(".go").open("wb", buffering=0) as go:
         if fate == "holds the GIL":
-            wait_until(lambda: state() == ("mute", ""), fate, PATIENCE_S)
+            wait_until(lambda: state() == ("mute", ""), fate)
             one.lose_connection()
         go.write(b"x")
     if fate == "is stopped":
-        wait_until(lambda: state() == ("mute", ""), fate, PATIENCE_S)
+        wait_until(lambda: state() == ("mute", ""), fate)
         one.lose_connection()
     elif fate != "holds the GIL":
         one.watch._thread.join(PATIENCE_S)
@@ -123,6 +121,21 @@ def test_what_is_proven_of_processes(tmp_path: Path) -> None:
         "is killed, and has a child": ["exited"],
         "leaves": [],
     }
+
+
+def test_another_process_at_the_port_proves_the_end_of_the_one_that_had_it() -> None:
+    theirs = Presence()
+    one = Watched(theirs.door)
+    wait_until(lambda: one.connection() is not None, "the connection")
+    connection = one.connection()
+    assert connection is not None
+    theirs.door = theirs.door._replace(token="of the other process")
+    connection.shutdown(socket.SHUT_RDWR)
+    one.watch._thread.join(PATIENCE_S)
+    one.watch.stop()
+    assert one.found == ["exited"]
+    theirs.leave()
+    theirs.close()
 
 
 def test_a_port_that_was_never_reached_proves_nothing() -> None:
@@ -154,7 +167,7 @@ def two_machines(ip_version: int) -> Iterator[tuple[Watched, Callable[[str], Any
         with lab.inside(0):
             one = Watched(theirs.door)
         try:
-            wait_until(lambda: one.connection() is not None, "the connection", PATIENCE_S)
+            wait_until(lambda: one.connection() is not None, "the connection")
             yield one, lambda state: lab.run(1, ["ip", "link", "set", "eth0", state], check=True)
         finally:
             one.watch.stop()
@@ -177,7 +190,7 @@ def test_a_machine_that_falls_silent_is_named_and_then_gone(lines: list[str], ip
 def test_a_network_that_comes_back_ends_nothing(lines: list[str]) -> None:
     with two_machines(4) as (one, set_link):
         set_link("down")
-        wait_until(lambda: bool(lines), "the log line", PATIENCE_S)
+        wait_until(lambda: bool(lines), "the log line")
         set_link("up")
-        wait_until(lambda: lines[-1].endswith("answers again."), "the answer", PATIENCE_S)
+        wait_until(lambda: lines[-1].endswith("answers again."), "the answer")
         assert one.found == []

@@ -89,8 +89,11 @@ def test_the_default_stays_where_nothing_is_faster(layout: ModelLayout | None) -
         outcome, steps = search(lambda _, g=generator: noisy(Turn(1.0, 0.5), g, 0.03), layout=layout)
         assert (outcome.setting, outcome.speedup) == (DEFAULT, 1.0)
         assert steps <= 295
-    outcome, _ = search(lambda one: Turn(1.0 if one == DEFAULT else 1 - MIN_GAIN / 2, 0.5))
+    outcome, compared = search(lambda one: Turn(1.0 if one == DEFAULT else 1 - MIN_GAIN / 2, 0.5))
     assert outcome.setting == DEFAULT, "too little to tell from noise"
+    outcome, steps = search(lambda one: Turn(1.0 if one == DEFAULT else 1.1, 0.5))
+    assert outcome.setting == DEFAULT
+    assert steps < compared, "nothing is compared in pairs with what is slower"
 
 
 @pytest.mark.parametrize("slow", ["short", "plain"])
