@@ -57,7 +57,7 @@ def _killed() -> tuple[str, tuple[int, ...]]:
 
 
 def test_survivors_name_the_rank_that_died() -> None:
-    told = run_ranks(3, _killed, expect_death={VICTIM}, timeout=50)
+    told = run_ranks(3, _killed, expect_death={VICTIM})
     for message, missing in (told[0], told[2]):
         assert missing == (VICTIM,), message
         assert f"rank {VICTIM}" in message

@@ -279,7 +279,7 @@ def _alone(name: str, folder: str) -> tuple[str, int | None, int]:
 
 @pytest.mark.parametrize("name", ["gradient_allreduce", "qadam"])
 def test_a_rank_may_make_passes_of_its_own(name: str, tmp_path: Path) -> None:
-    assert len(set(run_ranks(2, _alone, name, str(tmp_path), timeout=40, reuse=True))) == 1
+    assert len(set(run_ranks(2, _alone, name, str(tmp_path), reuse=True))) == 1
 
 
 # --- ranks that die, pause or leave ----------------------------------------------------------------------------------

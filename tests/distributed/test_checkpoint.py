@@ -105,7 +105,7 @@ def test_each_rank_of_async_has_its_own(rank: int, device: torch.device, tmp_pat
     model.bagua_algorithm.abort(model)
 
 
-@on_ranks(2, timeout=30)
+@on_ranks(2)
 def test_an_exchange_that_is_owed_comes_first(rank: int, device: torch.device, tmp_path: Path) -> None:
     """A rank that skipped its step, as a GradScaler does, owes its neighbor an exchange, who waits for it in step()."""
     path = str(tmp_path)
@@ -275,7 +275,7 @@ def _killed(path: str, in_background: bool) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_rank_that_dies_is_named_and_the_former_checkpoint_stays(in_background: bool, tmp_path: Path) -> None:
-    told = run_ranks(3, _killed, str(tmp_path), in_background, expect_death={VICTIM}, timeout=50)
+    told = run_ranks(3, _killed, str(tmp_path), in_background, expect_death={VICTIM})
     assert told == [(VICTIM,), None, (VICTIM,)]
     assert layout.latest_iteration(tmp_path) == 1
     run_ranks(3, _load_what_is_left, str(tmp_path), reuse=True)

@@ -68,7 +68,7 @@ def _engine(*models: nn.Module) -> Any:
     return next(one.__dict__["bagua_ddp"] for model in models for one in model.modules() if "bagua_ddp" in one.__dict__)
 
 
-@on_ranks(2, timeout=120)
+@on_ranks(2)
 def test_what_trains_is_saved_whole(rank: int, device: torch.device, tmp_path: Path) -> None:
     folder = str(tmp_path)
     for name, wrap in WRAPPED.items():

@@ -63,7 +63,7 @@ def _every_codec() -> None:
 
 
 def test_two_ranks_train_with_every_codec() -> None:
-    run_ranks(2, _every_codec, reuse=True, timeout=120)
+    run_ranks(2, _every_codec, reuse=True)
 
 
 def _refused() -> None:
@@ -215,5 +215,5 @@ def _check_neighbors(loaded: dict[str, Any], saved: dict[str, Any], model: Any, 
 
 
 def test_training_goes_on_with_the_same_codec_bit_for_bit_and_with_another() -> None:
-    run_ranks(2, _error_feedback_goes_on, reuse=True, timeout=120)
-    run_ranks(2, _algorithms_go_on, reuse=True, timeout=120)
+    run_ranks(2, _error_feedback_goes_on, reuse=True)
+    run_ranks(2, _algorithms_go_on, reuse=True)

@@ -226,7 +226,7 @@ def abort_what_waits() -> list[str]:
         assert not comm.check_abort()
         comm.abort()
         assert comm.check_abort()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     bagua.barrier()  # the default group is another one, and works
     return messages
@@ -263,9 +263,9 @@ def abort_what_buckets_wait_for() -> list[str]:
                 thread = threading.Thread(target=lambda call=call: messages.append(_error_of(call)))
                 thread.start()
                 if call is train:
-                    wait_until(lambda: bool(current_job_thread().waits), "the collective", 20)
+                    wait_until(lambda: bool(current_job_thread().waits), "the collective")
                     group.get_global_communicator().abort()
-                thread.join(20)
+                thread.join(60)
                 assert not thread.is_alive()
             assert group.get_background_communicator().check_abort()
             messages.append(_error_of(group.get_intra_node_communicator))

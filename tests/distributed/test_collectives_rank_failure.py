@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.dying_rank import VICTIM, begin_to_lose_one, die
-from support.processes import wait_until
+from support.processes import PATIENCE_S, wait_until
 from support.ranks import run_ranks
 
 import bagua.torch_api as bagua
@@ -26,7 +26,6 @@ PART = 1 << 12  # elements
 PARTS = [PART] * RANKS, range(0, RANKS * PART, PART)
 CALLS_BEFORE_DEATH = 2
 CALLS = 10_000  # whoever only sends may succeed for as long as the network takes what it sends
-PATIENCE_S = 20.0  # what a test waits for at most; far beyond what it needs
 Call = Callable[[BaguaCommunicator, torch.Tensor], Any]
 
 # name -> (call with a tensor that has a part for each rank, what the error says has failed).
@@ -168,7 +167,7 @@ def abort_and_lose_the_peer() -> tuple[str, str] | None:
         return None
 
     def abort() -> None:
-        wait_until(lambda: bool(current_job_thread().waits), "the reception", PATIENCE_S)
+        wait_until(lambda: bool(current_job_thread().waits), "the reception")
         comm.abort()
 
     thread = threading.Thread(target=abort)

@@ -270,7 +270,7 @@ def test_dtypes_that_are_not_compressed_are_sent_as_they_are(rank: int, device: 
 @pytest.mark.parametrize(
     ("state", "hook"), [(None, bytegrad), (None, hierarchical_bytegrad), (ErrorFeedbackState, error_feedback_bytegrad)]
 )
-@on_ranks(2, timeout=40)
+@on_ranks(2)
 def test_hooks_do_not_wait_for_the_communication(rank: int, device: torch.device, state: Any, hook: Hook) -> None:
     """Rank 1 enters its second pass only when rank 0 has handed over the last bucket of its own: if a hook waited for
     the communication of its bucket, rank 0 would wait for rank 1, and rank 1 for rank 0."""
@@ -344,7 +344,7 @@ def _interrupted(hierarchical: bool) -> str:
 def test_survivors_name_the_rank_that_died(hierarchical: bool) -> None:
     if os.environ.get(DEVICE_VARIABLE) == "cuda":
         pytest.skip("with NCCL torch's watchdog ends the process before Python can say anything")
-    told = run_ranks(3, _interrupted, hierarchical, expect_death={VICTIM}, timeout=50)
+    told = run_ranks(3, _interrupted, hierarchical, expect_death={VICTIM})
     for message in (told[0], told[2]):
         assert "the communication of a DDP bucket (group" in message
         assert f"Rank {VICTIM} (host " in message
@@ -367,7 +367,7 @@ def test_nothing_is_left_of_a_group_that_was_destroyed(tmp_path: Path) -> None:
         dist.destroy_process_group()
         gc.collect()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 

@@ -28,7 +28,7 @@ def _alone(folder: str) -> str:
 
 @pytest.mark.slow
 def test_training_goes_on_with_the_nodes_that_are_left(tmp_path: Path) -> None:
-    (printed,) = run_ranks(1, _alone, str(tmp_path), timeout=120)
+    (printed,) = run_ranks(1, _alone, str(tmp_path))
     undisturbed = re.search(r"^step 1000: loss (\S+)$", printed, re.MULTILINE)
     assert undisturbed is not None, printed
     job = load_script("tools/elastic/disturbed_job.py").DisturbedJob

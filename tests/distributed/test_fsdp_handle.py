@@ -176,4 +176,4 @@ def _resume(folder: str) -> None:
 
 
 def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
-    run_ranks(2, _resume, str(tmp_path), timeout=120)
+    run_ranks(2, _resume, str(tmp_path))

@@ -334,4 +334,4 @@ def _run(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_compressed(case: str, ranks: int) -> None:
-    run_ranks(ranks, _run, case, timeout=120, reuse=True)
+    run_ranks(ranks, _run, case, reuse=True)

@@ -27,7 +27,7 @@ def _printed() -> str:
 
 
 def test_the_example_learns_and_is_balanced() -> None:
-    printed, nothing = run_ranks(2, _printed, timeout=120)
+    printed, nothing = run_ranks(2, _printed)
     assert nothing == ""
     found = re.fullmatch(r"test accuracy ([0-9.]+)%, busiest rank ([0-9.]+) x the mean\n", printed)
     assert found is not None, printed

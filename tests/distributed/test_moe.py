@@ -200,7 +200,7 @@ def _loses_one(in_backward: bool) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_a_rank_that_dies_is_named(in_backward: bool) -> None:
-    told = run_ranks(3, _loses_one, in_backward, env=RAISED_BY_NCCL, expect_death={VICTIM}, timeout=50)
+    told = run_ranks(3, _loses_one, in_backward, env=RAISED_BY_NCCL, expect_death={VICTIM})
     assert told == [(VICTIM,), None, (VICTIM,)]
 
 

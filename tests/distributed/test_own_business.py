@@ -30,7 +30,7 @@ def _sgd(module: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(module.parameters(), lr=0.1)
 
 
-@on_ranks(2, timeout=40)
+@on_ranks(2)
 def test_a_rank_may_differentiate_alone(rank: int, device: torch.device) -> None:
     """Gradients of inputs, on one rank; gradients of single samples, on all."""
     net = mlp(rank, device)
@@ -97,7 +97,7 @@ def _jvp(net: Any, x: Tensor) -> None:
         *("decentralized", "low_precision_decentralized"),
     ],
 )
-@on_ranks(2, timeout=40)
+@on_ranks(2)
 def test_what_one_rank_does_before_its_backward_pass(rank: int, device: torch.device, name: str) -> None:
     nets = [mlp(5, device), mlp(5, device)]
     optimizers = [_sgd_as(name, net) for net in nets]
@@ -128,7 +128,7 @@ class Skipping(nn.Module):
         return x * 2 if skip else self.layer(x)
 
 
-@on_ranks(2, timeout=40)
+@on_ranks(2)
 def test_a_pass_that_reaches_no_parameter_counts_where_unused_ones_are_looked_for(
     rank: int, device: torch.device
 ) -> None:

@@ -59,7 +59,7 @@ class _Countdown:
     [("with_bagua", "backward", False), ("with_bagua", "forward", True), ("wrapper", "forward", False)],
 )
 def test_survivors_name_the_rank_that_died(how: str, where: str, hierarchical: bool) -> None:
-    told = run_ranks(3, _interrupted, how, where, hierarchical, env=RAISED_BY_NCCL, expect_death={VICTIM}, timeout=50)
+    told = run_ranks(3, _interrupted, how, where, hierarchical, env=RAISED_BY_NCCL, expect_death={VICTIM})
     assert told[VICTIM] is None
     for message, missing in (told[0], told[2]):
         assert missing == (VICTIM,), message
@@ -81,7 +81,7 @@ def _at_the_beginning() -> tuple[int, ...]:
 
 
 def test_survivors_name_a_rank_that_died_before_the_first_step() -> None:
-    assert run_ranks(3, _at_the_beginning, expect_death={VICTIM}, timeout=50) == [(VICTIM,), None, (VICTIM,)]
+    assert run_ranks(3, _at_the_beginning, expect_death={VICTIM}) == [(VICTIM,), None, (VICTIM,)]
 
 
 def _in_join() -> tuple[int, ...]:
@@ -105,7 +105,7 @@ def _in_join() -> tuple[int, ...]:
 
 
 def test_survivors_name_a_rank_that_died_in_join() -> None:
-    assert run_ranks(3, _in_join, expect_death={VICTIM}, timeout=50) == [(VICTIM,), None, (VICTIM,)]
+    assert run_ranks(3, _in_join, expect_death={VICTIM}) == [(VICTIM,), None, (VICTIM,)]
 
 
 # The victim waits until all are connected; torchrun then ends the others within its monitoring interval of 0.1 s.

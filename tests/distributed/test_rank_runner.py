@@ -82,7 +82,7 @@ def one_raises(folder: str) -> None:
     leave_pid(folder)
     if rank() == 1:
         # Only then: a rank that is slow to start may be stopped before it has said anything.
-        wait_until(lambda: len(list(Path(folder).iterdir())) == 3, "all ranks have spoken", 30)
+        wait_until(lambda: len(list(Path(folder).iterdir())) == 3, "all ranks have spoken")
         raise KeyError("the reason")
     threading.Event().wait()
 
@@ -176,7 +176,7 @@ def stay_until_all_are_done(folder: str) -> int:
     if rank() == 0:
         leave_pid(folder)
         return -1
-    wait_until(lambda: any(Path(folder).iterdir()), "rank 0 has begun", 20)
+    wait_until(lambda: any(Path(folder).iterdir()), "rank 0 has begun")
     (pid,) = (int(path.name) for path in Path(folder).iterdir())
     os.kill(pid, 0)
     return pid

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bagua.torch_api.algorithms import Algorithm
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "decentralized": {"hierarchical": False},

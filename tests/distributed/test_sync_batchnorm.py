@@ -294,7 +294,7 @@ def _lose_one(where: str) -> tuple[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_survivors_name_the_rank_that_died(where: str) -> None:
-    told = run_ranks(2, _lose_one, where, env={"TORCH_NCCL_BLOCKING_WAIT": "1"}, expect_death={VICTIM}, timeout=50)
+    told = run_ranks(2, _lose_one, where, env={"TORCH_NCCL_BLOCKING_WAIT": "1"}, expect_death={VICTIM})
     message, missing = told[0]
     assert missing == (VICTIM,), message
     assert f"{where} of SyncBatchNorm(8)" in message

@@ -30,8 +30,8 @@ def _printed(*options: str) -> list[str]:
     reason="needs scikit-learn, which brings the digits: pip install scikit-learn",
 )
 def test_it_learns_and_agrees_with_ddp() -> None:
-    ours, nothing = run_ranks(2, _printed, "--epochs", "4", timeout=120)
-    theirs, _ = run_ranks(2, _printed, "--epochs", "4", "--ddp", timeout=120)
+    ours, nothing = run_ranks(2, _printed, "--epochs", "4")
+    theirs, _ = run_ranks(2, _printed, "--epochs", "4", "--ddp")
     assert nothing == [], "rank 0 alone prints"
     assert len(ours) == 5
     assert ours[:-1] == theirs[:-1]

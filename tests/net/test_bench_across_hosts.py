@@ -167,7 +167,7 @@ def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
     pids = {"FAKE_DRIVER_PIDS": str(tmp_path / "pids"), "FAKE_DRIVER_FAULT": fault}
     arguments = [*fake, *SMALL_RUN, "--backends", "bare"]
     processes = start([environment | pids for environment in torchrun(2, free_port(2))], [arguments, arguments])
-    wait_until(lambda: len(living_pids(tmp_path / "pids")) == 2, "the start of two drivers", 20)
+    wait_until(lambda: len(living_pids(tmp_path / "pids")) == 2, "the start of two drivers")
     time.sleep(0.5)
     processes[1].kill()
     results = finish(processes)
@@ -175,7 +175,7 @@ def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
     assert "the connection to rank 1" in results[0][2]
     assert "Traceback" not in results[0][2]
     # Rank 1 had no chance to end its driver, which follows its parent by itself.
-    wait_until(lambda: not living_pids(tmp_path / "pids"), "the end of the drivers", 20)
+    wait_until(lambda: not living_pids(tmp_path / "pids"), "the end of the drivers")
 
 
 def test_a_port_in_use_is_named_within_seconds(fake: list[str]) -> None:

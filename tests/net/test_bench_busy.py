@@ -34,14 +34,14 @@ def test_they_compute_and_end_with_the_run(bench: Bench, number: signal.Signals)
         env=bench.environment({"at": "run", "do": "hang", "transport": "bare"}),
         stderr=subprocess.DEVNULL,
     )
-    wait_until(lambda: len(living_pids(bench.pids)) == 2, "the start of the drivers", 30)
+    wait_until(lambda: len(living_pids(bench.pids)) == 2, "the start of the drivers")
     busy = set(descendants(running.pid)) - set(living_pids(bench.pids))
     assert len(busy) == CPUS
     tenth = os.sysconf("SC_CLK_TCK") // 10
-    wait_until(lambda: all(cpu_ticks(pid) >= tenth for pid in busy), "0.1 s of CPU time of each", 60)
+    wait_until(lambda: all(cpu_ticks(pid) >= tenth for pid in busy), "0.1 s of CPU time of each")
     running.send_signal(number)
-    running.wait(30)
-    wait_until(lambda: not any(map(is_alive, busy)), "the end of every process", 30)
+    running.wait(60)
+    wait_until(lambda: not any(map(is_alive, busy)), "the end of every process")
 
 
 def test_a_launcher_must_say_who_is_first_on_a_host(bench: Bench) -> None:

@@ -180,14 +180,14 @@ def test_no_worker_outlives_the_command(library: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: len(workers_of(process.pid)) == 4, "four workers", 60.0)
+        wait_until(lambda: len(workers_of(process.pid)) == 4, "four workers")
         workers = workers_of(process.pid)
         # However many GPUs there are: the plugin shares the CPUs out among the ranks.
         assert all(b"\0LOCAL_WORLD_SIZE=2\0" in Path(f"/proc/{pid}/environ").read_bytes() for pid in workers)
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: not any(is_alive(pid) for pid in workers), "the end of all workers", 30.0)
+    wait_until(lambda: not any(is_alive(pid) for pid in workers), "the end of all workers")
 
 
 def test_without_gpus_the_command_says_so_and_what_to_do(library: Path, outside_a_launcher: RunMain) -> None:

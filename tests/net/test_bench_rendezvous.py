@@ -41,7 +41,7 @@ class Meeting:
             self.error = error
 
     def finish(self) -> None:
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         for member in self.members:
             if member.connection is not None:
@@ -63,7 +63,7 @@ def test_all_ranks_meet_and_learn_how_many_share_the_host() -> None:
 
     threads = [in_thread(lambda rank=rank: come(rank)) for rank in (2, 1)]  # type: ignore[misc]
     for thread in threads:
-        thread.join(15)
+        thread.join(60)
     assert {rank: local for rank, (_, local) in joined.items()} == {1: 3, 2: 3}
     deadline = time.monotonic() + 10
     while not meeting.members:
@@ -131,7 +131,7 @@ def test_a_second_process_of_the_same_rank_is_refused() -> None:
 
     threads = [in_thread(come), in_thread(come)]
     for thread in threads:
-        thread.join(15)
+        thread.join(60)
     meeting.finish()
     assert "a second rank 1" in str(meeting.error)
     assert any("a second rank 1" in error for error in errors)
@@ -187,4 +187,4 @@ def test_another_server_on_the_port_is_recognised() -> None:
         thread = in_thread(answer)
         with pytest.raises(BenchError, match="is no bagua-net-bench; give --port"):
             join(make_launch(1, port=port), 5)
-        thread.join(5)
+        thread.join(60)

@@ -171,7 +171,7 @@ def test_an_interrupted_run_leaves_nothing_behind(bench: Bench, number: signal.S
         bench.command(*SMALL_RUN, *NATIVE), env=bench.environment(fault), stderr=subprocess.PIPE, text=True
     )
     # 2 ranks of 3 ring backends, and 2 raw pairs.
-    wait_until(lambda: len(living_pids(bench.pids)) == 10, "the start of ten drivers", 20)
+    wait_until(lambda: len(living_pids(bench.pids)) == 10, "the start of ten drivers")
     time.sleep(0.3)
     running.send_signal(number)
     _, errors = running.communicate(timeout=60)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from support.fresh_process import RunNet
-from support.load_driver import ANSWER_S, StartDriver, connect_ring, plugin_library, quit_all
+from support.load_driver import StartDriver, connect_ring, plugin_library, quit_all
 from support.processes import wait_until
 from support.stats_page import Comm, page_bytes, page_of_this_process
 
@@ -236,11 +236,11 @@ def test_a_real_ring_that_is_held_up(start_driver: StartDriver, net: RunNet) -> 
     pids = [rank.process.pid for rank in ranks]
     for rank in ranks[:2]:
         rank.say(f"verify {BYTES}")
-    wait_until(lambda: (pids[2], "idle") in blamed(), "the rank that does nothing", ANSWER_S)
+    wait_until(lambda: (pids[2], "idle") in blamed(), "the rank that does nothing")
     ranks[2].process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: (pids[2], "stopped") in blamed(), "the rank that is stopped", ANSWER_S)
+    wait_until(lambda: (pids[2], "stopped") in blamed(), "the rank that is stopped")
     # One line of each rank that waits says for whom.
-    wait_until(lambda: all("has waited for" in rank.log() for rank in ranks[:2]), "the lines of both", ANSWER_S)
+    wait_until(lambda: all("has waited for" in rank.log() for rank in ranks[:2]), "the lines of both")
     assert f"process {pids[2]}" in ranks[0].log()
     assert "nothing has arrived" in ranks[0].log()
     ranks[2].process.send_signal(signal.SIGCONT)

@@ -129,10 +129,10 @@ def one_is_stopped() -> list[str]:
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
             status = Path(f"/proc/{rank.pids[2]}/status")
-            wait_until(lambda: "State:\tT" in status.read_text(), "rank 2 is stopped", 30)
+            wait_until(lambda: "State:\tT" in status.read_text(), "rank 2 is stopped")
             rank.blame.look()
             store.add("looked", 1)
-            store.wait(["stopped"]) if rank.number else wait_until(lambda: store.add("looked", 0) == 2, "rank 1", 30)
+            store.wait(["stopped"]) if rank.number else wait_until(lambda: store.add("looked", 0) == 2, "rank 1")
             for _ in range(5):
                 rank.blame.look()
             if rank.number == 0:
@@ -189,7 +189,7 @@ def collectives() -> list[str]:
             if turn % WORLD == rank.number:
                 rank.blame.look()
                 store.add("turn", 1)
-            wait_until(lambda turn=turn: store.add("turn", 0) > turn, "the turn", 30)
+            wait_until(lambda turn=turn: store.add("turn", 0) > turn, "the turn")
         (work or dist.all_reduce(torch.ones(1), async_op=True)).wait()
         return rank.said
 
@@ -221,7 +221,7 @@ def by_itself() -> list[str]:
         rank = Rank(stack)
         rank.waits({0: 2, 1: None, 2: None}[rank.number])
         if rank.number == 0:
-            wait_until(lambda: bool(said), "the verdict", 60)
+            wait_until(lambda: bool(said), "the verdict")
         dist.barrier()
     return said  # and the process ends while the thread runs
 

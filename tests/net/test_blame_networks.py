@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.fresh_process import RunCommand
 from support.labs import NEEDS_LAB, Lab
-from support.load_driver import ANSWER_S, LoadDriver, connect_ring, plugin_library
+from support.load_driver import LoadDriver, connect_ring, plugin_library
 from support.processes import wait_until
 
 pytestmark = NEEDS_LAB
@@ -65,12 +65,12 @@ def test_a_rank_that_is_cut_off_and_then_dies(
             rank.say(f"verify {message_bytes}")
         # Rank 1 sends to rank 2, and rank 2 to rank 0.
         broken = {(pids[0], "network"), (pids[2], "network")}
-        wait_until(lambda: broken <= blamed(), "the broken paths", ANSWER_S)
+        wait_until(lambda: broken <= blamed(), "the broken paths")
         assert (pids[1], "network") not in blamed()
-        wait_until(lambda: f"process {pids[2]}" in ranks[0].log(), "the line of rank 0", ANSWER_S)
+        wait_until(lambda: f"process {pids[2]}" in ranks[0].log(), "the line of rank 0")
         if message_bytes == LARGE:
             # Its first line may come before the kernel has sent the data again three times.
-            wait_until(lambda: "the host or the network is down" in ranks[1].log(), "the line of rank 1", ANSWER_S)
+            wait_until(lambda: "the host or the network is down" in ranks[1].log(), "the line of rank 1")
         ranks[2].process.kill()
         ranks[2].process.wait()
-        wait_until(lambda: (pids[2], "ended") in blamed(), "the rank that died", ANSWER_S)
+        wait_until(lambda: (pids[2], "ended") in blamed(), "the rank that died")

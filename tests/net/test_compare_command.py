@@ -144,7 +144,7 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.Cap
     script = f"setsid sh -c 'echo $$ > {pid}; exec sleep 60' & sleep 60"
     assert compare("--time-limit", "1", "--", "sh", "-c", script) == 1
     assert "not done after 1 s" in capsys.readouterr().err
-    wait_until(lambda: not is_alive(int(pid.read_text())), "the end of what it started", 60)
+    wait_until(lambda: not is_alive(int(pid.read_text())), "the end of what it started")
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_ctrl_c_ends_the_command_and_reports_what_is_there(tmp_path: Path, bagua
         text=True,
     )
     try:
-        wait_until((tmp_path / "pid").exists, "the third run", 30)
+        wait_until((tmp_path / "pid").exists, "the third run")
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130, errors

@@ -110,7 +110,7 @@ def test_a_wrong_token_is_turned_away_and_the_right_one_still_served() -> None:
         patch.setattr(serving, "listen_everywhere", listen)
         thread = threading.Thread(target=lambda: served.append(serve_one_peer(0, TOKEN, 10, {}, said.append)))
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         with pytest.raises(BenchError, match=r"127.0.0.1 has another token\nGive both ends the same --token"):
             examine(ports[0], "wrong")
         report = examine(ports[0])

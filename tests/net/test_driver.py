@@ -27,8 +27,8 @@ from support.processes import is_alive, wait_until
 
 TRANSPORTS = ("bare", "plugin")
 SIZES = (1, 3, 8, 1000, 1024, 65536, 100_001, (1 << 20) + 4, (5 << 20) + 1)
-# For errors of a lost or silent peer: what counts as "within seconds" on a machine that is busy.
-SECONDS = 15.0
+# For errors of a lost or silent peer, on a machine that is busy: less than the timeout of messages.
+SECONDS = 40.0
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_no_thread_wakes_while_connections_are_idle(start: StartDriver) -> None:
         time.sleep(1.0)
         return context_switches(ranks[0].process.pid)["voluntary"] == before
 
-    wait_until(is_quiet, "a second in which no thread wakes", ANSWER_S)
+    wait_until(is_quiet, "a second in which no thread wakes")
     quit_all(ranks)
 
 
@@ -361,7 +361,7 @@ def run_until_ended(ranks: list[LoadDriver]) -> None:
     moved = loopback_bytes()
     for rank in ranks:
         rank.say(f"run {16 << 20} 100000 0")
-    wait_until(lambda: loopback_bytes() - moved > 32 << 20, "traffic of the run", ANSWER_S)
+    wait_until(lambda: loopback_bytes() - moved > 32 << 20, "traffic of the run")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

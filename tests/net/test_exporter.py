@@ -225,7 +225,7 @@ def test_the_old_variable_pushes(environment: dict[str, str]) -> None:
         gateway(200) as (host, received),
         exporter({**environment, "BAGUA_NET_PROMETHEUS_ADDRESS": f"me:se%40cret@{host}"}),
     ):
-        wait_until(lambda: bool(received), "a push", ANSWER_S)
+        wait_until(lambda: bool(received), "a push")
     path, authorization, body = received[0]
     assert path.startswith("/metrics/job/bagua_net/instance")
     assert base64.b64decode(authorization.removeprefix("Basic ")).decode() == "me:se@cret"
@@ -356,7 +356,7 @@ def test_prometheus_scrapes_it(environment: dict[str, str], tmp_path: Path) -> N
                         return False
                     return bool(found)
 
-                wait_until(is_scraped, "a scrape", ANSWER_S)
+                wait_until(is_scraped, "a scrape")
             finally:
                 process.terminate()
                 process.wait(ANSWER_S)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import pytest
 from support.lab_ring import Ring
 from support.labs import NEEDS_LAB, Lab
+from support.load_driver import sent_bytes
 
 pytestmark = NEEDS_LAB
 
@@ -39,11 +40,7 @@ def _reset_connections(lab: Lab, host: int) -> int:
     return len(listed.splitlines())
 
 
-def _sent_bytes(lab: Lab, host: int) -> int:
-    return int(lab.run(host, ["cat", "/sys/class/net/eth0/statistics/tx_bytes"], check=True).stdout)
-
-
-def _stop_within_verify(lab: Lab, ring: Ring, size: int) -> None:
+def _stop_within_verify(ring: Ring, size: int) -> None:
     """Stops both drivers where neither can end an all-reduce without the other, however busy the machine is.
 
     So it is while each has sent less than half of its bytes: it still lacks some of the other's for its sums. A driver
@@ -51,13 +48,13 @@ def _stop_within_verify(lab: Lab, ring: Ring, size: int) -> None:
     """
     deadline = time.monotonic() + 60
     while True:
-        begins = [_sent_bytes(lab, host) for host in range(2)]
+        begins = [sent_bytes("eth0", ring.pid(rank)) for rank in range(2)]
         ring.start_verify(size)
-        while _sent_bytes(lab, 0) - begins[0] < size // 8:
+        while sent_bytes("eth0", ring.pid(0)) - begins[0] < size // 8:
             assert time.monotonic() < deadline, "no traffic, or never stopped within an all-reduce"
-            time.sleep(0.01)
+            time.sleep(0.002)
         _signal(ring, signal.SIGSTOP, 0, 1)
-        if all(_sent_bytes(lab, host) - begin < size // 2 for host, begin in enumerate(begins)):
+        if all(sent_bytes("eth0", ring.pid(rank)) - begin < size // 2 for rank, begin in enumerate(begins)):
             return
         _signal(ring, signal.SIGCONT, 0, 1)
         ring.finish_verify(size, _ANSWER_S)
@@ -75,7 +72,7 @@ def test_connections_that_are_reset(workers: str) -> None:
     with Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
         ring.connect()
         for number in range(_ROUNDS):
-            _stop_within_verify(lab, ring, _BYTES // 2)
+            _stop_within_verify(ring, _BYTES // 2)
             resets += _reset_connections(lab, number % 2)
             _signal(ring, signal.SIGCONT, 0, 1)
             ring.finish_verify(_BYTES // 2, _ANSWER_S)
@@ -116,7 +113,7 @@ def test_an_outage(begin: Callable[[Lab], Callable[[], None]], outage_s: float, 
         Ring(lab, env=environment, timeout_ms=120_000) as ring,
     ):
         ring.connect()
-        _stop_within_verify(lab, ring, _BYTES)
+        _stop_within_verify(ring, _BYTES)
         end = begin(lab)
         _signal(ring, signal.SIGCONT, 0, 1)
         time.sleep(outage_s)  # the outage itself
@@ -164,7 +161,7 @@ def test_an_interface_that_goes_is_an_error(recovery: str, words: str) -> None:
         Ring(lab, env=environment, timeout_ms=120_000) as ring,
     ):
         ring.connect()
-        _stop_within_verify(lab, ring, _BYTES)
+        _stop_within_verify(ring, _BYTES)
         _ip(lab, 0, "link", *words.split())
         _signal(ring, signal.SIGCONT, 0, 1)
         began = time.monotonic()
@@ -179,7 +176,7 @@ def test_a_killed_process_is_an_error_of_its_peer(recovery: str, workers: str) -
     environment = {"BAGUA_NET_NWORKERS": workers, "BAGUA_NET_RECOVERY": recovery}
     with Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
         ring.connect()
-        _stop_within_verify(lab, ring, _BYTES)
+        _stop_within_verify(ring, _BYTES)
         ring.drivers[1].process.kill()
         _signal(ring, signal.SIGCONT, 0)
         began = time.monotonic()
@@ -202,7 +199,7 @@ def test_a_stopped_process_is_waited_for(recovery: str, workers: str) -> None:
         Ring(lab, env=environment, timeout_ms=120_000) as ring,
     ):
         ring.connect()
-        _stop_within_verify(lab, ring, _BYTES)
+        _stop_within_verify(ring, _BYTES)
         _signal(ring, signal.SIGCONT, 0)
         time.sleep(stopped_s)  # that it is stopped
         assert not ring.drivers[0].has_event()

@@ -73,8 +73,9 @@ def test_two_nics_are_two_devices_and_each_carries_its_channels() -> None:
         before = [_transmitted_bytes(lab, 0, name) for name in ("eth0", "eth1")]
         ring.verify(8 << 20)
         sent = [_transmitted_bytes(lab, 0, name) - start for name, start in zip(("eth0", "eth1"), before, strict=True)]
-        # Two channels, one on each device: half of the 8 MiB that rank 0 sends, and some headers, over each NIC.
-        assert all(4 << 20 < count < 5 << 20 for count in sent), sent
+        # Two channels, one on each device: half of the 8 MiB that rank 0 sends, over each NIC. And headers, and what a
+        # busy machine makes TCP send again.
+        assert all(4 << 20 < count < 7 << 20 for count in sent), sent
         ring.quit()
 
 
@@ -94,7 +95,7 @@ def test_two_nics_in_one_subnet_each_carry_their_channels() -> None:
             sent = [
                 _transmitted_bytes(lab, 0, name) - start for name, start in zip(("eth0", "eth1"), before, strict=True)
             ]
-            assert all(4 << 20 < count < 5 << 20 for count in sent), sent
+            assert all(4 << 20 < count < 7 << 20 for count in sent), sent
             # What the peer sends to eth1's address comes in by eth0 from now on, and sockets of eth1 do not hear it.
             mac = lab.run(0, ["cat", "/sys/class/net/eth0/address"], check=True).stdout.strip()
             for nic in range(2):
@@ -209,7 +210,7 @@ def test_link_local_addresses_where_the_hosts_number_their_interfaces_differentl
 
 def _wait_for_link_local_addresses(lab: Lab) -> None:
     """Until none is tentative: the kernel looks for duplicates for a second."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     for host in range(2):
         command = ["ip", "-6", "addr", "show", "scope", "link", "up"]
         while not (text := lab.run(host, command, check=True).stdout) or "tentative" in text:
@@ -264,13 +265,13 @@ class _Scanner:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         if self._failure is not None and value is None:
             raise self._failure
 
     def wait_for_attempts(self, count: int) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.attempts < count:
             assert time.monotonic() < deadline, self._failure
             time.sleep(0.01)
@@ -324,7 +325,7 @@ def test_a_port_scanner_does_not_disturb_connecting_or_traffic() -> None:
         assert ports
         with _Scanner(lab, ports) as scanner:
             scanner.wait_for_attempts(20)
-            ring.connect(seconds=20)
+            ring.connect()
             while_connecting = scanner.attempts
             for size in _SIZES:
                 ring.verify(size)

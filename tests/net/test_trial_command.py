@@ -192,7 +192,7 @@ def test_an_interrupted_trial_leaves_no_launcher(
     launcher = ["sh", "-c", f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep 600"]
     command = subprocess.Popen([str(bagua_net), "test", "--", *launcher], env=environment, cwd=tmp_path)
     try:
-        wait_until(mark.exists, "the launcher", 60)
+        wait_until(mark.exists, "the launcher")
         command.send_signal(number)
         assert command.wait(60) == 130
     finally:

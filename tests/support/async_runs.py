@@ -13,7 +13,7 @@ from torch import nn
 
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 THREAD = "bagua-average"
 
 

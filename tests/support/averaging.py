@@ -14,7 +14,7 @@ from bagua.comm_ops.averaging_loop import AveragingLoop
 from bagua.comm_ops.averaging_memory import Part
 from bagua.engine.bucket import Bucket
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Rank:

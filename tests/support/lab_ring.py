@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from support.load_driver import LoadDriver, plugin_library, quit_all
+from support.load_driver import ANSWER_S, LoadDriver, plugin_library, quit_all
 
 if TYPE_CHECKING:
     from netlab import Lab  # a package of tools/, which the tests of netlab put on the path
@@ -63,7 +63,7 @@ class Ring:
             driver.end()
         self._logs.cleanup()
 
-    def connect(self, seconds: float = 30.0) -> None:
+    def connect(self, seconds: float = ANSWER_S) -> None:
         for rank, driver in enumerate(self.drivers):
             following = self.listening[(rank + 1) % len(self.drivers)]
             driver.say("connect " + " ".join(following["handles"]))
@@ -86,7 +86,7 @@ class Ring:
         for driver in self.drivers:
             driver.say(f"verify {size}")
 
-    def finish_verify(self, size: int, seconds: float = 60.0) -> None:
+    def finish_verify(self, size: int, seconds: float = ANSWER_S) -> None:
         for driver in self.drivers:
             event = driver.expect("verified", seconds)
             assert (event["bytes"], event["wrong_elements"], event["first_wrong"]) == (size, 0, None)

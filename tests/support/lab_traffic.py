@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from netlab import Lab  # a package of tools/, which the tests of netlab put on the path
+
+Found = TypeVar("Found")
 
 
 @contextmanager
@@ -88,7 +90,7 @@ def mbit_per_flow(senders: list[socket.socket], receivers: list[socket.socket], 
     for receiver in receivers:
         receiver.close()  # resets the connection: a sender that waits for room wakes
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     return [(last - first) * 8e-6 / elapsed for first, last in zip(before, after, strict=True)]
 
@@ -104,13 +106,13 @@ def measure(
         return mbit_per_flow(senders, receivers)
 
 
-def until(good: Callable[[list[float]], bool], attempt: Callable[[], list[float]]) -> list[float]:
+def until(good: Callable[[Found], bool], attempt: Callable[[], Found]) -> Found:
     """What `attempt` gives, again where other processes had the machine and it is not `good`."""
     for _ in range(ATTEMPTS):
-        flows = attempt()
-        if good(flows):
+        found = attempt()
+        if good(found):
             break
-    return flows
+    return found
 
 
 def measure_until(good: Callable[[list[float]], bool], *how: Any, **named: Any) -> list[float]:

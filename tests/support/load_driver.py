@@ -126,10 +126,14 @@ def quit_all(drivers: Iterable[LoadDriver]) -> None:
         driver.expect_end()
 
 
-def loopback_bytes() -> int:
-    """Bytes that the loopback interface has received so far."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
+def sent_bytes(interface: str, pid: int | str = "self") -> int:
+    """So far, by the interface of the network that the process is in."""
+    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
-        if name.strip() == "lo":
-            return int(counters.split()[0])
-    raise AssertionError("no loopback interface")
+        if name.strip() == interface:
+            return int(counters.split()[8])
+    raise AssertionError(f"no interface {interface}")
+
+
+def loopback_bytes() -> int:
+    return sent_bytes("lo")

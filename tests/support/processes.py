@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+PATIENCE_S = 60.0  # far beyond what anything takes, on a busy machine as well: only a hang reaches it
+
 
 def is_alive(pid: int) -> bool:
     """Not so once it has ended, even while its parent, or whoever adopted it, has not collected it yet."""
@@ -26,7 +28,7 @@ def living_pids(folder: Path) -> list[int]:
     return [pid for pid in (int(path.name) for path in folder.iterdir()) if is_alive(pid)]
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
     """
     Raises:
         AssertionError: it did not hold within `seconds`; names `what`.

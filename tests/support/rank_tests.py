@@ -25,7 +25,7 @@ def on_ranks(
     *,
     joined: bool = True,
     fresh: bool = False,
-    timeout: float = 60,
+    timeout: float = 120,
     env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
     expect_death: Collection[int] = (),
     lightning: bool = False,

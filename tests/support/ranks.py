@@ -65,7 +65,7 @@ def run_ranks(
     world_size: int,
     function: Callable[..., Any],
     *arguments: Any,
-    timeout: float = 60,
+    timeout: float = 120,
     env: Environment | Sequence[Environment] | None = None,
     expect_death: Collection[int] = (),
     reuse: bool = False,

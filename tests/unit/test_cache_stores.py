@@ -318,7 +318,7 @@ def test_a_server_ends_with_the_process_that_started_it(is_killed: bool) -> None
     def is_gone() -> bool:
         return f":{port:04X} 00000000:0000 0A" not in Path("/proc/net/tcp").read_text()
 
-    wait_until(is_gone, "the server ends", 30)
+    wait_until(is_gone, "the server ends")
 
 
 @needs_redis
@@ -372,7 +372,7 @@ def test_a_server_that_is_slow_to_start_is_waited_for(
     made: list[RedisStore] = []
     thread = threading.Thread(target=lambda: made.append(RedisStore(capacity_per_node=3 * MIB)))
     thread.start()
-    wait_until(lambda: len(caplog.records) == 1, "the warning", 60)
+    wait_until(lambda: len(caplog.records) == 1, "the warning")
     begun.write_text("go\n")
     thread.join(60)
     assert made[0].status()

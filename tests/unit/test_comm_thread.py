@@ -64,7 +64,7 @@ def test_collectives_of_other_threads_keep_the_order_of_what_was_submitted() -> 
     order = []
 
     def slow() -> None:
-        assert may_run.wait(20)
+        assert may_run.wait(60)
         order.append("bucket")
 
     bucket = thread.submit(slow)
@@ -92,7 +92,7 @@ def test_a_new_thread_may_collect_the_user_of_another_before_it_runs(monkeypatch
     def start(thread: threading.Thread) -> None:
         collector = threading.Thread(target=other.leave)
         original(collector)
-        collector.join(20)
+        collector.join(60)
         collected.append(not collector.is_alive())
         original(thread)
 

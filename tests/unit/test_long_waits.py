@@ -168,7 +168,7 @@ def test_who_is_not_there_is_named_and_nothing_ends(start: Any, caplog: pytest.L
         ranks.wait(rank, "sum")
     with caplog.at_level(logging.WARNING, "bagua"):
         ranks.pass_time(600.0)
-        wait_until(lambda: bool(caplog.records), "the log line", 20.0)
+        wait_until(lambda: bool(caplog.records), "the log line")
     (record,) = caplog.records
     assert "(sum). Not in it: rank 2: it has made no Bagua group.\nThe job goes on" in record.getMessage()
     assert ranks.aborted() == []

@@ -136,14 +136,14 @@ def test_an_interrupted_comparison_leaves_nothing_behind(tree: Tree, number: sig
     )
     try:
         # 2 ranks of plugin, baseline and bare.
-        wait_until(lambda: len(living_pids(tree.pids)) == 6, "the start of six drivers", 60)
+        wait_until(lambda: len(living_pids(tree.pids)) == 6, "the start of six drivers")
     finally:
         running.send_signal(number)
         _, errors = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "interrupted; all processes are ended" in errors
     assert "Traceback" not in errors
-    wait_until(lambda: not living_pids(tree.pids), "the end of the drivers", 20)
+    wait_until(lambda: not living_pids(tree.pids), "the end of the drivers")
 
 
 def test_two_comparisons_at_a_time_are_refused(tree: Tree) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.processes import wait_until
+from support.processes import PATIENCE_S, wait_until
 
 from bagua.job import job_thread, roll_call
 from bagua.job.job_thread import JobThread
@@ -18,8 +18,6 @@ from bagua.job.torch_internals import HashStore
 from bagua.job.waiting import Waiting
 
 WINDOW_S = 0.5
-# For answers that do come: nothing waits for so long.
-PATIENCE_S = 20.0
 
 
 class Ranks:
@@ -75,7 +73,7 @@ def test_those_who_fail_together_share_a_call(four: Ranks, store: Any) -> None:
 
 
 def test_who_does_not_answer_is_missing(four: Ranks) -> None:
-    for roll in four.call(0, 3):
+    for roll in four.call(0, 3, window_s=2.0):
         assert roll.missing == (1, 2)
         assert sorted(roll.doing) == [0, 3]
 
@@ -91,8 +89,8 @@ def test_a_thread_answers_for_those_who_wait(four: Ranks) -> None:
 def test_who_waited_knows_when_the_store_is_gone(four: Ranks) -> None:
     one = four.rolls[1]
     with waiting(one, (0, 1, 2, 3), "a gather"):
-        four.call(0, 2)
-        wait_until(lambda: known(one) == (3,), "the roll", PATIENCE_S)
+        four.call(0, 2, window_s=2.0)
+        wait_until(lambda: known(one) == (3,), "the roll")
         one._store._client = GoneStore()
         roll = one.roll_call.call((0, 1, 2, 3), "a gather", WINDOW_S)
     assert roll.missing == (3,)
@@ -158,7 +156,7 @@ def test_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_store_that_nobody_holds_any_more() -> None:
     roll = JobThread(HashStore(), 0)
-    wait_until(lambda: roll._store._client is not None, "the thread's first look at the store", PATIENCE_S)
+    wait_until(lambda: roll._store._client is not None, "the thread's first look at the store")
     roll._store._client = None
     assert "shut down" in (roll.roll_call.call((0, 1), "work", WINDOW_S).store_problem or "")
     roll.stop()
