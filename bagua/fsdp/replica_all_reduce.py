@@ -86,15 +86,20 @@ class ReplicaHook:
 
 
 class ReplicaGroup:
-    """What torch.distributed.all_reduce asks of a process group, where FSDP has one of replicas."""
+    """What torch.distributed.all_reduce asks of a process group, where FSDP has one of replicas.
+
+    It is equal to that one: after an error in a collective, torch looks the group up among those that it knows, and
+    another one would hide the error.
+    """
 
     def __init__(self, reduction: ReplicaAllReduce) -> None:
         self._reduction = reduction
 
-    def __bool__(self) -> bool:
-        """False: after an error in a collective, torch asks the group for its backend to log it, and where that is
-        false, the default group. Asking one that it does not know would hide the error."""
-        return False
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._reduction.group
+
+    def __hash__(self) -> int:
+        return hash(self._reduction.group)
 
     def size(self) -> int:
         return self._reduction.group.size()

@@ -195,8 +195,12 @@ class _Watch:
             self._one.surround("finalize_backward", self._finish),
         ]
 
+    @property
+    def _sample(self) -> _Sample | None:
+        return self._meter.sample if self._one.module.training else None
+
     def _gather(self, run: Callable[[], None]) -> None:
-        if (sample := self._meter.sample) is None:
+        if (sample := self._sample) is None:
             return run()
         begin, before = self._meter.mark(), self._one.pending_gather
         run()
@@ -210,7 +214,7 @@ class _Watch:
         return None
 
     def _wait_for_weights(self, run: Callable[[], None]) -> None:
-        sample = self._meter.sample
+        sample = self._sample
         if sample is None or self._one.pending_gather is None:
             return run()
         begin = self._meter.mark()
@@ -221,7 +225,7 @@ class _Watch:
         return None
 
     def _reduce(self, run: Callable[[], None]) -> None:
-        if (sample := self._meter.sample) is None:
+        if (sample := self._sample) is None:
             return run()
         begin = self._meter.mark()
         run()
@@ -234,7 +238,7 @@ class _Watch:
 
     def _finish(self, run: Callable[[], None]) -> None:
         """Of all modules one after the other, between which nothing is computed."""
-        if (sample := self._meter.sample) is None:
+        if (sample := self._sample) is None:
             return run()
         begin = self._meter.mark() if sample.last is None else sample.last[0]
         run()
