@@ -29,12 +29,13 @@ from bagua.fsdp.torch_internals import ShardedModule, require_sharded
 from bagua.tuning.advice import most_to_gain
 
 SAMPLE_EVERY = 8
-WINDOW = 64  # steps that the figures are of
+WINDOW = 16  # sampled steps that the figures are of
 
 
 @dataclass(frozen=True)
 class StepWaits:
-    """Medians over the last WINDOW steps, forward passes in training mode with their backward. NaN: not known yet.
+    """Medians over the last WINDOW steps that were looked at. A step is a forward pass in training mode, and what
+    follows until the next one. NaN: not known yet.
 
     Attributes:
         steps: how many there were.
@@ -65,8 +66,10 @@ Mark = float | torch.cuda.Event
 
 @dataclass
 class _Sample:
-    """Of one step: when a wait began and when it was over, for each."""
+    """Of one step: when it began, when a wait began and was over, for each, and when the next step began."""
 
+    begin: Mark
+    end: Mark | None = None
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
     last: tuple[Mark, Mark] | None = None  # at the end of the backward pass
 
@@ -79,10 +82,17 @@ class _Sample:
 
     @property
     def is_complete(self) -> bool:
-        return all(isinstance(one, float) or one.query() for wait in self.all for one in wait)  # type: ignore[no-untyped-call]
+        """The GPU has passed all events."""
+        marks = [mark for wait in self.all for mark in wait] + ([] if self.end is None else [self.end])
+        return all(isinstance(mark, float) or mark.query() for mark in marks)  # type: ignore[no-untyped-call]
 
     @property
-    def seconds(self) -> float:
+    def step_s(self) -> float:
+        assert self.end is not None, "is_complete"
+        return _between(self.begin, self.end)
+
+    @property
+    def exposed_s(self) -> float:
         """What was there before it was waited for took no time."""
         return sum(max(0.0, _between(*wait)) for wait in self.all)
 
@@ -106,7 +116,6 @@ class CommunicationMeter:
 
     def __init__(self, model: nn.Module, modules: list[ShardedModule]) -> None:
         self._device = modules[0].device
-        self._last: float | None = None
         self._step_s: deque[float] = deque(maxlen=WINDOW)
         self._exposed_s: deque[float] = deque(maxlen=WINDOW)
         self._unread: deque[_Sample] = deque(maxlen=4)
@@ -130,22 +139,21 @@ class CommunicationMeter:
         self._takes_back = []
 
     def _begin_step(self) -> None:
-        now = time.perf_counter()
-        if self._last is not None:
-            self._step_s.append(now - self._last)
-        self._last = now
         if self._sample is not None:
+            self._sample.end = self.mark()
             self._unread.append(self._sample)
         self._read()
         is_due = self._passes.count % SAMPLE_EVERY == 1
         if is_due and self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             is_due = False  # events of a captured graph have no times
-        self._sample = _Sample() if is_due else None
+        self._sample = _Sample(self.mark()) if is_due else None
         self._reduced.clear()
 
     def _read(self) -> None:
         while self._unread and self._unread[0].is_complete:
-            self._exposed_s.append(self._unread.popleft().seconds)
+            sample = self._unread.popleft()
+            self._step_s.append(sample.step_s)
+            self._exposed_s.append(sample.exposed_s)
 
     # --- for _Watch --------------------------------------------------------------------------------------------------
 
