@@ -119,6 +119,7 @@ CHOICE: dict[str, Sequence[str]] = {
     ],
     "fsdp_handle": ["test_training_resumes_bit_for_bit"],
     "fsdp_replicas": ["test_hybrid_sharding[_native_mesh]", "test_hybrid_sharding[_group_of_replicas]"],
+    "fsdp_waits": ["test_waits_are_measured[_measured]"],
     "fsdp_settings": ["test_settings_of_fsdp[_setters]"],
     "shared_weights": ["test_weights_keep_their_memory[decentralized]"],
     "decentralized": [
