@@ -17,7 +17,7 @@ AFTER = 5  # more than the interval, and enough for shift_one to meet all partne
 
 DETERMINISTIC = [
     *(case for case in CASES if case.deterministic),
-    Case("decentralized", {"communication_interval": 3}),
+    Case("decentralized", {"communication_interval": 3, "peer_selection_mode": "shift_one", "hierarchical": False}),
     Case("low_precision_decentralized", {"communication_interval": 3}),
     Case("local_sgd", {"sync_every": 3, "warmup_steps": 2}),
 ]

@@ -1,52 +1,18 @@
-"""Decentralized training that is saved and resumed."""
+"""States of decentralized training: during an exchange, and of something else. That resumed runs go on is tested in
+test_algorithms_resume.py."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from support.decentralized import Case, check_resumed
+from support.decentralized import Case
 from support.rank_tests import on_ranks
-from support.ranks import run_ranks
-from support.replicas import (
-    loss_of,
-    momentum,
-    train_step,
-)
-from support.training import (
-    TWO_NODES_OF_TWO,
-    batches,
-    begin,
-    check_equal,
-    message_of,
-    mlp,
-)
+from support.replicas import loss_of, train_step
+from support.training import batches, check_equal, message_of, mlp
 
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
-
-
-def _resumed(cases: Sequence[Case]) -> None:
-    rank, device = begin()
-    for case in cases:
-        net, other = check_resumed(case, rank, device)
-        for ours, theirs in zip(other.bagua_buckets, net.bagua_buckets, strict=True):
-            assert torch.equal(ours._peer_weight, theirs._peer_weight)
-            assert ours.operation.exchanges == theirs.operation.exchanges == -(-10 // case.interval)
-
-
-def test_a_resumed_run_goes_on_bit_for_bit() -> None:
-    cases = [
-        Case(mode, interval, make_optimizers=momentum, dtype=dtype)
-        for mode, interval, dtype in (
-            ("all", 2, torch.float32),
-            ("shift_one", 1, torch.bfloat16),
-            ("shift_one", 3, torch.float32),
-        )
-    ]
-    run_ranks(4, _resumed, cases)
-    run_ranks(4, _resumed, [Case("shift_one", 2, hierarchical=True)], env=TWO_NODES_OF_TWO)
 
 
 @on_ranks(2)

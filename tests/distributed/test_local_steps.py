@@ -188,6 +188,12 @@ def _a_skipped_step(folder: str) -> None:
         for mine, theirs in zip(whole.parameters(), resumed.parameters(), strict=True):
             assert torch.equal(mine, theirs), f"saved after step {stop}"
 
+    fewer, _ = trained(rank, device, "streaming_diloco", {"sync_every": 4, "fragments": 1})
+    saved = whole.bagua_ddp.state_dict()
+    message = message_of(ValueError, lambda: fewer.bagua_ddp.load_state_dict(saved))
+    assert "another number of fragments" in message
+    assert "number 4: torch.float32 [5] in group 1 in the state, torch.float32 [5] in group 0 here" in message
+
     # With another sync_every, the round goes on, and ends when it has as many steps, or at once if it has them already.
     for interval, last in ((2, 4), (4, 4), (9, 8)):
         whole, optimizer = trained(rank, device, "local_sgd", {"sync_every": 6})

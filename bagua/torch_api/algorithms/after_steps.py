@@ -8,16 +8,15 @@ steps as its peers, whatever its gradients are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from bagua.engine.tensor import ensure_record
 from bagua.error_text import listed
-from bagua.torch_api.algorithms.base import AlgorithmImpl
-from bagua.torch_api.algorithms.rounds import Round, RoundEvent
+from bagua.torch_api.algorithms.base import AlgorithmImpl, communicated
+from bagua.torch_api.algorithms.rounds import Round, RoundEvent, RoundState
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -44,11 +43,7 @@ class ExchangeAfterSteps(AlgorithmImpl):
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         self._stepped.clear()
         self._find_steppers(bagua_ddp)
-        tensors: list[Tensor] = []
-        for name, parameter in reversed(bagua_ddp.synchronized_parameters):
-            ensure_record(parameter, name, bagua_ddp.bagua_module_name)
-            tensors.append(parameter)
-        return tensors
+        return communicated(bagua_ddp)
 
     def _find_steppers(self, bagua_ddp: AlgorithmFacade) -> None:
         stepper_of: dict[int, int] = {}
@@ -112,12 +107,16 @@ class ExchangeAfterSteps(AlgorithmImpl):
         if self.process_group.is_alive:  # otherwise torch was shut down, and there are no peers
             self._make_step_if_due(bagua_ddp)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"round": self._round.state.name, "stepped": sorted(self._stepped)}
+
     @torch.no_grad()
-    def make_owed_step(self, bagua_ddp: AlgorithmFacade) -> None:
-        """Before a state is loaded, whose weights were loaded already: peers that stepped may be waiting."""
-        if not self._round.is_due:
-            return
-        weights: list[Tensor] = [parameter for _, parameter in bagua_ddp.synchronized_parameters]
-        loaded = [weight.clone() for weight in weights]
-        self._make_step(bagua_ddp)
-        torch._foreach_copy_(weights, loaded)
+    def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
+        if self._round.is_due:
+            # Peers that stepped may be waiting. The state's weights were loaded already.
+            weights: list[Tensor] = [parameter for _, parameter in bagua_ddp.synchronized_parameters]
+            loaded = [weight.clone() for weight in weights]
+            self._make_step(bagua_ddp)
+            torch._foreach_copy_(weights, loaded)
+        self._round.state = RoundState[state["round"]]
+        self._stepped = set(state["stepped"])

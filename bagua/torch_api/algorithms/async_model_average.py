@@ -30,8 +30,7 @@ from bagua.comm_ops.averaging_group import AveragingGroup
 from bagua.comm_ops.background_average import Addition, BackgroundAverage
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.algorithm_facade import AlgorithmFacade
-from bagua.engine.tensor import ensure_record
-from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, communicated
 from bagua.torch_api.algorithms.rounds import UnheardSteps
 from bagua.torch_api.algorithms.staleness import Staleness
 from bagua.torch_api.algorithms.warm_up import WarmUp, check_warm_up
@@ -92,14 +91,13 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         self._unheard = UnheardSteps(bagua_ddp.bagua_module_name, self.process_group.size)
-        parameters = bagua_ddp.synchronized_parameters
-        self._average.prepare(parameters[0][1].device)
+        self._average.prepare(bagua_ddp.synchronized_parameters[0][1].device)
         if self.ranks_in_step:
             return self._warm_up.algorithm.init_tensors(bagua_ddp)
-        for name, parameter in parameters:
-            ensure_record(parameter, name, bagua_ddp.bagua_module_name)
         self._average.joint_updates.find_owners(bagua_ddp.bagua_optimizers)
-        return sorted((parameter for _, parameter in parameters), key=self._average.joint_updates.owner_of)
+        tensors = communicated(bagua_ddp)[::-1]
+        tensors.sort(key=self._average.joint_updates.owner_of)
+        return tensors
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> Sequence[BaguaBucket]:
         self._is_finished = False

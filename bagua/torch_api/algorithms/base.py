@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bagua.comm_ops.public_bucket import BaguaBucket
-from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
+from bagua.engine.tensor import Getter, Setter, ensure_record, gradient_of, set_gradient
 from bagua.torch_api.algorithms.registry import GlobalAlgorithmRegistry, allowed_algorithms
 
 if TYPE_CHECKING:
@@ -65,11 +65,7 @@ class AlgorithmImpl:
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         """The Bagua tensors to communicate, in the order in which they are expected to become ready: by default the
         gradients of all parameters, the last first."""
-        tensors: list[Tensor] = []
-        for name, parameter in reversed(bagua_ddp.synchronized_parameters):
-            ensure_record(parameter, name, bagua_ddp.bagua_module_name, gradient_of, set_gradient)
-            tensors.append(parameter)
-        return tensors
+        return communicated(bagua_ddp, gradient_of, set_gradient)
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> Sequence[BaguaBucket]:
         """A bucket for each group of tensors, in launch order.
@@ -205,6 +201,17 @@ class Algorithm:
             ValueError: the algorithm needs other optimizers.
         """
         return {}
+
+
+def communicated(
+    bagua_ddp: AlgorithmFacade, getter: Getter | None = None, setter: Setter | None = None
+) -> list[Tensor]:
+    """All parameters as Bagua tensors, the last first. By default, what is communicated is their weights."""
+    tensors: list[Tensor] = []
+    for name, parameter in reversed(bagua_ddp.synchronized_parameters):
+        ensure_record(parameter, name, bagua_ddp.bagua_module_name, getter, setter)
+        tensors.append(parameter)
+    return tensors
 
 
 def _nothing(*arguments: Any) -> None:

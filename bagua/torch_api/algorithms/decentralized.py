@@ -23,9 +23,9 @@ from bagua.collectives.purpose_groups import group_for
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.peer_selection import check_peer_selection
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
-from bagua.engine.tensor import ensure_record
-from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, communicated
 from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, UnheardSteps, check_interval
+from bagua.torch_api.algorithms.saved_layout import check_layout
 
 if TYPE_CHECKING:
     from bagua.engine.algorithm_facade import AlgorithmFacade
@@ -146,9 +146,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             for parameter in group["params"]
         }
         self._sees_steps = all(id(parameter) in listed for _, parameter in named)
-        for name, parameter in named:
-            ensure_record(parameter, name, bagua_ddp.bagua_module_name)
-        return [parameter for _, parameter in reversed(named)]
+        return communicated(bagua_ddp)
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> list[PeerWeightBucket]:
         """One bucket for all parameters of one dtype and device, in the order of `init_tensors`, the last first."""
@@ -279,15 +277,8 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     @torch.no_grad()
     def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
         peer_weights: list[Tensor] = state["peer_weights"]
-        ours, theirs = (
-            [(str(one.dtype), one.numel()) for one in weights]
-            for weights in ((bucket._peer_weight for bucket in self._buckets), peer_weights)
-        )
-        if ours != theirs:
-            raise ValueError(
-                f"the state has peer weights of {theirs} (dtype and elements), this module needs {ours}: it is of"
-                " another model"
-            )
+        here = [bucket._peer_weight for bucket in self._buckets]
+        check_layout("peer weights", [peer_weights], [here])
         self._interval.rounds = int(state["rounds"])
         self._round.state = RoundState[state["round"]]
         self._mean = _PendingMean(self._buckets, bagua_ddp.scheduler) if state["is_pending"] else None

@@ -17,7 +17,7 @@ from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.comm_ops.round_exchange import MeanOverRanks, RoundCheck
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
 from bagua.torch_api.algorithms.fragments import Fragment, FragmentBucket, OuterOptimizer, split
-from bagua.torch_api.algorithms.rounds import RoundState
+from bagua.torch_api.algorithms.saved_layout import check_layout
 from bagua.torch_api.algorithms.warm_up import WarmUp
 
 if TYPE_CHECKING:
@@ -191,11 +191,10 @@ class FragmentRounds(ExchangeAfterSteps):
         pending = [bucket.flattened_tensor() for bucket in self._fragment.buckets] if self._is_under_way else []
         outer = [fragment.outer_optimizer.state_dict() for fragment in self._fragments if fragment.outer_optimizer]
         return {
+            **super().state_dict(),
             "warmup_steps_done": self._warm_up.done,
             "rounds": self.rounds,
             "steps": self.steps,
-            "round": self._round.state.name,
-            "stepped": sorted(self._stepped),
             "outer_parameters": [[one.data for one in fragment.outer_parameters] for fragment in self._fragments],
             "outer_optimizers": outer,
             "under_way": pending,
@@ -215,21 +214,13 @@ class FragmentRounds(ExchangeAfterSteps):
             return
         if was_in_step:
             bagua_ddp.rebuild_buckets()
-        ours, theirs = (
-            [[(str(one.dtype), list(one.shape)) for one in parameters] for parameters in fragments]
-            for fragments in ([fragment.outer_parameters for fragment in self._fragments], state["outer_parameters"])
-        )
-        if ours != theirs:
-            raise ValueError(
-                f"the state has outer parameters of {theirs} (dtype and shape, by fragment), this module has {ours}: it"
-                " is of another model, or was saved with another number of fragments"
-            )
-        self.make_owed_step(bagua_ddp)
+        here = [fragment.outer_parameters for fragment in self._fragments]
+        cause = "another model, or has another number of fragments"
+        check_layout("outer parameters", state["outer_parameters"], here, cause)
+        super().load_state_dict(bagua_ddp, state)
         if self._is_under_way:
             self._wait()
         self.rounds, self.steps = int(state["rounds"]), int(state["steps"])
-        self._round.state = RoundState[state["round"]]
-        self._stepped = set(state["stepped"])
         self._is_under_way = bool(state["under_way"])
         for fragment, parameters in zip(self._fragments, state["outer_parameters"], strict=True):
             for own, saved in zip(fragment.outer_parameters, parameters, strict=True):

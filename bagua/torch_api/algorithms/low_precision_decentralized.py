@@ -27,7 +27,8 @@ from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
 from bagua.torch_api.algorithms.base import Algorithm
-from bagua.torch_api.algorithms.rounds import Interval, RoundState, check_interval
+from bagua.torch_api.algorithms.rounds import Interval, check_interval
+from bagua.torch_api.algorithms.saved_layout import check_layout
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -144,24 +145,20 @@ class LowPrecisionDecentralizedAlgorithmImpl(ExchangeAfterSteps):
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            **super().state_dict(),
             "rounds": self._interval.rounds,
-            "round": self._round.state.name,
-            "stepped": sorted(self._stepped),
             "neighborhoods": [bucket.neighborhood for bucket in self._buckets],
             "replicas": [list(bucket.replicas) for bucket in self._buckets],
         }
 
     @torch.no_grad()
     def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
-        ours, theirs = (
-            [[(str(one.dtype), one.numel()) for one in replicas] for replicas in buckets]
-            for buckets in ([bucket.replicas for bucket in self._buckets], state["replicas"])
+        check_layout(
+            "copies of weights",
+            state["replicas"],
+            [bucket.replicas for bucket in self._buckets],
+            "another model, or of buckets of another size (BAGUA_DEFAULT_BUCKET_SIZE, bucket_cap_mb)",
         )
-        if ours != theirs:
-            raise ValueError(
-                f"the state has buckets of {theirs} (dtype and elements of W, L and R), this module has {ours}: it is"
-                " of another model, or of buckets of another size (BAGUA_DEFAULT_BUCKET_SIZE, bucket_cap_mb)"
-            )
         neighborhoods = [bucket.neighborhood for bucket in self._buckets]
         saved = state["neighborhoods"]
         if saved != neighborhoods:
@@ -172,10 +169,8 @@ class LowPrecisionDecentralizedAlgorithmImpl(ExchangeAfterSteps):
                 f"Use the same, not hierarchical={self.hierarchical}. Or load the weights alone, and wrap the module"
                 " again."
             )
-        self.make_owed_step(bagua_ddp)
+        super().load_state_dict(bagua_ddp, state)
         self._interval.rounds = int(state["rounds"])
-        self._round.state = RoundState[state["round"]]
-        self._stepped = set(state["stepped"])
         for bucket, replicas in zip(self._buckets, state["replicas"], strict=True):
             for ours_, theirs_ in zip(bucket.replicas, replicas, strict=True):
                 ours_.copy_(theirs_)
