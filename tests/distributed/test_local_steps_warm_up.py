@@ -4,6 +4,8 @@ one algorithm, and with the other after so many steps."""
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -73,6 +75,7 @@ def test_a_warm_up_is_what_two_wrappings_are(rank: int, device: torch.device, ca
     for step in range(STEPS):
         if step == WARM_UP:
             check_ranks_equal(model)
+            of_gradients = weakref.ref(model.bagua_buckets[0])
             assert model.bagua_ddp.stats().steps == WARM_UP
             other = bagua.with_bagua(other, [its_optimizer], Algorithm.init(name, **options))
         with model.bagua_ddp.no_sync():  # no step of the warm-up
@@ -81,6 +84,8 @@ def test_a_warm_up_is_what_two_wrappings_are(rank: int, device: torch.device, ca
         train(model, optimizer, data[step : step + 1])
         train(other, its_optimizer, data[step : step + 1])
         check_equal(model, other, f"{name}, step {step + 1}")
+    gc.collect()
+    assert of_gradients() is None, "buckets of gradients are of no use any more"
     stats = model.bagua_ddp.stats()
     assert stats.steps == WARM_UP + other.bagua_ddp.stats().steps
     assert model.bagua_algorithm.rounds == other.bagua_algorithm.rounds > 1

@@ -159,6 +159,10 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_fresh_objects_go_on_from_any_step[low_precision_decentralized]",
         f"test_other_processes_go_on[{_SHIFT_ONE}-7]",
     ],
+    # Exchanges that outlast steps, on a stream of their own, and a round's check that the host does not wait for.
+    "local_steps": ["test_weights_are_those_of_the_formulas[2]", "test_differences_are_compressed_by_any_codec"],
+    "local_steps_warm_up": ["test_a_warm_up_is_what_two_wrappings_are[streaming_diloco]"],
+    "sharded_replicas": ["test_two_replicas_of_two_shards"],
     "async_warmup": ["test_the_warm_up_is_gradient_all_reduce_bit_for_bit[with_bagua-momentum]"],
     "async_model_average": [
         "test_an_average_moves_replicas_to_their_mean_and_not_the_mean[2-MixedDtypes]",
