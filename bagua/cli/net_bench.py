@@ -8,7 +8,7 @@ from collections.abc import MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from bagua.net import notice, unknown_settings
+from bagua.net import notice, secret_file, unknown_settings
 from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_outputs
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     unknown_settings.report(os.environ)
     _check_trace(os.environ)
+    _check_secret(os.environ)
     if "--nccl" in words:
         from bagua.net.bench.nccl_ab.command import main as compare_nccl
 
@@ -45,6 +46,12 @@ def _check_trace(environment: MutableMapping[str, str]) -> None:
             [f"BAGUA_NET_TRACE={path}: no trace is written, because the folder {folder} does not exist\nCreate it."],
             environment,
         )
+
+
+def _check_secret(environment: MutableMapping[str, str]) -> None:
+    """The same."""
+    file = environment.get(secret_file.SECRET_FILE, "").strip()
+    notice.report(["\n".join(warning) for warning in secret_file.warnings(file)], environment)
 
 
 def _run(options: Options) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
-from pathlib import Path
 
-from bagua.net import native
+from bagua.net import native, secret_file
 from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, skip, warn
 
-_SECRET = "BAGUA_NET_SECRET_FILE"
 _ENCRYPTION = "BAGUA_NET_ENCRYPTION"
 _OFF = ("0", "false", "no", "off")
 
@@ -19,7 +16,7 @@ def check_protection(environment: Mapping[str, str], *, settings_fail: bool) -> 
     """`settings_fail`: some setting has a bad value, so that none can be relied on."""
     if settings_fail:
         return Section("protection", "Protection", (skip("not checked: correct the settings first"),))
-    file = environment.get(_SECRET, "").strip()
+    file = environment.get(secret_file.SECRET_FILE, "").strip()
     encryption = environment.get(_ENCRYPTION, "").strip().lower()
     is_encrypted = encryption not in ("", "0")
     try:
@@ -31,15 +28,7 @@ def check_protection(environment: Mapping[str, str], *, settings_fail: bool) -> 
     except RuntimeError as error:
         return Section("protection", "Protection", (Finding(Status.FAIL, str(error)),))
     findings = [finding]
-    mode = _mode(file) if file else 0
-    if mode & stat.S_IROTH:
-        findings.append(
-            warn(f"every user of this host can read {file}, and join the job", f"unless they may: chmod o-r {file}")
-        )
-    if mode & stat.S_IWGRP:
-        findings.append(
-            warn(f"the group of {file} can change it, and join the job", f"unless it may: chmod g-w {file}")
-        )
+    findings += [warn(*warning) for warning in secret_file.warnings(file)]
     table = (
         ("what", "protected by"),
         ("joining a connection", f"secret with key id {key_id}" if key_id else "token, which NCCL sends in the clear"),
@@ -59,13 +48,6 @@ def _finding(file: str, key_id: str, *, is_encrypted: bool) -> Finding:
     if file:
         return ok(f"only ranks with the secret in {file} (key id {key_id}) can join; traffic is not encrypted")
     return ok("only ranks that NCCL has introduced can join; traffic is not encrypted")
-
-
-def _mode(file: str) -> int:
-    try:
-        return Path(file).stat().st_mode
-    except OSError:
-        return 0
 
 
 def _cipher(encryption: str) -> str:
