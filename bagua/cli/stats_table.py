@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from bagua.cli.terminal import Terminal
 from bagua.cli.text_table import Column, table
+from bagua.net.stats.nics import is_worth_showing, state_text
 from bagua.net.stats.peers import PeerTraffic, peer_names, traffic_by_peer
-from bagua.net.stats.quantities import bytes_text, rate_text, seconds_text
-from bagua.net.stats.reports import CommReport, HostReport, ProcessReport
+from bagua.net.stats.quantities import bytes_text, rate_text, seconds_text, share_text
+from bagua.net.stats.reports import CommReport, HostReport, NicReport, ProcessReport
 
 _INDENT = "  "
 
@@ -55,6 +56,10 @@ def _process(process: ProcessReport, terminal: Terminal, width: int | None, stre
         return "\n".join([*lines, f"{_INDENT}no connection is open"]), 0
     text, hidden = table(_peer_columns(rows), terminal, width, _INDENT)
     lines.append(text)
+    if is_worth_showing(process.nics):
+        nic_text, more = table(_nic_columns(process.nics), terminal, width, _INDENT)
+        lines += ["", nic_text]
+        hidden = max(hidden, more)
     if streams:
         stream_text, more = table(_stream_columns(process.comms), terminal, width, _INDENT)
         lines += ["", stream_text]
@@ -71,6 +76,7 @@ def _troubles(process: ProcessReport) -> list[str]:
         found.append(f"{process.streams_lost} data streams lost, {process.streams_joined} joined")
     if process.checksum_errors:
         found.append(f"{process.checksum_errors} chunks had a wrong checksum, {process.resent_chunks} were sent again")
+    found += [state_text(nic) for nic in process.nics if nic.state != "up"]
     if process.comms_hidden:
         found.append(f"{process.comms_hidden} open comms are not shown: the statistics page is full")
     return found
@@ -89,6 +95,21 @@ def _peer_columns(rows: Sequence[PeerTraffic]) -> list[Column]:
         Column("round trip", [seconds_text(row.round_trip_s) for row in rows], 7),
         Column("outstanding", [str(row.outstanding) for row in rows], 8),
         Column("stalled", [row.stall_text() or "-" for row in rows], 1, left=True),
+    ]
+
+
+def _nic_columns(nics: Sequence[NicReport]) -> list[Column]:
+    return [
+        Column("NIC", [nic.name for nic in nics], 0, left=True),
+        Column("state", [nic.state for nic in nics], 0, left=True),
+        Column("sending", [rate_text(nic.sent_bytes_per_s) for nic in nics], 0),
+        Column("receiving", [rate_text(nic.received_bytes_per_s) for nic in nics], 0),
+        Column("share", [share_text(nic.share) for nic in nics], 1),
+        Column("speed", [rate_text(nic.speed_mbps and nic.speed_mbps * 125_000) for nic in nics], 6),
+        Column("streams", [str(nic.streams_live) for nic in nics], 2),
+        Column("lost", [str(nic.streams_lost) for nic in nics], 3),
+        Column("times down", [str(nic.downs) for nic in nics], 4),
+        Column("retransmits", [str(nic.retransmits) for nic in nics], 5),
     ]
 
 

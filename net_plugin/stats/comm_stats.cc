@@ -14,6 +14,8 @@ CommStats::CommStats(std::shared_ptr<StatsPage> page, const StatsPage::CommNames
   if (slot_ != nullptr) return;
   own_ = std::make_unique<CommSlot>();
   slot_ = own_.get();
+  slot_->direction.store(static_cast<std::uint32_t>(names.direction));
+  slot_->same_host.store(names.same_host ? 1 : 0);
   if (page_ != nullptr) page_->count_hidden(1);
 }
 
@@ -23,18 +25,22 @@ CommStats::~CommStats() {
   if (own_ != nullptr) page_->count_hidden(-1);
 }
 
-StreamStats CommStats::open_stream(int index) {
+StreamStats CommStats::open_stream(int index, const SocketAddress& local) {
   if (page_ == nullptr) return {};
-  std::unique_ptr<StreamTrace> trace = trace_ == nullptr ? nullptr : trace_->open_stream(index);
   const auto place = static_cast<std::size_t>(index);
-  if (place < streams_.size()) return {streams_[place], std::move(trace)};
-  StreamSlot* slot = own_ == nullptr ? page_->open_stream(slot_, index) : nullptr;
+  StreamSlot* slot = place < streams_.size() ? streams_[place] : nullptr;
   if (slot == nullptr) {
-    own_streams_.push_back(std::make_unique<StreamSlot>());
-    slot = own_streams_.back().get();
+    if (own_ == nullptr) slot = page_->open_stream(slot_, index);
+    if (slot == nullptr) {
+      own_streams_.push_back(std::make_unique<StreamSlot>());
+      slot = own_streams_.back().get();
+    }
+    streams_.push_back(slot);
   }
-  streams_.push_back(slot);
-  return {slot, std::move(trace)};
+  NicSlot* const nic = page_->set_nic(slot_, slot, local);
+  std::unique_ptr<StreamTrace> trace;
+  if (trace_ != nullptr) trace = trace_->open_stream(index, nic == nullptr ? "" : nic->name);
+  return {slot, nic, std::move(trace)};
 }
 
 std::int64_t CommStats::oldest_request_ms() const {

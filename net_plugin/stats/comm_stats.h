@@ -66,13 +66,15 @@ class StreamStats {
   // It is over. why: empty where nothing is missing.
   void end(SlotState state, const std::string& why) {
     set_state(state);
+    if (state == SlotState::kLost && nic_ != nullptr) nic_->streams_lost.fetch_add(1, std::memory_order_relaxed);
     if (trace_ != nullptr) trace_->note(state == SlotState::kLost ? "lost" : "ended", why);
   }
 
  private:
   friend class CommStats;
-  StreamStats(StreamSlot* slot, std::unique_ptr<StreamTrace> trace)
+  StreamStats(StreamSlot* slot, NicSlot* nic, std::unique_ptr<StreamTrace> trace)
       : slot_(slot),
+        nic_(nic),
         trace_(std::move(trace)),
         before_{slot->counters.retransmits.get(), slot->counters.busy_us.get(), slot->counters.peer_window_us.get(),
                 slot->counters.socket_buffer_us.get()} {
@@ -81,6 +83,7 @@ class StreamStats {
 
   std::unique_ptr<StreamSlot> own_;
   StreamSlot* slot_;
+  NicSlot* nic_ = nullptr;              // nullptr: none
   std::unique_ptr<StreamTrace> trace_;  // nullptr: none
   Kernel before_;
   std::int64_t parked_ns_ = 0;  // 0: it is not
@@ -131,8 +134,8 @@ class CommStats {
   }
 
   // Off the hot path. By any thread but for open_stream(), which is the comm's. A stream that replaces another goes on
-  // counting where that one ended; nobody may drive that any more.
-  StreamStats open_stream(int index);
+  // counting where that one ended; nobody may drive that any more. local: the connection's address on this host.
+  StreamStats open_stream(int index, const SocketAddress& local = {});
   void fail(const std::string& why);
 
  private:

@@ -37,10 +37,11 @@ using Word = std::atomic<std::uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4);
 
 constexpr char kPageMagic[8] = {'B', 'A', 'G', 'U', 'A', 'N', 'E', 'T'};
-constexpr std::uint32_t kPageVersion = 1;
+constexpr std::uint32_t kPageVersion = 2;
 constexpr std::size_t kCommSlots = 2048;
 constexpr std::size_t kStreamSlots = 8192;
 constexpr std::size_t kRequestSlots = 64;  // of a comm
+constexpr std::size_t kNicSlots = 16;      // NCCL uses at most 16 interfaces
 
 // Messages by size: up to 256 B, 1 KiB, 4 KiB and so on by four up to 4 MiB, and larger.
 constexpr std::size_t kSizeClasses = 9;
@@ -105,13 +106,27 @@ struct alignas(64) StreamSlot {
   Word state;  // SlotState
   Word comm;   // index of its slot
   Word index;  // in the comm
-  Word unused;
+  Word nic;    // 1 + its index in PageHeader::nics; 0: none, as within a host
   StreamCounters counters;
   // Of the kernel, when it was asked last.
   Counter sampled_ms;  // monotonic clock; 0: never
   Counter round_trip_us;
   Counter least_round_trip_us;
   Counter estimated_bytes_per_s;  // that the stream can deliver; 0: unknown
+  Counter bytes_over_other_nics;  // of its bytes: before it was replaced over this NIC
+};
+
+// A network interface in use.
+struct alignas(64) NicSlot {
+  Word state;         // LinkState; 0: the slot is free
+  Word speed_mbps;    // 0: unknown
+  Word downs;         // times that it became unusable
+  Word streams_lost;  // connections over it
+  Counter since_ms;   // monotonic clock: of its state; 0: from the beginning
+  // Of streams that are closed, or were replaced over another NIC.
+  Counter closed_sent_bytes;
+  Counter closed_received_bytes;
+  char name[24];
 };
 
 struct alignas(64) PageHeader {
@@ -143,6 +158,7 @@ struct alignas(64) PageHeader {
   // Of comms and streams that are closed.
   CommCounters closed_comms;
   StreamCounters closed_streams;
+  std::array<NicSlot, kNicSlots> nics;
 };
 
 constexpr std::size_t kCommsOffset = sizeof(PageHeader);
@@ -150,9 +166,11 @@ constexpr std::size_t kStreamsOffset = kCommsOffset + kCommSlots * sizeof(CommSl
 constexpr std::size_t kPageBytes = kStreamsOffset + kStreamSlots * sizeof(StreamSlot);
 
 static_assert(offsetof(PageHeader, generation) == 200 && offsetof(PageHeader, closed_comms) == 504 &&
-              offsetof(PageHeader, closed_streams) == 672 && sizeof(PageHeader) == 832);
+              offsetof(PageHeader, closed_streams) == 672 && offsetof(PageHeader, nics) == 832 &&
+              sizeof(PageHeader) == 1856);
 static_assert(offsetof(CommSlot, counters) == 184 && offsetof(CommSlot, posted_ms) == 352 && sizeof(CommSlot) == 640);
 static_assert(offsetof(StreamSlot, counters) == 16 && offsetof(StreamSlot, sampled_ms) == 136 &&
               sizeof(StreamSlot) == 192);
+static_assert(offsetof(NicSlot, since_ms) == 16 && offsetof(NicSlot, name) == 40 && sizeof(NicSlot) == 64);
 
 }  // namespace bagua_net

@@ -61,8 +61,10 @@ class StatsPage::Change {
   PageHeader* const header_;
 };
 
-StatsPage::StatsPage(bool shared, const JobPosition& position, const std::string& host, int workers)
-    : memory_(kPageName, kPageBytes, shared) {
+StatsPage::StatsPage(bool shared, const JobPosition& position, const std::string& host, int workers,
+                     const std::vector<NetworkInterface>& nics)
+    : memory_(kPageName, kPageBytes, shared),
+      nics_(nics.begin(), nics.begin() + static_cast<std::ptrdiff_t>(std::min(nics.size(), kNicSlots))) {
   if (memory_.data() == nullptr) {
     header_of_none_ = std::make_unique<PageHeader>();
     header_ = header_of_none_.get();
@@ -87,6 +89,12 @@ StatsPage::StatsPage(bool shared, const JobPosition& position, const std::string
   header_->workers = static_cast<std::uint32_t>(workers);
   set_text(header_->plugin_version, version());
   set_text(header_->host, host);
+  for (std::size_t index = 0; index < nics_.size(); ++index) {
+    NicSlot& slot = header_->nics[index];
+    slot.state.store(static_cast<std::uint32_t>(LinkState::kUsable));
+    slot.speed_mbps.store(static_cast<std::uint32_t>(nics_[index].speed_mbps));
+    set_text(slot.name, nics_[index].name);
+  }
   // Last: a page without it is not one yet.
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(header_->magic, kPageMagic, sizeof kPageMagic);
@@ -118,12 +126,55 @@ StreamSlot* StatsPage::open_stream(const CommSlot* comm, int index) {
   return slot;
 }
 
+NicSlot* StatsPage::set_nic(const CommSlot* comm, StreamSlot* stream, const SocketAddress& local) {
+  const bool leaves_host = comm->same_host.load(std::memory_order_relaxed) == 0;
+  std::size_t index = 0;
+  while (index < nics_.size() && !(leaves_host && nics_[index].address.same_host(local))) ++index;
+  const auto nic = static_cast<std::uint32_t>(index < nics_.size() ? index + 1 : 0);
+  const MutexLock lock(mutex_);
+  if (stream->nic.load(std::memory_order_relaxed) != nic) {
+    const Change change(header_);
+    settle_nic(comm, stream);
+    stream->nic.store(nic);
+  }
+  return nic == 0 ? nullptr : &header_->nics[index];
+}
+
+void StatsPage::settle_nic(const CommSlot* comm, StreamSlot* stream) {
+  const std::uint32_t nic = stream->nic.load(std::memory_order_relaxed);
+  const std::uint64_t bytes = stream->counters.bytes.get();
+  if (nic != 0) {
+    NicSlot& slot = header_->nics[nic - 1];
+    const bool sends =
+        comm->direction.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(CommDirection::kSend);
+    (sends ? slot.closed_sent_bytes : slot.closed_received_bytes).add(bytes - stream->bytes_over_other_nics.get());
+  }
+  stream->bytes_over_other_nics.set(bytes);
+}
+
+bool StatsPage::set_link_state(const std::string& nic, LinkState state) {
+  for (std::size_t index = 0; index < nics_.size(); ++index) {
+    if (nics_[index].name != nic) continue;
+    const MutexLock lock(mutex_);
+    NicSlot& slot = header_->nics[index];
+    const std::uint32_t before = slot.state.load(std::memory_order_relaxed);
+    if (before == static_cast<std::uint32_t>(state)) return false;
+    const Change change(header_);
+    if (before == static_cast<std::uint32_t>(LinkState::kUsable)) slot.downs.fetch_add(1, std::memory_order_relaxed);
+    slot.state.store(static_cast<std::uint32_t>(state));
+    slot.since_ms.set(static_cast<std::uint64_t>(monotonic_ms()));
+    return true;
+  }
+  return false;
+}
+
 void StatsPage::close(CommSlot* comm, const std::vector<StreamSlot*>& streams) {
   const MutexLock lock(mutex_);
   const Change change(header_);
   add_counters(&header_->closed_comms, &comm->counters);
   for (StreamSlot* stream : streams) {
     add_counters(&header_->closed_streams, &stream->counters);
+    settle_nic(comm, stream);
     if (streams_ == nullptr || stream < streams_ || stream >= streams_ + kStreamSlots) continue;
     stream->state.store(static_cast<std::uint32_t>(SlotState::kFree));
     free_streams_.push_back(static_cast<std::uint32_t>(stream - streams_));

@@ -13,6 +13,8 @@
 
 #include "base/mutex.h"
 #include "os/launcher.h"
+#include "os/link_watch.h"
+#include "os/network_interface.h"
 #include "stats/page_layout.h"
 #include "stats/shared_memory.h"
 
@@ -23,7 +25,8 @@ constexpr char kPageName[] = "bagua-net-stats";
 class StatsPage {
  public:
   // shared: other processes may read it.
-  StatsPage(bool shared, const JobPosition& position, const std::string& host, int workers);
+  StatsPage(bool shared, const JobPosition& position, const std::string& host, int workers,
+            const std::vector<NetworkInterface>& nics = {});
 
   bool is_shared() const { return memory_.is_shared(); }
   // Why it is not, though it was to be; empty otherwise.
@@ -38,6 +41,10 @@ class StatsPage {
   // nullptr: every slot is taken.
   CommSlot* open_comm(const CommNames& names);
   StreamSlot* open_stream(const CommSlot* comm, int index);
+  // The NIC over which a stream of the comm goes: the one that has this address. nullptr: none.
+  NicSlot* set_nic(const CommSlot* comm, StreamSlot* stream, const SocketAddress& local);
+  // True: it was another one.
+  bool set_link_state(const std::string& nic, LinkState state);
   // Adds the counts of a comm and of its streams to those of closed ones. Slots that are not the page's are merely
   // added.
   void close(CommSlot* comm, const std::vector<StreamSlot*>& streams);
@@ -49,8 +56,12 @@ class StatsPage {
  private:
   class Change;  // while it lives, readers wait
 
+  // Adds what the stream has moved over its NIC to what that has carried.
+  void settle_nic(const CommSlot* comm, StreamSlot* stream) REQUIRES(mutex_);
+
   const SharedMemory memory_;
-  Mutex mutex_;  // also guards the slots, but for their counters
+  const std::vector<NetworkInterface> nics_;  // by slot
+  Mutex mutex_;                               // also guards the slots, but for their counters
   PageHeader* header_ PT_GUARDED_BY(mutex_) = nullptr;
   CommSlot* comms_ = nullptr;
   StreamSlot* streams_ = nullptr;

@@ -110,13 +110,13 @@ void CommTrace::set_streams_target(int target, std::uint32_t trials, std::uint32
   trace_->record(event);
 }
 
-std::unique_ptr<StreamTrace> CommTrace::open_stream(int index) {
+std::unique_ptr<StreamTrace> CommTrace::open_stream(int index, const std::string& nic) {
   for (std::size_t next = stream_tracks_.size(); next <= static_cast<std::size_t>(index); ++next) {
     stream_tracks_.push_back(
         trace_->add_tracks(Trace::TrackKind::kNetwork, name_ + ", data stream " + std::to_string(next)));
   }
   auto stream = std::make_unique<StreamTrace>(trace_, stream_tracks_[static_cast<std::size_t>(index)]);
-  stream->note("connected", "data stream " + std::to_string(index));
+  stream->note("connected", "data stream " + std::to_string(index) + (nic.empty() ? "" : " over " + nic));
   return stream;
 }
 

@@ -78,7 +78,8 @@ class CommTrace : public Watched {
   void finished(std::uint64_t number, std::uint64_t bytes);
   void set_streams_target(int target, std::uint32_t trials, std::uint32_t gains);
 
-  std::unique_ptr<StreamTrace> open_stream(int index);
+  // nic: over which it goes; "": none.
+  std::unique_ptr<StreamTrace> open_stream(int index, const std::string& nic);
   void tell_of_waiting(std::int64_t now_ns) override;
   void failed(const std::string& why) { trace_->note(messages_, "failed", why); }
 

@@ -88,10 +88,12 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
       faults_(FaultInjector::create(config.faults)),
       stalls_(config.stall_s * 1000, job_position(process_environment()).rank),
       pool_(workers, config.spin_us, affinity, workers_between_hosts(config, settings_, devices_, workers),
-            watched_interfaces(devices_)),
-      stats_(
-          std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name, workers)),
-      trace_(std::move(trace)) {
+            {watched_interfaces(devices_),
+             [this](const NetworkInterface& interface, LinkState state) { on_link_state(interface, state); }}),
+      stats_(std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name,
+                                         workers, watched_interfaces(devices_))),
+      trace_(std::move(trace)),
+      link_track_(trace_ == nullptr ? 0 : trace_->add_tracks(Trace::TrackKind::kNetwork, "network interfaces")) {
   settings_.secret = std::move(secret);
   settings_.optional = &optional_;
   settings_.stalls = stalls();
@@ -107,6 +109,12 @@ TransportContext::~TransportContext() {
   pool_.wait_until_closed();
   service_.reset();
   pool_.stop();
+}
+
+void TransportContext::on_link_state(const NetworkInterface& interface, LinkState state) {
+  if (stats_->set_link_state(interface.name, state) && trace_ != nullptr) {
+    trace_->note(link_track_, describe(state, interface), "");
+  }
 }
 
 Status TransportContext::service(ConnectionService** service) {

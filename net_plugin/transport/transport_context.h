@@ -63,6 +63,7 @@ class TransportContext {
   TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers, const cpu_set_t& affinity,
                    std::shared_ptr<const JobSecret> secret, std::shared_ptr<Trace> trace);
 
+  void on_link_state(const NetworkInterface& interface, LinkState state);
   // The running connection service, started if need be.
   Status service(ConnectionService** service) REQUIRES(mutex_);
   Status check_device(int device) const;
@@ -83,6 +84,7 @@ class TransportContext {
   WorkerPool pool_;
   const std::shared_ptr<StatsPage> stats_;
   const std::shared_ptr<Trace> trace_;
+  const std::uint32_t link_track_;  // of the trace
   Mutex mutex_;
   std::unique_ptr<ConnectionService> service_ GUARDED_BY(mutex_);
   std::map<std::string, StreamGrowth> growth_ GUARDED_BY(mutex_);  // by interface name; outlives the comms

@@ -85,7 +85,7 @@ TEST_CASE(without_rtnetlink_it_says_so_once_and_recovers_all_the_same) {
     RecoveryThread thread;
     NetworkInterface interface;
     interface.name = "eth0";
-    CHECK_OK(thread.start({interface}));
+    CHECK_OK(thread.start({{interface}, nullptr}));
     Loser comm;
     const std::uint64_t id = thread.add(&comm, false);
     thread.notify(id);

@@ -59,8 +59,18 @@ class Reader {
   OwnedFd file_;
 };
 
+SocketAddress ipv4(std::uint8_t last) { return {AF_INET, {10, 0, 0, last}, 0, 0}; }
+
+// eth0 has 10.0.0.1 and 25 Gb/s, eth1 has 10.0.0.2 and an unknown speed.
 std::shared_ptr<StatsPage> make_page(bool shared = true) {
-  return std::make_shared<StatsPage>(shared, JobPosition{3, 1, 8}, "node1", 4);
+  NetworkInterface fast;
+  fast.name = "eth0";
+  fast.address = ipv4(1);
+  fast.speed_mbps = 25000;
+  NetworkInterface other;
+  other.name = "eth1";
+  other.address = ipv4(2);
+  return std::make_shared<StatsPage>(shared, JobPosition{3, 1, 8}, "node1", 4, std::vector{fast, other});
 }
 
 const StatsPage::CommNames kNames{CommDirection::kSend, false, "eth0", "10.0.0.2:4711 (host node2, process 4242)"};
@@ -183,6 +193,62 @@ TEST_CASE(closed_comms_leave_their_totals_and_their_slots) {
   CHECK_EQ(reader.comm(0)->state.load(), static_cast<std::uint32_t>(CommState::kFree));
 }
 
+TEST_CASE(a_nic_keeps_what_its_streams_have_moved) {
+  const auto page = make_page();
+  const Reader reader;
+  CHECK_EQ(std::string(reader.header()->nics[0].name), std::string("eth0"));
+  CHECK_EQ(reader.header()->nics[0].speed_mbps.load(), 25000u);
+  {
+    CommStats comm(page, kNames);
+    StreamStats lost = comm.open_stream(0, ipv4(1));
+    lost->bytes.add(100);
+    CHECK_EQ(reader.stream(0)->nic.load(), 1u);
+    lost.end(SlotState::kLost, "reset");
+    const StreamStats next = comm.open_stream(0, ipv4(2));
+    next->bytes.add(30);
+    const auto stream = reader.stream(0);
+    CHECK_EQ(stream->nic.load(), 2u);
+    CHECK_EQ(stream->counters.bytes.get(), std::uint64_t{130});
+    CHECK_EQ(stream->bytes_over_other_nics.get(), std::uint64_t{100});
+    CHECK_EQ(reader.header()->nics[0].closed_sent_bytes.get(), std::uint64_t{100});
+    CHECK_EQ(reader.header()->nics[0].streams_lost.load(), 1u);
+    // Replaced over the same one.
+    const StreamStats again = comm.open_stream(0, ipv4(2));
+    again->bytes.add(2);
+    CHECK_EQ(reader.header()->nics[1].closed_sent_bytes.get(), std::uint64_t{0});
+  }
+  CHECK_EQ(reader.header()->nics[0].closed_sent_bytes.get(), std::uint64_t{100});
+  CHECK_EQ(reader.header()->nics[1].closed_sent_bytes.get(), std::uint64_t{32});
+  CHECK_EQ(reader.header()->nics[1].closed_received_bytes.get(), std::uint64_t{0});
+  CHECK_EQ(reader.header()->nics[1].streams_lost.load(), 0u);
+}
+
+TEST_CASE(streams_within_a_host_and_over_other_addresses_have_no_nic) {
+  const auto page = make_page();
+  const Reader reader;
+  CommStats within(page, {CommDirection::kReceive, true, "eth0", "10.0.0.1:4711 (process 4242)"});
+  const StreamStats inside = within.open_stream(0, ipv4(1));
+  CommStats between(page, kNames);
+  const StreamStats elsewhere = between.open_stream(0, ipv4(3));
+  CHECK_EQ(reader.stream(0)->nic.load(), 0u);
+  CHECK_EQ(reader.stream(1)->nic.load(), 0u);
+}
+
+TEST_CASE(the_states_of_nics_are_shown_and_their_losses_counted) {
+  const auto page = make_page();
+  const Reader reader;
+  CHECK(!page->set_link_state("eth1", LinkState::kUsable));
+  CHECK(!page->set_link_state("docker0", LinkState::kDown));
+  CHECK_EQ(reader.header()->nics[1].since_ms.get(), std::uint64_t{0});
+  CHECK(page->set_link_state("eth1", LinkState::kNoCarrier));
+  CHECK(page->set_link_state("eth1", LinkState::kAbsent));
+  CHECK_EQ(reader.header()->nics[1].state.load(), static_cast<std::uint32_t>(LinkState::kAbsent));
+  CHECK(reader.header()->nics[1].since_ms.get() > 0);
+  CHECK(page->set_link_state("eth1", LinkState::kUsable));
+  CHECK_EQ(reader.header()->nics[1].downs.load(), 1u);
+  CHECK_EQ(reader.header()->nics[0].downs.load(), 0u);
+}
+
 TEST_CASE(comms_beyond_the_last_slot_are_counted_when_they_close) {
   const auto page = make_page();
   const Reader reader;
@@ -191,11 +257,14 @@ TEST_CASE(comms_beyond_the_last_slot_are_counted_when_they_close) {
   for (std::size_t i = 0; i < kCommSlots + 2; ++i) comms.emplace_back(page, kNames);
   CHECK_EQ(reader.header()->comms_hidden.get(), std::uint64_t{2});
   comms.back().add_sent(7, true);
-  comms.back().open_stream(0)->chunks.add(1);
+  const StreamStats hidden = comms.back().open_stream(0, ipv4(1));
+  hidden->chunks.add(1);
+  hidden->bytes.add(9);
   comms.pop_back();
   CHECK_EQ(reader.header()->comms_hidden.get(), std::uint64_t{1});
   CHECK_EQ(reader.header()->closed_comms.striped_bytes.get(), std::uint64_t{7});
   CHECK_EQ(reader.header()->closed_streams.chunks.get(), std::uint64_t{1});
+  CHECK_EQ(reader.header()->nics[0].closed_sent_bytes.get(), std::uint64_t{9});
 }
 
 TEST_CASE(a_failure_is_kept_after_its_comm) {

@@ -13,7 +13,7 @@ import pytest
 from support.fresh_process import RunNet
 from support.load_driver import StartDriver, connect_ring, plugin_library, quit_all
 from support.processes import wait_until
-from support.stats_page import Comm, page_bytes, page_of_this_process
+from support.stats_page import Comm, Nic, page_bytes, page_of_this_process
 
 from bagua.net.blame.verdict import Verdict, verdict
 from bagua.net.stats import HostReport, report, snapshot
@@ -30,6 +30,7 @@ def host(
     state: str = "S",
     age_s: int = 30,
     failed_s: float | None = None,
+    nics: tuple[Nic, ...] = (),
 ) -> HostReport:
     """A host with one process, which waits in these directions for processes on these hosts."""
     posted = [int(time.monotonic() * 1000) - 1000 * age_s]
@@ -37,7 +38,7 @@ def host(
         Comm(f"10.0.0.9:1 (host {peer_host}, process {peer})", direction=direction, posted_ms=posted)
         for direction, peer_host, peer in waits
     ]
-    with page_of_this_process(page_bytes(comms, rank=rank, host=name)):
+    with page_of_this_process(page_bytes(comms, rank=rank, host=name, nics=nics)):
         found = report(None, snapshot(os.getpid()))
     [process] = found.processes
     process = replace(process, pid=1000 + pid, own_pid=pid, state=state)
@@ -166,6 +167,13 @@ class TestVerdict:
         assert "The data of rank 0 (host a, pid 1) does not reach rank 1 (host b, pid 2) over eth0" in (
             found.culprits[0].problem
         )
+
+    def test_a_nic_that_is_down_is_named(self) -> None:
+        down = Nic("eth1", state=4, since_ms=1)
+        pair = [host("a", 1, 0, (SEND, "b", 2), nics=(down,)), host("b", 2, 1, (RECEIVE, "a", 1))]
+        problem = verdict(pair, 5).culprits[0].problem
+        assert " On a, eth1 has no carrier, for " in problem
+        assert "On b" not in problem
 
     def test_data_that_the_kernel_has_and_that_does_not_arrive(self) -> None:
         """A small message is no request any more once it is in the buffer of the socket."""

@@ -305,6 +305,7 @@ tests:
     input_series:
       - {{series: 'bagua_net_comms_failed_total{{rank="1",pid="7"}}', values: '0x8 1x8'}}
       - {{series: 'bagua_net_streams_lost_total{{rank="1",pid="7"}}', values: '0x8 2x8'}}
+      - {{series: 'bagua_net_nic_up{{rank="1",pid="7",nic="eth1"}}', values: '1x4 0x12'}}
       - {{series: 'bagua_net_oldest_request_seconds{{rank="1",pid="7"}}', values: '0+15x16'}}
     alert_rule_test:
       - {{eval_time: 1m, alertname: BaguaNetPeerLost, exp_alerts: []}}
@@ -315,6 +316,7 @@ tests:
         exp_samples:
           - {{labels: '{{alertname="BaguaNetPeerLost"}}', value: 1}}
           - {{labels: '{{alertname="BaguaNetStreamLost"}}', value: 1}}
+          - {{labels: '{{alertname="BaguaNetNicDown"}}', value: 1}}
           - {{labels: '{{alertname="BaguaNetStall"}}', value: 1}}
 """
 

@@ -21,6 +21,8 @@ class Stream:
     state: int = 1  # live
     counters: dict[str, int] = field(default_factory=dict)
     sample: tuple[int, int, int, int] = (0, 0, 0, 0)
+    nic: int = 0  # 1 + its place among the page's NICs; 0: none
+    bytes_over_other_nics: int = 0
 
 
 @dataclass
@@ -33,6 +35,18 @@ class Comm:
     counters: dict[str, int] = field(default_factory=dict)
     posted_ms: Sequence[int] = ()
     streams: Sequence[Stream] = (Stream(),)
+
+
+@dataclass
+class Nic:
+    name: str = "eth0"
+    state: int = 1  # up
+    since_ms: int = 0
+    speed_mbps: int = 0
+    downs: int = 0
+    streams_lost: int = 0
+    closed_sent_bytes: int = 0
+    closed_received_bytes: int = 0
 
 
 def counters_of(kind: type[layout.CommCounters] | type[layout.StreamCounters], values: dict[str, int]) -> bytes:
@@ -53,6 +67,7 @@ def page_bytes(
     last_failure: str = "",
     closed: dict[str, int] | None = None,
     started_ms: int | None = None,
+    nics: Sequence[Nic] = (),
 ) -> bytes:
     streams = [(number, stream) for number, comm in enumerate(comms) for stream in comm.streams]
     header = bytearray(layout.HEADER_BYTES)
@@ -70,6 +85,11 @@ def page_bytes(
         last_failure.encode(),
     )  # fmt: skip
     header[504:672] = counters_of(layout.CommCounters, closed or {})
+    for number, nic in enumerate(nics):
+        struct.pack_into(
+            "=4I3Q24s", header, 832 + 64 * number, nic.state, nic.speed_mbps, nic.downs, nic.streams_lost, nic.since_ms,
+            nic.closed_sent_bytes, nic.closed_received_bytes, nic.name.encode(),
+        )  # fmt: skip
     comm_slots = bytearray(layout.COMM_SLOTS * layout.COMM_BYTES)
     for number, comm in enumerate(comms):
         begin = number * layout.COMM_BYTES
@@ -83,9 +103,9 @@ def page_bytes(
     stream_slots = bytearray(max(1, len(streams)) * layout.STREAM_BYTES)
     for number, (comm_number, stream) in enumerate(streams):
         begin = number * layout.STREAM_BYTES
-        struct.pack_into("=4I", stream_slots, begin, stream.state, comm_number, stream.index, 0)
+        struct.pack_into("=4I", stream_slots, begin, stream.state, comm_number, stream.index, stream.nic)
         stream_slots[begin + 16 : begin + 136] = counters_of(layout.StreamCounters, stream.counters)
-        struct.pack_into("=4Q", stream_slots, begin + 136, *stream.sample)
+        struct.pack_into("=5Q", stream_slots, begin + 136, *stream.sample, stream.bytes_over_other_nics)
     return bytes(header + comm_slots + stream_slots)
 
 

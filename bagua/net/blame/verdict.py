@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bagua.net.stats.nics import state_text
 from bagua.net.stats.peers import peer_process
 from bagua.net.stats.reports import CommReport, HostReport, ProcessReport
 
@@ -322,12 +323,18 @@ def _broken_paths(known: Mapping[_Key, ProcessReport], waits: Sequence[Wait]) ->
         # A small message is no outstanding request any more once the kernel has it.
         is_under_way = sum(comm.messages for comm in leaving) > sum(comm.messages for comm in arriving)
         if is_under_way or (wait.target, wait.waiter) in sending:
+            unusable = [
+                f" On {one.host}, {state_text(nic)}."
+                for one in (sender, receiver)
+                for nic in one.nics
+                if nic.state != "up"
+            ]
             yield Culprit(
                 wait.waiter,
                 "network",
                 wait.seconds,
                 f"The data of {wait.target} does not reach {wait.waiter} over {wait.interface}; "
-                f"{sum(comm.retransmits for comm in leaving)} segments were sent again.",
+                f"{sum(comm.retransmits for comm in leaving)} segments were sent again." + "".join(unusable),
                 f"Look at the network between {wait.target.host} and {wait.waiter.host}: "
                 f"bagua-net doctor --peer {wait.waiter.host}",
             )

@@ -5,12 +5,13 @@ Labels stay few: a process is its rank and pid, a peer is an address, and of one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from bagua.net.exporter.peer_sums import PeerKey, PeerSums, rank_label
 from bagua.net.stats.layout import SIZE_CLASSES
-from bagua.net.stats.reports import HostReport, ProcessReport
+from bagua.net.stats.reports import HostReport, NicReport, ProcessReport
 
 Labels = tuple[str, ...]
 
@@ -50,6 +51,7 @@ class SizeHistogram:
 
 
 _PROCESS = ("rank", "pid")
+_NIC = ("rank", "pid", "nic")
 _PEER = ("rank", "pid", "peer", "device", "direction")
 SIZES_NAME = "bagua_net_message_size_bytes"
 SIZES_HELP = "Sizes of the messages sent and received."
@@ -58,7 +60,7 @@ SIZES_HELP = "Sizes of the messages sent and received."
 def families_of(report: HostReport, peers: PeerSums) -> list[Family]:
     """`peers` is updated with the report."""
     peers.update(report)
-    return [*_of_host(report), *_of_processes(report), *_of_peers(report, peers)]
+    return [*_of_host(report), *_of_processes(report), *_of_nics(report), *_of_peers(report, peers)]
 
 
 def size_histograms(report: HostReport) -> list[SizeHistogram]:
@@ -135,6 +137,25 @@ def _by(name: str, text: str, label: str, report: HostReport, **attributes: str)
         for value, attribute in attributes.items()
     ]
     return Family(f"bagua_net_{name}", "counter", text, (*_PROCESS, label), samples)
+
+
+def _of_nics(report: HostReport) -> list[Family]:
+    def family(kind: Literal["counter", "gauge"], name: str, text: str, value: Callable[[NicReport], float]) -> Family:
+        samples = [
+            Sample((*_labels(process), nic.name), float(value(nic)))
+            for process in report.processes
+            for nic in process.nics
+        ]
+        return Family(f"bagua_net_nic_{name}", kind, text, _NIC, samples)
+
+    return [
+        family("counter", "sent_bytes", "Bytes sent, by network interface, with headers.", lambda nic: nic.sent_bytes),
+        family("counter", "received_bytes", "Bytes received, with headers.", lambda nic: nic.received_bytes),
+        family("counter", "streams_lost", "Data streams lost, by network interface.", lambda nic: nic.streams_lost),
+        family("counter", "downs", "Times that a network interface became unusable.", lambda nic: nic.downs),
+        family("gauge", "up", "1: the network interface can be used; 0: it cannot.", lambda nic: nic.state == "up"),
+        family("gauge", "streams", "Data streams that are open.", lambda nic: nic.streams_live),
+    ]
 
 
 def _of_peers(report: HostReport, peers: PeerSums) -> list[Family]:

@@ -11,13 +11,14 @@ from bagua.net.stats.errors import StatsError
 from bagua.net.stats.quantities import printable
 
 MAGIC = b"BAGUANET"
-VERSION = 1
+VERSION = 2
 
-HEADER_BYTES = 832
+HEADER_BYTES = 1856
 COMM_BYTES = 640
 STREAM_BYTES = 192
 COMM_SLOTS = 2048
 STREAM_SLOTS = 8192
+NIC_SLOTS = 16
 COMMS_OFFSET = HEADER_BYTES
 STREAMS_OFFSET = COMMS_OFFSET + COMM_SLOTS * COMM_BYTES
 
@@ -36,12 +37,15 @@ _REQUESTS = struct.Struct("=64I")
 _COMM_COUNTERS_OFFSET = 184
 _REQUESTS_OFFSET = 352
 _STREAM = struct.Struct("=4I")
-_SAMPLE = struct.Struct("=4Q")
+_SAMPLE = struct.Struct("=5Q")
+_NIC = struct.Struct("=4I3Q24s")
+_NICS_OFFSET = 832
 _STREAM_COUNTERS_OFFSET = 16
 _SAMPLE_OFFSET = 136
 
 _COMM_STATES = {1: "open", 2: "failed"}
 _DIRECTIONS = {0: "send", 1: "receive"}
+_NIC_STATES = {1: "up", 2: "removed", 3: "down", 4: "no carrier", 5: "no address"}
 _STREAM_STATES = {1: "live", 2: "parked", 3: "ended", 4: "lost"}
 
 
@@ -117,12 +121,26 @@ class CommCounters(_Counters):
 class StreamSlot:
     comm: int
     index: int
+    nic: int | None  # its place in Page.nics; None: none, as within a host
     state: str
     counters: StreamCounters
     sampled_ms: int  # monotonic clock; 0: never
     round_trip_us: int
     least_round_trip_us: int
     estimated_bytes_per_s: int
+    bytes_over_other_nics: int  # of its bytes
+
+
+@dataclass(frozen=True)
+class NicSlot:
+    name: str
+    state: str  # up, removed, down, no carrier, no address
+    since_ms: int  # of the state; monotonic clock; 0: from the beginning
+    speed_mbps: int  # 0: unknown
+    downs: int  # times that it became unusable
+    streams_lost: int
+    closed_sent_bytes: int  # of streams that are closed or were replaced over another NIC
+    closed_received_bytes: int
 
 
 @dataclass(frozen=True)
@@ -162,6 +180,7 @@ class Page:
     closed_streams: StreamCounters
     comms: tuple[CommSlot, ...]
     streams: tuple[StreamSlot, ...]
+    nics: tuple[NicSlot | None, ...]  # by slot; None: it is free
 
 
 def slots_in_use(header: bytes, where: str) -> tuple[int, int]:
@@ -221,6 +240,7 @@ def read_page(header: bytes, comms: bytes, streams: bytes) -> Page:
         closed_streams=StreamCounters.read(header, _CLOSED_STREAMS_OFFSET),
         comms=tuple(comm for comm in read_comms if comm is not None),
         streams=tuple(stream for stream in read_streams if stream is not None),
+        nics=tuple(_nic(header, slot) for slot in range(NIC_SLOTS)),
     )
 
 
@@ -248,16 +268,26 @@ def _comm(data: bytes, slot: int) -> CommSlot | None:
 
 def _stream(data: bytes, slot: int) -> StreamSlot | None:
     begin = slot * STREAM_BYTES
-    state, comm, index, _ = _STREAM.unpack_from(data, begin)
+    state, comm, index, nic = _STREAM.unpack_from(data, begin)
     if state not in _STREAM_STATES:
         return None
     return StreamSlot(
         comm,
         index,
+        nic - 1 if 0 < nic <= NIC_SLOTS else None,
         _STREAM_STATES[state],
         StreamCounters.read(data, begin + _STREAM_COUNTERS_OFFSET),
         *_SAMPLE.unpack_from(data, begin + _SAMPLE_OFFSET),
     )
+
+
+def _nic(header: bytes, slot: int) -> NicSlot | None:
+    state, speed_mbps, downs, lost, since_ms, sent, received, name = _NIC.unpack_from(
+        header, _NICS_OFFSET + slot * _NIC.size
+    )
+    if state not in _NIC_STATES:
+        return None
+    return NicSlot(_text(name), _NIC_STATES[state], since_ms, speed_mbps, downs, lost, sent, received)
 
 
 def _text(field: bytes) -> str:

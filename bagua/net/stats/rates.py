@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from bagua.net.stats.layout import CommCounters, CommSlot, StreamCounters, StreamSlot
+from bagua.net.stats.nics import nic_reports
 from bagua.net.stats.reports import SCHEMA, CommReport, HostReport, ProcessReport, Stalls, StreamReport
 from bagua.net.stats.snapshots import ProcessSnapshot, Snapshot
 
@@ -100,6 +101,7 @@ def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> Process
         comms_failed=page.comms_failed,
         last_failure=page.last_failure or None,
         last_failure_age_s=max(0.0, now_s - page.last_failure_ms / 1000) if page.comms_failed else None,
+        nics=nic_reports(None if earlier is None else earlier.page, page, elapsed_s, int(1000 * now_s)),
         comms=comms,
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,23 @@ class CommReport:
 
 
 @dataclass(frozen=True)
+class NicReport:
+    name: str
+    state: str  # up, removed, down, no carrier, no address
+    state_age_s: float | None  # null: from the beginning
+    speed_mbps: int | None
+    sent_bytes: int  # over connections to other hosts, with headers
+    received_bytes: int
+    sent_bytes_per_s: float | None
+    received_bytes_per_s: float | None
+    share: float | None  # of what all NICs of the process carried between the two snapshots, 0 to 1
+    streams_live: int
+    streams_lost: int
+    downs: int  # times that it became unusable
+    retransmits: int  # of its open streams
+
+
+@dataclass(frozen=True)
 class ProcessReport:
     pid: int
     own_pid: int  # as the process itself sees it, and its peers: in a container it is another one
@@ -126,6 +143,7 @@ class ProcessReport:
     comms_failed: int
     last_failure: str | None
     last_failure_age_s: float | None
+    nics: list[NicReport]
     comms: list[CommReport]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from bagua.net.stats.nics import host_line
 from bagua.net.stats.peers import PeerTraffic, comms_of, traffic_by_peer
 from bagua.net.stats.quantities import bytes_text, rate_text, seconds_text
 from bagua.net.stats.reports import ProcessReport
@@ -125,7 +126,7 @@ def sorted_rows(rows: Iterable[Row], column: Column, *, reverse: bool) -> list[R
 
 
 def host_lines(states: Iterable[HostState], now_s: float, interval_s: float) -> list[str]:
-    """One line per host: sums, or why there are none."""
+    """Of each host: sums, or why there are none; and what its NICs carry, if it has several or one had troubles."""
     lines = []
     for state in states:
         report = state.report
@@ -147,6 +148,8 @@ def host_lines(states: Iterable[HostState], now_s: float, interval_s: float) -> 
         if state.problem or age_s > 3 * interval_s + 2:
             words.append(f"no news for {seconds_text(age_s)}" + (f": {state.problem}" if state.problem else ""))
         lines.append(f"{report.host}: {', '.join(words)}")
+        nics = host_line(one.nics for one in processes)
+        lines += [f"{report.host}: {nics}"] if nics else []
     return lines
 
 

@@ -8,6 +8,7 @@
 
 #include "base/log_sink.h"
 #include "base/monotonic_clock.h"
+#include "os/tcp_socket.h"
 
 namespace bagua_net {
 namespace {
@@ -66,7 +67,7 @@ Status Comm::drive(std::size_t index) {
 Status Comm::add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase) {
   const auto index = static_cast<std::size_t>(stream->index());
   StreamTable::Place& place = streams_[index];
-  stream->set_stats(stats_.open_stream(stream->index()));
+  stream->set_stats(stats_.open_stream(stream->index(), local_address(stream->fd())));
   {
     // Either fail() shuts this stream down, or the failure is already visible here.
     const MutexLock lock(failure_mutex_);

@@ -25,9 +25,9 @@ RecoveryThread::~RecoveryThread() {
   thread_.join();
 }
 
-Status RecoveryThread::start(std::vector<NetworkInterface> interfaces) {
+Status RecoveryThread::start(const WatchedLinks& watched) {
   BAGUA_NET_RETURN_IF_ERROR(poller_.open());
-  if (!interfaces.empty()) watch_links(std::move(interfaces));
+  if (!watched.interfaces.empty()) watch_links(watched);
   return start_background_thread(
       "bagua-net-fix", nullptr, [this] { run(); }, &thread_, [this](const Status& failure) { fail(failure); });
 }
@@ -135,30 +135,38 @@ bool RecoveryThread::close_some() {
   return !closing_.empty();
 }
 
-void RecoveryThread::watch_links(std::vector<NetworkInterface> interfaces) {
-  Status status = links_.open(std::move(interfaces));  // they were usable when they were chosen, just before
+void RecoveryThread::watch_links(const WatchedLinks& watched) {
+  on_link_state_ = watched.on_state;
+  unusable_since_ms_.assign(watched.interfaces.size(), 0);
+  Status status = links_.open(watched.interfaces);
   if (status.is_ok()) status = poller_.add(links_.fd(), kLinkEvent, EPOLLIN);
-  unusable_since_ms_.assign(links_.watched().size(), 0);
-  if (status.is_ok()) return;
-  BAGUA_NET_INFO("Bagua-Net: an interface that goes down is noticed only by its silence: " + status.message());
+  if (!status.is_ok()) {
+    BAGUA_NET_INFO("Bagua-Net: an interface that goes down is noticed only by its silence: " + status.message());
+    return;
+  }
+  for (std::size_t index = 0; index < links_.watched().size(); ++index) report_link(index, monotonic_ms());
+}
+
+void RecoveryThread::report_link(std::size_t index, std::int64_t now_ms) {
+  const NetworkInterface& interface = links_.watched()[index];
+  const LinkState state = links_.state(index);
+  std::int64_t& since_ms = unusable_since_ms_[index];
+  if (on_link_state_ != nullptr) on_link_state_(interface, state);
+  if (state != LinkState::kUsable) {
+    if (since_ms == 0) since_ms = now_ms;
+    const std::string what = describe(state, interface);
+    log_.add_if_due(LogLevel::kWarn, what, [&] { return "Bagua-Net: network interface " + what; });
+  } else if (since_ms != 0) {
+    log_.add_if_due(LogLevel::kInfo, interface.name, [&] {
+      return "Bagua-Net: network interface " + interface.name + " can be used again, after " +
+             std::to_string((now_ms - since_ms + 500) / 1000) + " s";
+    });
+    since_ms = 0;
+  }
 }
 
 void RecoveryThread::look_at_links(std::int64_t now_ms) {
-  for (const std::size_t index : links_.update(now_ms).interfaces) {
-    const NetworkInterface& interface = links_.watched()[index];
-    std::int64_t& since_ms = unusable_since_ms_[index];
-    if (links_.state(index) != LinkState::kUsable) {
-      if (since_ms == 0) since_ms = now_ms;
-      const std::string what = describe(links_.state(index), interface);
-      log_.add_if_due(LogLevel::kWarn, what, [&] { return "Bagua-Net: network interface " + what; });
-    } else {
-      log_.add_if_due(LogLevel::kInfo, interface.name, [&] {
-        return "Bagua-Net: network interface " + interface.name + " can be used again, after " +
-               std::to_string((now_ms - since_ms + 500) / 1000) + " s";
-      });
-      since_ms = 0;
-    }
-  }
+  for (const std::size_t index : links_.update(now_ms).interfaces) report_link(index, now_ms);
   for (const RareLog::Line& line : log_.take()) log_message(line.level, __FILE__, __LINE__, line.text);
 }
 

@@ -9,6 +9,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -36,6 +37,12 @@ class Recoverable {
   virtual bool is_closed(std::int64_t /*now_ms*/) { return true; }
 };
 
+// Network interfaces in use, and who is told of their states.
+struct WatchedLinks {
+  std::vector<NetworkInterface> interfaces;
+  std::function<void(const NetworkInterface&, LinkState)> on_state;  // by the recovery thread, or whoever starts it
+};
+
 class RecoveryThread {
  public:
   RecoveryThread() = default;
@@ -43,8 +50,7 @@ class RecoveryThread {
   RecoveryThread(const RecoveryThread&) = delete;
   RecoveryThread& operator=(const RecoveryThread&) = delete;
 
-  // interfaces: those that are watched.
-  Status start(std::vector<NetworkInterface> interfaces = {});
+  Status start(const WatchedLinks& watched = {});
 
   // recover() may be called until remove() returned: after each notify(), and once a second if it ticks.
   std::uint64_t add(Recoverable* recoverable, bool ticks);
@@ -71,12 +77,14 @@ class RecoveryThread {
   void fail(const Status& failure);
   // True: some comms need another step.
   bool close_some();
-  void watch_links(std::vector<NetworkInterface> interfaces);
+  void watch_links(const WatchedLinks& watched);
   void look_at_links(std::int64_t now_ms);
+  void report_link(std::size_t index, std::int64_t now_ms);
 
   EpollPoller poller_;
-  RareLog log_;                                  // the thread's
-  LinkWatch links_;                              // the thread's, once it runs
+  RareLog log_;      // the thread's
+  LinkWatch links_;  // the thread's, once it runs
+  std::function<void(const NetworkInterface&, LinkState)> on_link_state_;
   std::vector<std::int64_t> unusable_since_ms_;  // of links_; 0: usable
   std::thread thread_;
   Mutex run_mutex_;  // held while a comm recovers

@@ -51,7 +51,7 @@ RecoveryThread* WorkerPool::recovery() {
   const MutexLock lock(mutex_);
   if (!std::exchange(has_started_recovery_, true)) {
     auto started = std::make_unique<RecoveryThread>();
-    const Status status = started->start(interfaces_);
+    const Status status = started->start(links_);
     if (!status.is_ok()) {
       BAGUA_NET_WARN("Bagua-Net: connections that are lost are replaced only while the application calls: " +
                      status.message());

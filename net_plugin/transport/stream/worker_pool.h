@@ -13,7 +13,6 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
-#include "os/network_interface.h"
 #include "transport/recovery/recovery_thread.h"
 #include "transport/stream/event_loop_worker.h"
 
@@ -31,15 +30,14 @@ class WorkerPool {
 
   // most_between_hosts: the number of workers, from the first on, that serve connections between hosts. A network is
   // slower than memory: with more workers, each would sleep and wake up for every chunk.
-  // interfaces: those in use, for the recovery thread.
-  WorkerPool(int size, int spin_us, const cpu_set_t& affinity, int most_between_hosts = kAll,
-             std::vector<NetworkInterface> interfaces = {})
+  // links: for the recovery thread.
+  WorkerPool(int size, int spin_us, const cpu_set_t& affinity, int most_between_hosts = kAll, WatchedLinks links = {})
       : wanted_(size),
         most_between_hosts_(most_between_hosts),
         spin_us_(spin_us),
         size_(size),
         affinity_(affinity),
-        interfaces_(std::move(interfaces)) {}
+        links_(std::move(links)) {}
 
   // Does not change while there are comms.
   int size() const { return size_.load(std::memory_order_relaxed); }
@@ -74,7 +72,7 @@ class WorkerPool {
   const int spin_us_;
   std::atomic<int> size_;  // written with mutex_ held
   const cpu_set_t affinity_;
-  const std::vector<NetworkInterface> interfaces_;
+  const WatchedLinks links_;
   Mutex mutex_;
   bool has_started_ GUARDED_BY(mutex_) = false;
   std::vector<std::unique_ptr<EventLoopWorker>> workers_ GUARDED_BY(mutex_);

@@ -1,0 +1,155 @@
+"""What statistics say of network interfaces: made-up pages, and a real ring of which one NIC is cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from support.lab_ring import Ring
+from support.labs import Lab, cut_nic, needs_lab
+from support.processes import wait_until
+from support.stats_page import Comm, Nic, Stream, page_bytes, page_of_this_process
+
+from bagua.cli.stats_table import rendered
+from bagua.cli.terminal import Terminal
+from bagua.net.exporter.metrics import families_of
+from bagua.net.exporter.peer_sums import PeerSums
+from bagua.net.stats import ProcessReport, Snapshot, report, snapshot
+from bagua.net.stats.nics import host_line, state_text
+from bagua.net.stats.report_json import report_from_json
+
+RECEIVE = 1
+
+
+def _of_pages(earlier: bytes, later: bytes, seconds: float = 2.0) -> ProcessReport:
+    """Of the second page, with rates since the first."""
+    found: list[Snapshot] = []
+    for content in (earlier, later):
+        with page_of_this_process(content):
+            found.append(snapshot(os.getpid()))
+    first, second = found
+    object.__setattr__(second.processes[0], "taken_s", first.processes[0].taken_s + seconds)
+    return report(first, second).processes[0]
+
+
+def _page(streams: Sequence[Stream], received: Sequence[Stream], *nics: Nic) -> bytes:
+    return page_bytes([Comm(streams=streams), Comm(direction=RECEIVE, streams=received)], nics=nics, started_ms=1)
+
+
+def _moved(nic: int, amount: int, elsewhere: int = 0, index: int = 0, state: int = 1) -> Stream:
+    return Stream(index, state, counters={"bytes": amount}, nic=nic, bytes_over_other_nics=elsewhere)
+
+
+ETH0, ETH1 = Nic(speed_mbps=25_000), Nic("eth1")
+
+
+def test_what_each_nic_carries_is_of_the_streams_over_it() -> None:
+    earlier = _page([_moved(1, 1000), _moved(2, 100, index=1)], [_moved(1, 50)], ETH0, ETH1)
+    # Stream 1 was replaced over eth0, and eth1 keeps what it had carried.
+    later = _page(
+        [_moved(1, 5000), _moved(1, 700, elsewhere=300, index=1)],
+        [_moved(1, 250), _moved(2, 600, index=1, state=4)],
+        ETH0,
+        replace(ETH1, closed_sent_bytes=300, streams_lost=1),
+    )
+    eth0, eth1 = _of_pages(earlier, later).nics
+    assert (eth0.name, eth0.sent_bytes, eth0.received_bytes, eth0.speed_mbps) == ("eth0", 5400, 250, 25_000)
+    assert (eth1.name, eth1.sent_bytes, eth1.received_bytes, eth1.speed_mbps) == ("eth1", 300, 600, None)
+    assert (eth0.sent_bytes_per_s, eth0.received_bytes_per_s) == (2200, 100)
+    assert (eth1.sent_bytes_per_s, eth1.received_bytes_per_s) == (100, 300)
+    assert eth0.share == pytest.approx(2300 / 2700)
+    assert eth0.share + (eth1.share or 0) == pytest.approx(1)
+    assert [one.streams_live for one in (eth0, eth1)] == [3, 0]
+    assert [one.streams_lost for one in (eth0, eth1)] == [0, 1]
+
+
+def test_streams_without_a_nic_and_numbers_that_mean_nothing() -> None:
+    page = _page([_moved(0, 1000), _moved(16, 7, index=1), _moved(17, 7, index=2)], [], ETH0, Nic("eth1", state=77))
+    nics = _of_pages(page, page).nics
+    assert [(one.name, one.sent_bytes, one.share) for one in nics] == [("eth0", 0, None)]
+
+
+def test_states_are_read_and_their_age() -> None:
+    page = _page([], [], *(Nic(f"eth{state}", state, since_ms=5) for state in range(1, 6)))
+    nics = _of_pages(page, page).nics
+    assert [one.state for one in nics] == ["up", "removed", "down", "no carrier", "no address"]
+    assert all(one.state_age_s is not None for one in nics)
+    texts = [state_text(replace(one, state_age_s=4)) for one in nics]
+    assert texts[3] == "eth4 has no carrier, for 4.00 s"
+    assert state_text(replace(nics[0], state_age_s=None)) == "eth1 is up"
+
+
+def test_a_single_nic_without_troubles_is_not_shown_apart() -> None:
+    page = _page([_moved(1, 1)], [], ETH0)
+    with page_of_this_process(page):
+        quiet = rendered(report(None, snapshot(os.getpid())), Terminal(80, False), None, streams=False)
+    assert "NIC" not in quiet
+    for nics in ([ETH0, ETH1], [replace(ETH0, state=4, since_ms=1)], [replace(ETH0, downs=1)]):
+        with page_of_this_process(_page([_moved(1, 1)], [], *nics)):
+            shown = rendered(report(None, snapshot(os.getpid())), Terminal(80, False), None, streams=False)
+        assert "NIC" in shown
+        assert ("eth0 has no carrier, for" in shown) == (nics[0].state == 4)
+
+
+def test_the_line_of_a_host_adds_its_processes_up() -> None:
+    page = _page([_moved(1, 0), _moved(2, 0, index=1)], [], ETH0, ETH1)
+    later = _page([_moved(1, 1800), _moved(2, 200, index=1)], [], ETH0, replace(ETH1, state=4, since_ms=1))
+    nics = _of_pages(page, later).nics
+    assert host_line([nics, nics]) == "eth0 1.80 kB/s, 90 %; eth1 200 B/s, 10 %, no carrier"
+    assert host_line([nics[:1]]) is None
+
+
+def test_metrics_of_nics() -> None:
+    page = _page([_moved(1, 10), _moved(2, 20, index=1)], [_moved(1, 5)], ETH0, replace(ETH1, state=3, downs=2))
+    with page_of_this_process(page):
+        found = report(None, snapshot(os.getpid()))
+    families = {one.name: one for one in families_of(found, PeerSums())}
+    values = {
+        name: [sample.value for sample in families[f"bagua_net_nic_{name}"].samples]
+        for name in ("sent_bytes", "received_bytes", "up", "downs", "streams")
+    }
+    assert values == {
+        "sent_bytes": [10, 20],
+        "received_bytes": [5, 0],
+        "up": [1, 0],
+        "downs": [0, 2],
+        "streams": [2, 1],
+    }
+    assert [one.labels[2] for one in families["bagua_net_nic_up"].samples] == ["eth0", "eth1"]
+
+
+def test_a_report_of_another_host_has_its_nics() -> None:
+    with page_of_this_process(_page([_moved(1, 10)], [], ETH0, ETH1)):
+        found = report(None, snapshot(os.getpid()))
+    assert report_from_json(json.dumps(found.as_json()), "node2") == found
+
+
+@needs_lab
+def test_a_nic_that_is_cut_off_is_shown_with_its_state_and_its_traffic() -> None:
+    environment = {"NCCL_SOCKET_IFNAME": "eth", "BAGUA_NET_RAILS": "1"}
+    with Lab(nics=2, ip_versions=(4,)) as lab, Ring(lab, device="all", env=environment, timeout_ms=60_000) as ring:
+        ring.connect()
+
+        def process() -> ProcessReport:
+            return report(None, snapshot(ring.pid(0))).processes[0]
+
+        ring.verify(8 << 20)
+        nics = process().nics
+        assert [(one.name, one.state, one.downs, one.streams_lost) for one in nics] == [
+            ("eth0", "up", 0, 0),
+            ("eth1", "up", 0, 0),
+        ]
+        # Two channels, one on each device: half of the 8 MiB each.
+        for nic in nics:
+            assert 4 << 20 < nic.sent_bytes < 5 << 20
+            assert 4 << 20 < nic.received_bytes < 5 << 20
+            assert nic.streams_live > 0
+        with cut_nic(lab, 0, 1, "address removed"):
+            wait_until(lambda: process().nics[1].state == "no address", "the state of eth1", 20)
+            assert process().nics[0].state == "up"
+        wait_until(lambda: process().nics[1].state == "up", "its return", 20)
+        assert [one.downs for one in process().nics] == [0, 1]
+        ring.quit()
