@@ -35,7 +35,7 @@ run_blocks("docs/reference/algorithms/local_steps.md", 2)
 assert all(steps[:300])
 assert [number for number, is_equal in enumerate(steps[300:], 1) if is_equal] == [20, 40]
 
-run_blocks("docs/reference/algorithms/local_steps.md", 3)
+run_blocks("docs/reference/algorithms/local_steps.md", 3, 4)
 
 (group,) = algorithm.outer_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
 assert group["momentum"] == 0.8
