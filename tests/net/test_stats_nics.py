@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.lab_ring import Ring
@@ -20,6 +21,7 @@ from bagua.net.exporter.peer_sums import PeerSums
 from bagua.net.stats import ProcessReport, Snapshot, report, snapshot
 from bagua.net.stats.nics import host_line, state_text
 from bagua.net.stats.report_json import report_from_json
+from bagua.net.trace.trace_file import TraceFile
 
 RECEIVE = 1
 
@@ -128,8 +130,9 @@ def test_a_report_of_another_host_has_its_nics() -> None:
 
 
 @needs_lab
-def test_a_nic_that_is_cut_off_is_shown_with_its_state_and_its_traffic() -> None:
-    environment = {"NCCL_SOCKET_IFNAME": "eth", "BAGUA_NET_RAILS": "1"}
+def test_a_nic_that_is_cut_off_is_shown_with_its_state_and_its_traffic(tmp_path: Path) -> None:
+    trace = str(tmp_path / "%r.%h.%p.json")
+    environment = {"NCCL_SOCKET_IFNAME": "eth", "BAGUA_NET_RAILS": "1", "BAGUA_NET_TRACE": trace}
     with Lab(nics=2, ip_versions=(4,)) as lab, Ring(lab, device="all", env=environment, timeout_ms=60_000) as ring:
         ring.connect()
 
@@ -153,3 +156,9 @@ def test_a_nic_that_is_cut_off_is_shown_with_its_state_and_its_traffic() -> None
         wait_until(lambda: process().nics[1].state == "up", "its return", 20)
         assert [one.downs for one in process().nics] == [0, 1]
         ring.quit()
+    [path] = tmp_path.glob("0.*.json")
+    events = TraceFile.read(path).events
+    names = [event["name"] for event in events]
+    assert names.index("eth1 lost its address 10.77.1.1") < names.index("eth1 is up")
+    connected = [event["args"]["detail"] for event in events if event["name"] == "connected"]
+    assert {detail.rpartition(" over ")[2] for detail in connected} == {"eth0", "eth1"}

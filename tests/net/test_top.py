@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from support.fresh_process import RunNet
 from support.processes import wait_until
-from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
+from support.stats_page import Comm, Nic, Stream, page_bytes, page_of_this_process
 
 from bagua.net.stats import HostReport, report, snapshot
 from bagua.net.stats.sources import HostState, SshSource, checked_hosts
@@ -74,6 +74,12 @@ class TestRows:
         assert lines[0] == "node1: ssh: no route"
         assert "no news for 1 min" in lines[1]
         assert lines[2].endswith("it ended")
+
+    def test_the_nics_of_a_host_have_a_line_if_there_are_several(self) -> None:
+        found = [reported(QUIET, nics=[Nic()]), reported(QUIET, nics=[Nic(), Nic("eth1", state=4)])]
+        lines = host_lines([state_of(one) for one in found], now_s=100.0, interval_s=1.0)
+        assert len(lines) == 3
+        assert lines[2].endswith(": eth0 -, -; eth1 -, -, no carrier")
 
 
 def test_hosts() -> None:

@@ -94,14 +94,16 @@ def host_line(processes: Iterable[Sequence[NicReport]]) -> str | None:
         if is_worth_showing(nics):
             for nic in nics:
                 by_name.setdefault(nic.name, []).append(nic)
-    rates = {
-        name: sum((one.sent_bytes_per_s or 0.0) + (one.received_bytes_per_s or 0.0) for one in nics)
-        for name, nics in by_name.items()
-    }
-    total = sum(rates.values())
+    rates = {name: [rate for one in nics for rate in _rates(one)] for name, nics in by_name.items()}
+    total = sum(sum(one) for one in rates.values())
     parts = []
     for name, nics in by_name.items():
+        rate = sum(rates[name])
         states = [one.state for one in nics if one.state != "up"]
-        share = rates[name] / total if total else None
-        parts.append(f"{name} {rate_text(rates[name])}, {share_text(share)}" + (f", {states[0]}" if states else ""))
+        words = [f"{name} {rate_text(rate if rates[name] else None)}", share_text(rate / total if total else None)]
+        parts.append(", ".join(words + states[:1]))
     return "; ".join(parts) or None
+
+
+def _rates(nic: NicReport) -> list[float]:
+    return [rate for rate in (nic.sent_bytes_per_s, nic.received_bytes_per_s) if rate is not None]
