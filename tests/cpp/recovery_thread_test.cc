@@ -77,6 +77,23 @@ TEST_CASE(a_peer_that_ends_causes_one_line_however_many_comms_it_had) {
   CHECK_EQ(logged()[0], "lost a connection");
 }
 
+TEST_CASE(an_interface_that_is_down_from_the_start_is_reported) {
+  logged().clear();
+  set_log_function(&keep_line);
+  std::string told;
+  {
+    RecoveryThread thread;
+    NetworkInterface interface;
+    interface.name = "nosuch0";
+    CHECK_OK(thread.start(
+        {{interface}, [&](const NetworkInterface& one, LinkState state) { told = describe(state, one); }}));
+  }
+  set_log_function(nullptr);
+  CHECK_EQ(told, "nosuch0 was removed");
+  CHECK_EQ(logged().size(), 1u);
+  CHECK_EQ(logged()[0], "Bagua-Net: network interface nosuch0 was removed");
+}
+
 TEST_CASE(without_rtnetlink_it_says_so_once_and_recovers_all_the_same) {
   logged().clear();
   set_log_function(&keep_line);

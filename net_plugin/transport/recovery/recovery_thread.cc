@@ -167,10 +167,15 @@ void RecoveryThread::report_link(std::size_t index, std::int64_t now_ms) {
 
 void RecoveryThread::look_at_links(std::int64_t now_ms) {
   for (const std::size_t index : links_.update(now_ms).interfaces) report_link(index, now_ms);
+  write_log();
+}
+
+void RecoveryThread::write_log() {
   for (const RareLog::Line& line : log_.take()) log_message(line.level, __FILE__, __LINE__, line.text);
 }
 
 void RecoveryThread::run() {
+  write_log();  // of interfaces that were down at the start
   std::vector<EpollPoller::Event> events;
   std::int64_t tick_ms = monotonic_ms();
   for (;;) {
@@ -206,7 +211,7 @@ void RecoveryThread::run() {
       for (std::string& line : lines) {
         log_.add_if_due(LogLevel::kWarn, "", [&] { return std::move(line); });
       }
-      for (const RareLog::Line& line : log_.take()) BAGUA_NET_WARN(line.text);
+      write_log();
     }
     const bool has_link_event =
         std::any_of(events.begin(), events.end(), [](const auto& event) { return event.id == kLinkEvent; });

@@ -80,6 +80,7 @@ class RecoveryThread {
   void watch_links(const WatchedLinks& watched);
   void look_at_links(std::int64_t now_ms);
   void report_link(std::size_t index, std::int64_t now_ms);
+  void write_log();
 
   EpollPoller poller_;
   RareLog log_;      // the thread's
