@@ -6,19 +6,12 @@ import re
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
+from support.labs import NEEDS_LAB, Lab
 from support.processes import wait_until
 
-_ROOT = Path(__file__).resolve().parents[2]
-if str(_ROOT / "tools") not in sys.path:
-    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
-
-from netlab import Lab, missing_privilege  # noqa: E402
-
-_LACKING = missing_privilege()
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]
+pytestmark = NEEDS_LAB
 
 PATIENCE_S = 120.0
 SILENT_RANK = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes.util
-import os
 import signal
 import socket
 import subprocess
@@ -15,9 +14,11 @@ from pathlib import Path
 import pytest
 from support.load_driver import (
     ANSWER_S,
-    Event,
+    FAILURE_S,
     LoadDriver,
     StartDriver,
+    ask,
+    connect_ring,
     driver_executable,
     loopback_bytes,
     plugin_library,
@@ -27,8 +28,6 @@ from support.processes import is_alive, wait_until
 
 TRANSPORTS = ("bare", "plugin")
 SIZES = (1, 3, 8, 1000, 1024, 65536, 100_001, (1 << 20) + 4, (5 << 20) + 1)
-# For errors of a lost or silent peer, on a machine that is busy: less than the timeout of messages.
-SECONDS = 40.0
 
 
 @pytest.fixture
@@ -47,15 +46,6 @@ def start_ranks(
     return [start("ring", "--rank", rank, *common, **variables) for rank in range(nranks)]
 
 
-def connect(ranks: list[LoadDriver]) -> list[Event]:
-    listening = [rank.expect("listening") for rank in ranks]
-    for index, rank in enumerate(ranks):
-        rank.say("connect " + " ".join(listening[(index + 1) % len(ranks)]["handles"]))
-    for rank in ranks:
-        rank.expect("connected")
-    return listening
-
-
 def context_switches(pid: int) -> dict[str, int]:
     """Of all threads that the process has now, since each began."""
     totals = {"voluntary": 0, "involuntary": 0}
@@ -66,14 +56,8 @@ def context_switches(pid: int) -> dict[str, int]:
     return totals
 
 
-def everywhere(ranks: list[LoadDriver], command: str, event: str) -> list[Event]:
-    for rank in ranks:
-        rank.say(command)
-    return [rank.expect(event) for rank in ranks]
-
-
 def verify(ranks: list[LoadDriver], size: int) -> None:
-    for event in everywhere(ranks, f"verify {size}", "verified"):
+    for event in ask(ranks, f"verify {size}", "verified"):
         assert event == {"event": "verified", "bytes": size, "wrong_elements": 0, "first_wrong": None}
 
 
@@ -81,7 +65,7 @@ def verify(ranks: list[LoadDriver], size: int) -> None:
 @pytest.mark.parametrize("nranks", [2, 3])
 def test_a_ring_sums_rightly(start: StartDriver, transport: str, nranks: int) -> None:
     ranks = start_ranks(start, transport, nranks)
-    connect(ranks)
+    connect_ring(ranks)
     for size in SIZES:
         verify(ranks, size)
     quit_all(ranks)
@@ -95,7 +79,7 @@ def test_a_ring_sums_rightly(start: StartDriver, transport: str, nranks: int) ->
 )
 def test_every_shape_of_ring_sums_rightly(start: StartDriver, transport: str, options: tuple[object, ...]) -> None:
     ranks = start_ranks(start, transport, 2, *options)
-    connect(ranks)
+    connect_ring(ranks)
     for size in (7, 4096, 300_000):
         verify(ranks, size)
     quit_all(ranks)
@@ -104,7 +88,7 @@ def test_every_shape_of_ring_sums_rightly(start: StartDriver, transport: str, op
 @pytest.mark.parametrize("version", range(5, 13))
 def test_every_table_of_the_plugin_is_driven(start: StartDriver, version: int) -> None:
     ranks = start_ranks(start, "plugin", 2, "--table", version)
-    for event in connect(ranks):
+    for event in connect_ring(ranks):
         assert event["table"] == f"v{version}"
         assert event["net_name"] == "BaguaNet"
     for size in (8, 100_001, 4 << 20):
@@ -129,7 +113,7 @@ def test_the_first_line_says_what_will_be_measured(start: StartDriver) -> None:
 
 def test_no_thread_wakes_while_connections_are_idle(start: StartDriver) -> None:
     ranks = start_ranks(start, "plugin", 2, "--channels", 16, BAGUA_NET_NWORKERS="2")
-    connect(ranks)
+    connect_ring(ranks)
     verify(ranks, 16 << 20)
 
     def is_quiet() -> bool:
@@ -143,7 +127,7 @@ def test_no_thread_wakes_while_connections_are_idle(start: StartDriver) -> None:
 
 def test_channels_are_spread_over_all_devices(start: StartDriver) -> None:
     ranks = start_ranks(start, "plugin", 2, "--device", "all", "--channels", 3, BAGUA_NET_RAILS="2")
-    for event in connect(ranks):
+    for event in connect_ring(ranks):
         assert len(event["devices"]) == 2
     verify(ranks, 1 << 20)
     quit_all(ranks)
@@ -152,11 +136,11 @@ def test_channels_are_spread_over_all_devices(start: StartDriver) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_run_moves_every_byte_and_reports_its_cost(start: StartDriver, transport: str) -> None:
     ranks = start_ranks(start, transport)
-    connect(ranks)
+    connect_ring(ranks)
     size, iterations, warmup = 8 << 20, 5, 2
     switches_before = [context_switches(rank.process.pid) for rank in ranks]
     moved, began = loopback_bytes(), time.monotonic()
-    results = everywhere(ranks, f"run {size} {iterations} {warmup}", "result")
+    results = ask(ranks, f"run {size} {iterations} {warmup}", "result")
     moved, wall = loopback_bytes() - moved, time.monotonic() - began
     switches_after = [context_switches(rank.process.pid) for rank in ranks]
     # Each of two ranks sends the whole buffer once per all-reduce: half of it in each of two steps.
@@ -178,7 +162,7 @@ def test_a_run_moves_every_byte_and_reports_its_cost(start: StartDriver, transpo
 
 def test_the_end_of_stdin_means_quit(start: StartDriver) -> None:
     ranks = start_ranks(start, "bare")
-    connect(ranks)
+    connect_ring(ranks)
     for rank in ranks:
         rank.close_stdin()
     for rank in ranks:
@@ -202,7 +186,7 @@ def test_a_driver_does_not_outlive_its_parent(environment: dict[str, str]) -> No
         pid = int(parent.stdout.readline())
         assert is_alive(pid)
         parent.kill()
-        wait_until(lambda: not is_alive(pid), f"the end of driver {pid}", SECONDS)
+        wait_until(lambda: not is_alive(pid), f"the end of driver {pid}", FAILURE_S)
 
 
 RING = ("ring", "--transport", "bare", "--rank", "0", "--nranks", "2")
@@ -307,7 +291,7 @@ def test_a_port_in_use_is_explained(start: StartDriver) -> None:
 )
 def test_a_bad_command_is_explained(start: StartDriver, command: str, parts: list[str]) -> None:
     ranks = start_ranks(start, "bare")
-    connect(ranks)
+    connect_ring(ranks)
     ranks[0].say(command)
     message = ranks[0].expect_failure()
     for part in parts:
@@ -339,7 +323,7 @@ def test_a_peer_that_never_connects_is_an_error_at_the_deadline(start: StartDriv
     listening = [rank.expect("listening") for rank in ranks]
     began = time.monotonic()
     ranks[0].say("connect " + " ".join(listening[1]["handles"]))
-    message = ranks[0].expect_failure(SECONDS)
+    message = ranks[0].expect_failure(FAILURE_S)
     assert time.monotonic() - began > 0.6
     assert "not connected after 700 ms" in message
     assert "rank 0 (receives from rank 1, sends to rank 1)" in message
@@ -353,7 +337,7 @@ def test_a_peer_that_is_gone_before_the_connect_is_an_error(start: StartDriver, 
     listening = [rank.expect("listening") for rank in ranks]
     ranks[1].end()
     ranks[0].say("connect " + " ".join(listening[1]["handles"]))
-    assert "connect" in ranks[0].expect_failure(SECONDS)
+    assert "connect" in ranks[0].expect_failure(FAILURE_S)
 
 
 def run_until_ended(ranks: list[LoadDriver]) -> None:
@@ -368,21 +352,21 @@ def run_until_ended(ranks: list[LoadDriver]) -> None:
 @pytest.mark.parametrize("nranks", [2, 3])
 def test_a_rank_that_dies_is_an_error_of_its_neighbours(start: StartDriver, transport: str, nranks: int) -> None:
     ranks = start_ranks(start, transport, nranks)
-    connect(ranks)
+    connect_ring(ranks)
     run_until_ended(ranks)
     ranks[1].process.send_signal(signal.SIGKILL)
     # The error travels round the ring: who fails closes its connections, and so the next one fails.
-    messages = [rank.expect_failure(SECONDS) for rank in (ranks[0], *ranks[2:])]
+    messages = [rank.expect_failure(FAILURE_S) for rank in (ranks[0], *ranks[2:])]
     assert all("127.0.0.1" in message for message in messages), messages
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_hangs_is_an_error_at_the_deadline(start: StartDriver, transport: str) -> None:
     ranks = start_ranks(start, transport, 2, "--timeout-ms", 2500)
-    connect(ranks)
+    connect_ring(ranks)
     run_until_ended(ranks)
     ranks[1].process.send_signal(signal.SIGSTOP)
-    message = ranks[0].expect_failure(SECONDS)
+    message = ranks[0].expect_failure(FAILURE_S)
     assert "no message completed for 2500 ms" in message
     assert "rank 0 (receives from rank 1" in message
     assert "under way" in message
@@ -391,10 +375,10 @@ def test_a_rank_that_hangs_is_an_error_at_the_deadline(start: StartDriver, trans
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_with_different_sizes_get_an_error(start: StartDriver, transport: str) -> None:
     ranks = start_ranks(start, transport, 2, "--timeout-ms", 3000)
-    connect(ranks)
+    connect_ring(ranks)
     ranks[0].say("run 1024 1 0")
     ranks[1].say("run 4096 1 0")
-    messages = [rank.expect_failure(SECONDS) for rank in ranks]
+    messages = [rank.expect_failure(FAILURE_S) for rank in ranks]
     assert any("give all ranks the same sizes" in message for message in messages), messages
 
 
@@ -414,10 +398,3 @@ def test_strangers_do_not_disturb_the_ring(start: StartDriver) -> None:
         assert silent.recv(1) == b""
     verify(ranks, 100_000)
     quit_all(ranks)
-
-
-def test_help_needs_no_mode() -> None:
-    shown = subprocess.run([driver_executable(), "--help"], capture_output=True, text=True, timeout=ANSWER_S, env={})
-    assert shown.returncode == os.EX_OK
-    assert "bagua-net-driver ring" in shown.stdout
-    assert "bagua-net-driver raw" in shown.stdout

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from support.load_driver import ANSWER_S, Event, LoadDriver, StartDriver, loopback_bytes, quit_all
+from support.load_driver import (
+    ANSWER_S,
+    FAILURE_S,
+    LoadDriver,
+    StartDriver,
+    ask,
+    driver_executable,
+    loopback_bytes,
+    quit_all,
+)
 from support.ports import free_port
 from support.processes import wait_until
 
 MIB = 1 << 20
 SERVER = ("raw", "--role", "server", "--streams", "1")
-# For errors of a lost or silent peer, on a machine that is busy: less than the timeout of messages.
-SECONDS = 40.0
-
-
-def ask(ends: tuple[LoadDriver, LoadDriver], command: str, event: str) -> list[Event]:
-    for end in ends:
-        end.say(command)
-    return [end.expect(event) for end in ends]
 
 
 def kernel_count(driver: LoadDriver, name: str) -> int:
@@ -126,9 +129,9 @@ def test_raw_ends_with_different_stream_counts_get_an_error(start_driver: StartD
     server = start_driver("raw", "--role", "server", "--streams", 2)
     address = server.expect("listening")["address"]
     client = start_driver("raw", "--role", "client", "--streams", 3, "--connect", address)
-    assert "--streams 3, this server has 2" in server.expect_failure(SECONDS)
+    assert "--streams 3, this server has 2" in server.expect_failure(FAILURE_S)
     # The server is gone by then, or just going: while the client connects its streams, or waits for the answer.
-    message = client.expect_failure(SECONDS)
+    message = client.expect_failure(FAILURE_S)
     assert "stream" in message or f"connect to {address}" in message
 
 
@@ -136,7 +139,7 @@ def test_a_raw_server_without_a_client_fails_at_the_deadline(start_driver: Start
     server = start_driver("raw", "--role", "server", "--streams", 4, "--timeout-ms", 500)
     host, _, port = server.expect("listening")["address"].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=ANSWER_S):  # a silent stranger is no client
-        assert "only 0 of 4 streams were connected within 500 ms" in server.expect_failure(SECONDS)
+        assert "only 0 of 4 streams were connected within 500 ms" in server.expect_failure(FAILURE_S)
 
 
 def test_a_raw_client_without_a_server_is_an_error(start_driver: StartDriver) -> None:
@@ -154,7 +157,7 @@ def test_a_raw_end_that_dies_is_an_error_of_the_other(start_driver: StartDriver)
             end.say(f"run {1 << 40} {MIB}")
         wait_until(lambda moved=moved: loopback_bytes() - moved > 8 * MIB, "traffic of the run")
         ends[victim].process.kill()
-        message = ends[1 - victim].expect_failure(SECONDS)
+        message = ends[1 - victim].expect_failure(FAILURE_S)
         assert "stream" in message
         assert "has that process ended" in message or "has the other process ended" in message
 
@@ -163,8 +166,8 @@ def test_raw_runs_of_different_sizes_get_an_error(start_driver: StartDriver) -> 
     server, client = start_raw(start_driver, 2, "--timeout-ms", 2500)
     server.say("run 2000000 1000000")
     client.say("run 1000000 1000000")
-    assert "1000000 of 2000000 bytes" in server.expect_failure(SECONDS)
-    client.expect_failure(SECONDS)
+    assert "1000000 of 2000000 bytes" in server.expect_failure(FAILURE_S)
+    client.expect_failure(FAILURE_S)
 
 
 @pytest.mark.parametrize(
@@ -213,3 +216,10 @@ def test_a_port_in_use_is_explained(start_driver: StartDriver) -> None:
         message = start_driver(*SERVER, "--address", f"127.0.0.1:{port}").expect_failure()
     assert f"127.0.0.1:{port}" in message
     assert "another process listens on that port" in message
+
+
+def test_help_needs_no_mode() -> None:
+    shown = subprocess.run([driver_executable(), "--help"], capture_output=True, text=True, timeout=ANSWER_S, env={})
+    assert shown.returncode == os.EX_OK
+    assert "bagua-net-driver ring" in shown.stdout
+    assert "bagua-net-driver raw" in shown.stdout

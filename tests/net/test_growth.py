@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.lab_ring import Ring
 from support.labs import Lab, needs_lab
-from support.load_driver import ANSWER_S, LoadDriver, StartDriver, connect_ring, plugin_library, quit_all
+from support.load_driver import ANSWER_S, LoadDriver, StartDriver, ask, connect_ring, plugin_library, quit_all
 
 Pair = tuple[LoadDriver, LoadDriver]
 
@@ -68,10 +68,8 @@ def _socket_inodes(pid: int) -> set[str]:
 
 
 def _verify(pair: Pair, messages: int) -> None:
-    for rank in pair:
-        rank.say(f"verify {messages * _MESSAGE_BYTES}")
-    for rank in pair:
-        assert rank.expect("verified")["wrong_elements"] == 0
+    for event in ask(pair, f"verify {messages * _MESSAGE_BYTES}", "verified"):
+        assert event["wrong_elements"] == 0
 
 
 @needs_lab

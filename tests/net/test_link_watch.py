@@ -28,7 +28,7 @@ def _reports(ring: Ring, rank: int = 0) -> list[str]:
 
 
 def _wait_for_report(ring: Ring, text: str, rank: int = 0) -> None:
-    wait_until(lambda: any(text in report for report in _reports(ring, rank)), f"a report {text!r}", 20)
+    wait_until(lambda: any(text in report for report in _reports(ring, rank)), f"a report {text!r}")
 
 
 def test_interfaces_that_go_and_return_are_reported() -> None:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 import zlib
 from pathlib import Path
 from types import TracebackType
 
-import pytest
 from support.lab_ring import Ring
+from support.labs import NEEDS_LAB, Lab
 
-_ROOT = Path(__file__).resolve().parents[2]
-if str(_ROOT / "tools") not in sys.path:
-    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
-
-from netlab import Lab, missing_privilege  # noqa: E402
-
-_LACKING = missing_privilege()
-
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]
+pytestmark = NEEDS_LAB
 
 _ETH_P_ALL = 3
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h

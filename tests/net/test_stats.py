@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.fresh_process import Completed, RunNet
-from support.load_driver import LoadDriver, StartDriver, connect_ring, plugin_library, quit_all
+from support.load_driver import LoadDriver, StartDriver, ask, connect_ring, plugin_library, quit_all
 from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
 
 from bagua.cli.stats_table import rendered
@@ -39,10 +39,7 @@ def start_ring(start: StartDriver, **variables: str) -> list[LoadDriver]:
 
 
 def verify(ranks: list[LoadDriver]) -> None:
-    for rank in ranks:
-        rank.say(f"verify {BYTES}")
-    for rank in ranks:
-        rank.expect("verified")
+    ask(ranks, f"verify {BYTES}", "verified")
 
 
 def only(found: Snapshot) -> ProcessReport:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.load_driver import LoadDriver, StartDriver, connect_ring, plugin_library, quit_all
+from support.load_driver import LoadDriver, StartDriver, ask, connect_ring, plugin_library, quit_all
 
 from bagua.cli.net import main
 
@@ -33,10 +33,8 @@ def verify(pair: Pair, size: int, messages: int) -> None:
     """An all-reduce of two ranks sends each half of its bytes twice: a message in either direction, and one more."""
     assert messages % 2 == 0
     for _ in range(messages // 2):
-        for rank in pair:
-            rank.say(f"verify {2 * size}")
-        for rank in pair:
-            assert rank.expect("verified")["wrong_elements"] == 0
+        for event in ask(pair, f"verify {2 * size}", "verified"):
+            assert event["wrong_elements"] == 0
 
 
 def traces(folder: Path) -> list[list[Event]]:

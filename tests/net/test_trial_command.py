@@ -198,4 +198,4 @@ def test_an_interrupted_trial_leaves_no_launcher(
     finally:
         command.kill()
         command.wait()
-    wait_until(lambda: not is_alive(int(mark.read_text())), "the end of the launcher", 60)
+    wait_until(lambda: not is_alive(int(mark.read_text())), "the end of the launcher")

@@ -17,6 +17,8 @@ Event = dict[str, Any]
 
 # Far above what any step takes, also while a machine builds something: only a hang reaches it.
 ANSWER_S = 60.0
+# For errors of a lost or silent peer, on a machine that is busy: less than the timeout of messages.
+FAILURE_S = 40.0
 
 
 def driver_executable() -> Path:
@@ -109,13 +111,21 @@ class LoadDriver:
 StartDriver = Callable[..., LoadDriver]
 
 
-def connect_ring(drivers: Sequence[LoadDriver]) -> None:
-    """Each to the next one."""
-    handles = [one.expect("listening")["handles"] for one in drivers]
-    for one, following in zip(drivers, [*handles[1:], handles[0]], strict=True):
-        one.say("connect " + " ".join(following))
+def connect_ring(drivers: Sequence[LoadDriver]) -> list[Event]:
+    """Each to the next one. Returns what each has said as it began to listen."""
+    listening = [one.expect("listening") for one in drivers]
+    for one, following in zip(drivers, [*listening[1:], listening[0]], strict=True):
+        one.say("connect " + " ".join(following["handles"]))
     for one in drivers:
         one.expect("connected")
+    return listening
+
+
+def ask(drivers: Sequence[LoadDriver], command: str, event: str) -> list[Event]:
+    """All of them at once; their answers."""
+    for one in drivers:
+        one.say(command)
+    return [one.expect(event) for one in drivers]
 
 
 def quit_all(drivers: Iterable[LoadDriver]) -> None:

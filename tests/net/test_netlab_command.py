@@ -1,0 +1,204 @@
+"""tools/netlab's command line: ranks on hosts, exit codes, and what it refuses."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from support.labs import namespaces_of, needs_lab
+from support.processes import is_alive
+
+# isort: split
+from netlab import FlowUsage, LinkPlan, SlowFlows, cli, describe_flows, parse_rate_mbit, parse_slow_flows
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+# `-m tools.netlab` is meant for the root of the repository, so the directory has to count.
+_CLI_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+
+
+def _netlab(
+    *arguments: str, before: Sequence[str] = (), preexec_fn: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *before, "-m", "tools.netlab", *arguments]
+    return subprocess.run(
+        command, cwd=_ROOT, env=_CLI_ENVIRONMENT, capture_output=True, text=True, timeout=240, preexec_fn=preexec_fn
+    )
+
+
+def _drop_capabilities() -> None:
+    """Between fork and exec: nothing is left in this process or gained by the program it becomes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(41):
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP; fails, harmlessly, for one that was not there
+
+
+def test_cli_without_capabilities_says_what_is_lacking() -> None:
+    for action in (["run", "--", "true"], ["sweep"], ["check"]):
+        result = _netlab(*action, preexec_fn=_drop_capabilities)
+        assert result.returncode == 125, result
+        assert "lacks CAP_NET_ADMIN and CAP_SYS_ADMIN: run it as root" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+@needs_lab
+def test_cli_without_pyroute2_says_how_to_get_it() -> None:
+    result = _netlab("check", before=["-S"])  # no site-packages
+    assert result.returncode == 125
+    assert "pip install pyroute2" in result.stderr
+
+
+@needs_lab
+def test_cli_check_builds_a_network() -> None:
+    result = _netlab("check")
+    assert result.returncode == 0, result.stderr
+    assert "can build networks" in result.stdout
+
+
+@needs_lab
+def test_cli_run_gives_ranks_marks_output_and_returns_the_worst_code() -> None:
+    script = (
+        'echo "$RANK/$WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $NCCL_SOCKET_IFNAME $X"; echo err >&2; exit $((RANK * 3))'
+    )
+    result = _netlab("run", "--hosts", "3", "--rate", "1G", "--mtu", "9000", "--env", "X=y", "--", "sh", "-c", script)
+    assert result.returncode == 6, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"[h{rank}] {rank}/3 10.77.0.1:29500 =eth0 y" for rank in range(3)]
+    assert {f"[h{rank}] err" for rank in range(3)} < set(result.stderr.splitlines())
+    assert "netlab: host 2 exited with code 6" in result.stderr
+
+
+_RENDEZVOUS = """
+import os, socket
+address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.create_server(address) as server:
+        server.settimeout(20)
+        peers = [server.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
+        print(sorted(peer.recv(1) for peer in peers))
+else:
+    for attempt in range(200):
+        try:
+            peer = socket.create_connection(address, timeout=20)
+            break
+        except ConnectionRefusedError:
+            __import__("time").sleep(0.1)
+    peer.sendall(os.environ["RANK"].encode())
+    peer.recv(1)
+"""
+
+
+@needs_lab
+def test_cli_ranks_meet_at_the_master_address() -> None:
+    result = _netlab("run", "--hosts", "3", "--rate", "100M", "--", sys.executable, "-c", _RENDEZVOUS)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "[h0] [b'1', b'2']\n"
+
+
+@needs_lab
+def test_cli_ends_the_others_after_a_failure_and_all_after_the_timeout() -> None:
+    failed = _netlab("run", "--grace", "0.5", "--", "sh", "-c", "test $RANK = 1 && kill -9 $$; sleep 60")
+    assert failed.returncode == 137
+    assert "host 1 was ended by SIGKILL" in failed.stderr
+    assert "hosts [0] still run 0.5 s after the failure" in failed.stderr
+    late = _netlab("run", "--timeout", "0.5", "--", "sleep", "60")
+    assert late.returncode == 124
+    assert "hosts [0, 1] still run after 0.5 s (--timeout)" in late.stderr
+
+
+@needs_lab
+def test_cli_terminated_leaves_nothing() -> None:
+    command = [sys.executable, "-m", "tools.netlab", "run", "--", "sh", "-c", "echo $$; sleep 60"]
+    with subprocess.Popen(command, cwd=_ROOT, env=_CLI_ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        started = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+        process.terminate()
+        assert process.wait(60) == 143
+    assert not any(is_alive(pid) for pid in started)
+    assert namespaces_of(process.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--rate", "10", "--", "true"], "rate '10' is not a number with a unit: write 400M, 2.5G or 10G"),
+        (["run", "--rate", "900G", "--", "true"], "rate is 900000 Mbit/s; it must be 1 to 400000 Mbit/s"),
+        (["run", "--uneven", "1=1G", "--", "true"], "'1=1G' is not HOST:NIC=RATE; write 1:0=2.5G"),
+        (["run", "--uneven", "5:0=1G", "--", "true"], "--uneven names 5:0; with --hosts 2 --nics 1 the last is 1:0"),
+        (["run", "--rate", "1G,2G", "--", "true"], "--rate has 2 values for --nics 1; give one value"),
+        (["run", "--env", "A", "--", "true"], "'A' is not NAME=VALUE"),
+        (["run", "--timeout", "-1", "--", "true"], "'-1' is out of range; give 0 or more seconds"),
+        (["run", "--rate", "1G"], "no command; write it after --, as in: PYTHONPATH=tools python -m netlab run "),
+        (["run", "--slow-flows", "1/4=40M", "--", "true"], "--slow-flows needs --per-flow, the cap of the other flows"),
+        (
+            ["run", "--delay", "1ms", "--mtu", "65535", "--", "true"],
+            "--mtu 65535: with --delay it must be at most 65521",
+        ),
+        (["run", "--loss", "1", "--", "true"], "loss '1' is not a percentage: write 1% or 0.1%"),
+        (["run", "--slow-flows", "1/4", "--", "true"], "write 1/4=40M for one flow in four"),
+        (
+            ["run", "--per-flow", "40M", "--slow-flows", "1/4=80M", "--", "true"],
+            "--slow-flows at 80 Mbit/s are faster than the others, which --per-flow caps at 40 Mbit/s",
+        ),
+        (["run", "--", ""], "no command; write it after --"),
+    ],
+)
+def test_cli_errors_name_the_value_and_the_remedy(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2, "125 is for a network that cannot be built"
+    assert message in capsys.readouterr().err
+
+
+# --- spellings ---
+
+
+@pytest.mark.parametrize(
+    ("text", "mbit"), [("10G", 10_000), ("2.5g", 2500), ("400M", 400), ("1500kbit", 1.5), ("100Gbit/s", 100_000)]
+)
+def test_rates_are_bits_a_second_in_powers_of_ten(text: str, mbit: float) -> None:
+    assert parse_rate_mbit(text) == pytest.approx(mbit)
+    assert parse_slow_flows(f"1/8={text}") == SlowFlows(8, parse_rate_mbit(text))
+
+
+@pytest.mark.parametrize("text", ["", "10", "G", "10GB", "-1G", "1e3M", "nan", "10 G"])
+def test_other_spellings_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a number with a unit"):
+        parse_rate_mbit(text)
+
+
+def test_link_plans_check_their_values() -> None:
+    with pytest.raises(ValueError, match=r"per_flow_mbit is 0.5 Mbit/s; it must be 1 to 400000"):
+        LinkPlan(per_flow_mbit=0.5)
+    with pytest.raises(ValueError, match="rate_mbit is nan"):
+        LinkPlan(rate_mbit=float("nan"))
+    with pytest.raises(ValueError, match="slow_flows without per_flow_mbit; give the cap of the other flows"):
+        LinkPlan(slow_flows=SlowFlows(4, 8))
+    with pytest.raises(ValueError, match="one slow flow in 65; it must be one in 1 to 64"):
+        SlowFlows(65, 8)
+
+
+@pytest.mark.parametrize("text", ["4=8M", "1/4", "1/4=8", "1/x=8M", "2/4=8M"])
+def test_other_spellings_of_slow_flows_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write 1/4=40M|is not a number with a unit"):
+        parse_slow_flows(text)
+
+
+def test_flows_are_counted_by_cap() -> None:
+    usages = [FlowUsage(20, 50), FlowUsage(200, 1000), FlowUsage(200, 900), FlowUsage(200, 3), FlowUsage(20, 0)]
+    assert describe_flows(usages) == "3 flows: 2 of up to 200 Mbit/s, 1 of up to 20 Mbit/s; together 420 Mbit/s"
+    assert describe_flows(usages[:1]) == "1 flow: 1 of up to 20 Mbit/s; together 20 Mbit/s"
+    assert describe_flows(usages[4:]) == "no data"
+
+
+def test_importing_netlab_needs_neither_pyroute2_nor_root() -> None:
+    assert importlib.util.find_spec("netlab") is not None
+    code = "import sys; sys.path.append(sys.argv[1]); import netlab; assert 'pyroute2' not in sys.modules"
+    subprocess.run([sys.executable, "-S", "-c", code, str(_ROOT / "tools")], check=True, timeout=240)
