@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -19,17 +20,15 @@ EXCEPTION = re.compile(r"^\w+Error: ")  # Python's way to print one
 SHORTEST = 8  # characters of a quotation that say something
 
 
-def strings_of(*folders: str) -> list[str]:
+@functools.cache  # not while tests are collected, which every worker does
+def strings_of_core() -> list[str]:
     """Every string constant, and the constant pieces of f-strings."""
     found: list[str] = []
-    for folder in folders:
+    for folder in CORE:
         for path in sorted((REPOSITORY / "bagua" / folder).rglob("*.py")):
             nodes = ast.walk(ast.parse(path.read_text()))
             found += [one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)]
     return found
-
-
-STRINGS = strings_of(*CORE)
 
 
 def quoted_messages() -> list[str]:
@@ -49,7 +48,7 @@ def quoted_messages() -> list[str]:
 
 @pytest.mark.parametrize("piece", [piece for piece in quoted_messages() if piece not in NOT_OURS])
 def test_message_is_in_the_sources(piece: str) -> None:
-    assert any(piece.strip(" ():") in string for string in STRINGS)
+    assert any(piece.strip(" ():") in string for string in strings_of_core())
 
 
 def test_messages_are_found_on_the_page() -> None:
@@ -60,4 +59,4 @@ def test_levels_of_the_log_are_those_that_are_known() -> None:
     rows = [line for line in LOG.splitlines() if line.startswith("| `")][1:]
     levels = [level for row in rows for level in re.findall(r"`(\w+)`", row)]
     assert levels == ["debug", "info", "warning", "error"]
-    assert set(levels) <= set(STRINGS)
+    assert set(levels) <= set(strings_of_core())
