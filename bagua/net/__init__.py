@@ -1,6 +1,7 @@
-"""Bagua-Net, the NCCL network plugin, seen from Python: where it is, and how NCCL is made to take it.
+"""The Python interface of the plugin: where its library is, and how to switch it on.
 
-No torch and no native code is imported here, and nothing is set: `import torch` and `import bagua` call `activate`.
+Importing it sets no variable, and loads neither torch nor native code. `import torch` and `import bagua` call
+`activate`.
 """
 
 from __future__ import annotations

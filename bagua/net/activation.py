@@ -30,14 +30,22 @@ from bagua.net.plugin_setting import PLUGIN_NAME, default_name_finds, is_our_nam
 
 
 class ActivationError(RuntimeError):
-    """The plugin was asked for and cannot be had. The message names the cause and the remedy."""
+    """The plugin cannot be switched on. The message names the cause and the remedy."""
 
 
 class ActivationState(Enum):
-    OFF = "off"  # ENABLE_BAGUA_NET=0
-    NOT_ASKED = "not asked"  # nothing asks for it
-    ACTIVE = "active"  # NCCL will look for our library
-    KEPT = "kept"  # a setting of the user's own leads NCCL elsewhere, and was left alone
+    """
+    Attributes:
+        OFF: ENABLE_BAGUA_NET=0.
+        NOT_ASKED: no variable asks for the plugin.
+        ACTIVE: NCCL will load the plugin.
+        KEPT: one of your own settings selects another plugin or network, and was left alone.
+    """
+
+    OFF = "off"
+    NOT_ASKED = "not asked"
+    ACTIVE = "active"
+    KEPT = "kept"
 
 
 class Target(Enum):
@@ -50,17 +58,31 @@ class Target(Enum):
 
 @dataclass(frozen=True)
 class KeptSetting:
-    """A NCCL_NET or NCCL_NET_PLUGIN that the user set."""
+    """
+    A setting of yours that was left alone.
+
+    Attributes:
+        name: NCCL_NET or NCCL_NET_PLUGIN.
+        source: "the environment", or the path of the configuration file.
+    """
 
     name: str
     value: str
-    source: str  # "the environment", or the path of the configuration file
+    source: str
 
 
 @dataclass(frozen=True)
 class ActivationResult:
+    """
+    Attributes:
+        changes: the variables that were set.
+        library: the plugin; None if it is not used.
+        kept: your own settings that were left alone.
+        warnings: what was logged.
+    """
+
     state: ActivationState
-    changes: Mapping[str, str] = field(default_factory=dict)  # what has to be set, or was
+    changes: Mapping[str, str] = field(default_factory=dict)
     library: Path | None = None
     kept: tuple[KeptSetting, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -89,12 +111,18 @@ class Surroundings:
 
 
 def activate(environment: MutableMapping[str, str] | None = None) -> ActivationResult:
-    """Sets NCCL's variables in os.environ if ENABLE_BAGUA_NET asks for it; must run before the process's first NCCL
-    communicator. Ranks of a job then also look for what holds them up (bagua.net.blame). Calling it again changes
-    nothing. Warnings go to the logger `bagua.net`, once.
+    """
+    Set NCCL's variables if ENABLE_BAGUA_NET is on. Call it before the process's first NCCL communicator. A second call
+    changes nothing. Warnings go to the logger `bagua.net`, once. Ranks then also report which rank they wait for.
 
-    Raises EnvironmentValueError for a bad value, and MissingFileError, PluginPathError or ActivationError when the
-    plugin was asked for and cannot be had.
+    Args:
+        environment: is read and changed; None: os.environ.
+
+    Raises:
+        EnvironmentValueError: a variable has an invalid value.
+        MissingFileError: the plugin is not installed.
+        PluginPathError: NCCL cannot load a plugin from its path.
+        ActivationError: the plugin cannot be switched on for another reason.
     """
     target = os.environ if environment is None else environment
     result = plan(target, Target.THIS_PROCESS)
@@ -122,7 +150,16 @@ def activate_at_import() -> None:
 
 
 def environment(base: Mapping[str, str], *, by_name: bool = False) -> dict[str, str]:
-    """The variables that a process started with `base` needs besides, to use the plugin. Raises as `activate` does."""
+    """
+    The variables that a new process needs in addition to `base` to use the plugin.
+
+    Args:
+        base: the environment of the new process.
+        by_name: for NCCL 2.12 to 2.20, which find a plugin by its name only.
+
+    Raises:
+        RuntimeError: as `activate`.
+    """
     target = Target.NEW_PROCESS_BY_NAME if by_name else Target.NEW_PROCESS
     return dict(plan(base, target).changes)
 

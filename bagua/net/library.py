@@ -11,7 +11,7 @@ DRIVER_NAME = "bagua-net-driver"
 
 
 class MissingFileError(RuntimeError):
-    """A file that belongs to the installation is not there. The message says where it was sought and the remedy."""
+    """A file of the installation is missing. The message names the paths that were tried, and the remedy."""
 
 
 def package_directories() -> list[Path]:
@@ -23,7 +23,12 @@ def package_directories() -> list[Path]:
 
 
 def library_path() -> Path:
-    """The absolute path of the installed plugin. Raises MissingFileError."""
+    """
+    The absolute path of the installed plugin.
+
+    Raises:
+        MissingFileError: it is not installed.
+    """
     return _installed_file("lib", LIBRARY_NAME, "NCCL network plugin")
 
 

@@ -14,7 +14,7 @@ _MAX_PLUGIN_BYTES = 254
 
 
 class PluginPathError(RuntimeError):
-    """NCCL cannot be told this path. The message says why and what to do."""
+    """NCCL cannot load a plugin from this path. The message says why and what to do."""
 
 
 def plugin_value(library: Path) -> str:
