@@ -13,7 +13,8 @@ namespace {
 // Sealed and written at a time: it stays in the cache until the kernel has copied it.
 constexpr std::size_t kBatchBytes = 4 * kMaxRecordBytes;
 constexpr std::size_t kFirstReadBytes = 4096;
-constexpr std::size_t kMaxReadBytes = std::size_t{256} * 1024;
+// A chunk of the default size and its header. With half of it, both ends together take 5 to 12 % more CPU time.
+constexpr std::size_t kMaxReadBytes = 17 * kMaxRecordBytes;
 // A header gets a record of its own before a payload of this size, which can then be opened in its place.
 constexpr std::size_t kOwnRecordBytes = 8192;
 
