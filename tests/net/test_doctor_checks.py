@@ -300,7 +300,7 @@ def test_drivers_with_faults(fault: str, says: str, tmp_path: Path, monkeypatch:
     driver.chmod(0o755)
     monkeypatch.setattr(self_test, "driver_path", lambda: driver)
     if fault == "connect":
-        monkeypatch.setattr(self_test, "_STEP_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(self_test, "_STEP_TIMEOUT_S", 3.0)
     finding = check_loopback({}, Path("/lib/libnccl-net.so")).findings[0]
     assert finding.status is (Status.FAIL if fault else Status.OK)
     assert says in f"{finding.text}; {finding.remedy}"
