@@ -20,6 +20,7 @@ from bagua.fsdp.residual import Residual
 from bagua.fsdp.torch_internals import ShardedModule, require_sharded
 from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
+from bagua.job.told_by_all import told_by_all
 
 
 def compress_communication(
@@ -175,12 +176,7 @@ def _check(
 def _compare(groups: Iterable[dist.ProcessGroup], found: list[ShardedModule], settings: dict[str, Any]) -> None:
     """Ranks with other settings would send messages of other sizes: NCCL would hang."""
     told = (settings, [one.name for one in found])
-    known: dict[int, Any] = {dist.get_rank(): told}
-    for group in groups:
-        of_all: list[Any] = [None] * group.size()
-        dist.all_gather_object(of_all, known, group=group)
-        known = {rank: theirs for one in of_all for rank, theirs in one.items()}
-    # Only now, so that no rank waits in another group for one that has raised.
+    known = told_by_all(groups, told)
     other = sorted(rank for rank, theirs in known.items() if theirs != told)
     if other:
         raise ValueError(

@@ -34,11 +34,10 @@ WINDOW = 16  # sampled steps that the figures are of
 
 @dataclass(frozen=True)
 class StepWaits:
-    """Medians over the last WINDOW steps that were looked at. A step is a forward pass in training mode, and what
-    follows until the next one. NaN: not known yet.
+    """Medians over the last WINDOW steps that were looked at. NaN: not known yet.
 
     Attributes:
-        steps: how many there were.
+        steps: how many have begun.
         step_s: from one to the next.
         exposed_s: of that, what the step waits for communication: for gathered weights and for reduced gradients.
     """
@@ -72,6 +71,12 @@ class _Sample:
     end: Mark | None = None
     waits: list[tuple[Mark, Mark]] = field(default_factory=list)
     last: tuple[Mark, Mark] | None = None  # at the end of the backward pass
+
+    def end_pass(self) -> None:
+        """The step goes on with another forward pass."""
+        if self.last is not None:
+            self.waits.append(self.last)
+        self.last = None
 
     def add(self, begin: Mark, end: Mark) -> None:
         self.waits.append((begin, end))
@@ -110,7 +115,8 @@ class CommunicationMeter:
     """Measures until `remove` is called.
 
     Args:
-        model: whose forward passes are steps.
+        model: the one that is called. A step begins with a forward pass in training mode, and goes on until the next
+            one after a backward pass that reduced gradients.
         modules: its sharded modules.
     """
 
@@ -122,15 +128,16 @@ class CommunicationMeter:
         self._sample: _Sample | None = None
         self._side: torch.cuda.Stream | None = None
         self._reduced: deque[Mark] = deque()  # ends of reduce-scatters of this sample's backward pass
-        self._passes = ForwardPasses(None)
-        self._takes_back = [self._passes.follow(model, self._begin_step)]
+        self._steps = 0  # that have begun
+        self._has_reduced = True  # this step, so that the next forward pass begins another
+        self._takes_back = [ForwardPasses(None).follow(model, self._begin_pass)]
         for one in modules:
             self._takes_back += _Watch(one, self).put()
 
     def stats(self) -> StepWaits:
         """What the steps so far waited for."""
         self._read()
-        return StepWaits(self._passes.count, _median(self._step_s), _median(self._exposed_s))
+        return StepWaits(self._steps, _median(self._step_s), _median(self._exposed_s))
 
     def remove(self) -> None:
         """Measures no more."""
@@ -138,12 +145,20 @@ class CommunicationMeter:
             take_back()
         self._takes_back = []
 
+    def _begin_pass(self) -> None:
+        if self._has_reduced:
+            self._begin_step()
+        elif self._sample is not None:
+            self._sample.end_pass()
+
     def _begin_step(self) -> None:
+        self._has_reduced = False
         if self._sample is not None:
             self._sample.end = self.mark()
             self._unread.append(self._sample)
         self._read()
-        is_due = self._passes.count % SAMPLE_EVERY == 1
+        is_due = self._steps % SAMPLE_EVERY == 1
+        self._steps += 1
         if is_due and self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             is_due = False  # events of a captured graph have no times
         self._sample = _Sample(self.mark()) if is_due else None
@@ -176,6 +191,10 @@ class CommunicationMeter:
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._side.wait_event(event)
         return self.mark(self._side)
+
+    def note_reduction(self) -> None:
+        """This backward pass reduces gradients: the step ends with it."""
+        self._has_reduced = True
 
     def follow_reduction(self, begin: Mark, end: Mark, in_flight: int) -> None:
         """A module's backward pass came to its reduce-scatter at `begin`, which is over at `end`. At most `in_flight`
@@ -233,6 +252,8 @@ class _Watch:
         return None
 
     def _reduce(self, run: Callable[[], None]) -> None:
+        if self._one.reduces:
+            self._meter.note_reduction()
         if (sample := self._sample) is None:
             return run()
         begin = self._meter.mark()
@@ -265,8 +286,8 @@ def measure_communication(model: nn.Module) -> CommunicationMeter:
         ...  # some tens of steps
         print(meter.stats(), meter.stats().advice)
 
-    Nothing is sent for it, and steps take a few microseconds more. Gradient accumulation counts each backward pass as a
-    step.
+    Nothing is sent for it, and steps take a few microseconds more. A step ends with a backward pass that reduces
+    gradients: those that `set_requires_gradient_sync(False)` keeps from it are part of a step.
 
     Args:
         model: as for `compress_communication`.

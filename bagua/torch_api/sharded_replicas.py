@@ -14,12 +14,14 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.bucket_plan import plan_buckets
 from bagua.engine.step_statistics import PassRecorder, StepStatistics
+from bagua.job.told_by_all import told_by_all
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms import Algorithm
@@ -52,7 +54,8 @@ def exchange_shards(
 
     Raises:
         TypeError: another algorithm, or something else than a list of optimizers.
-        ValueError: a warm-up, a parameter that is not sharded, or the model is exchanged already.
+        ValueError: a warm-up, a parameter that is not sharded or that its mesh replicates, replicas of other ranks,
+            other settings on another rank, or the model is exchanged already.
         RuntimeError: replicas differ, or a parameter is in none of the optimizers.
     """
     recipe = resolve_algorithm(algorithm)
@@ -68,23 +71,55 @@ def exchange_shards(
         )
     if _ATTRIBUTE in vars(model):
         raise ValueError(f"This {type(model).__name__} is exchanged already. Call remove() of the handle first.")
+    group = to_bagua_process_group(replicas)
     shards: list[tuple[str, Tensor]] = []
     shard_of: dict[int, Tensor] = {}
+    meshes: dict[DeviceMesh, None] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if not isinstance(parameter, DTensor):
             raise ValueError(f"{name!r} is not sharded. Call fully_shard on the whole model first, or freeze it.")
+        if any(not placement.is_shard() for placement in parameter.placements):
+            raise ValueError(
+                f"{name!r} is replicated by its mesh, {parameter.placements}: FSDP averages its gradients in each"
+                " step.\nGive fully_shard the mesh of the shards alone, mesh['shard']."
+            )
+        meshes[parameter.device_mesh] = None
         shard_of[id(parameter)] = cast("DTensor", parameter.detach()).to_local()
         shards.append((name, shard_of[id(parameter)]))
-    group = to_bagua_process_group(replicas)
+    _check_groups(list(meshes), group)
     communicator = group.get_global_communicator()
     settings = [recipe.public_name, *(f"{name}={value}" for name, value in sorted(recipe.shared_settings().items()))]
+    _compare(settings, [*(one for mesh in meshes for one in mesh.get_all_groups()), group.torch_group])
     Replica(shards, "shards", check_optimizers(optimizers), settings).check(communicator)
     broadcast_parameters(cast("list[tuple[str, nn.Parameter]]", shards), communicator)
     exchange = ShardExchange(model, check_optimizers(optimizers), recipe.reify(group), shards, shard_of)
     vars(model)[_ATTRIBUTE] = exchange
     return exchange
+
+
+def _check_groups(meshes: Sequence[DeviceMesh], replicas: BaguaProcessGroup) -> None:
+    me = dist.get_rank()
+    for mesh in meshes:
+        holders = mesh.mesh.flatten().tolist()
+        if set(holders) & set(replicas.ranks) != {me}:
+            raise ValueError(
+                f"The model is sharded over ranks {holders}, and replicas has ranks {replicas.ranks}; they must have"
+                f" this rank, {me}, in common and no other.\nPass mesh.get_group('replicate')."
+            )
+
+
+def _compare(settings: list[str], groups: Sequence[dist.ProcessGroup | None]) -> None:
+    """Also of ranks of the same replica, whose shards would be exchanged in different steps."""
+    known = told_by_all([one for one in groups if one is not None], settings)
+    for rank, theirs in sorted(known.items()):
+        if theirs != settings:
+            mine, other = ([one for one in a if one not in b] for a, b in ((settings, theirs), (theirs, settings)))
+            raise ValueError(
+                f"exchange_shards: rank {dist.get_rank()} has {', '.join(mine)}, rank {rank} has {', '.join(other)}.\n"
+                "Give the same algorithm on all ranks."
+            )
 
 
 class ShardExchange:

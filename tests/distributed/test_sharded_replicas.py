@@ -113,7 +113,18 @@ def _two_replicas_of_two(folder: str) -> None:
     assert "'0.weight' is not sharded" in refused(ValueError, model_of(0).to(device), diloco)
     assert "2 of 6 parameters are in no optimizer" in refused(RuntimeError, model, diloco, optimizers[1:])
     other = Algorithm.init("diloco", sync_every=2 + replica)
-    assert f"rank {rank % 2} has sync_every=2" in refused(RuntimeError, model, other)
+    told = refused(ValueError, model, other)
+    assert f"rank {rank} has sync_every={2 + replica}, rank " in told
+    assert f"has sync_every={3 - replica}." in told
+    within = Algorithm.init("diloco", sync_every=2 + (rank == 0))
+    assert "rank 0" in refused(ValueError, model, within), "shards of one replica"
+    shards = mesh.get_group("shard")
+    told = message_of(ValueError, lambda: exchange_shards(model, optimizers, diloco, shards))
+    members = [2 * replica, 2 * replica + 1]
+    assert f"sharded over ranks {members}, and replicas has ranks {members}" in told
+    hybrid = nn.Linear(4, 4, device=device)
+    fully_shard(hybrid, mesh=mesh)
+    assert "'weight' is replicated by its mesh" in refused(ValueError, hybrid, diloco)
     exchange_shards(model, optimizers, diloco, replicas)
     assert "is exchanged already" in refused(ValueError, model, diloco)
 
