@@ -58,11 +58,11 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
   if (has_failed()) return stop_failed();
   Request* posted = free_request();
   if (posted == nullptr) return Status::ok();
+  stats_.posted(next_number_, CommTrace::MessagePath::kNotKnown);  // before a worker can move its data
   std::uint64_t parked = table_.post(posted, this, next_number_++, data, bytes, registration);
   for (int index = 0; parked != 0; ++index, parked >>= 1) {
     if ((parked & 1) != 0) kick(index);
   }
-  stats_.posted(posted->number_, CommTrace::MessagePath::kNotKnown);
   // The comm's own streams are driven by the next test, so that posting is cheap.
   *request = posted;
   return Status::ok();
