@@ -54,8 +54,8 @@ def exchange_shards(
 
     Raises:
         TypeError: another algorithm, or something else than a list of optimizers.
-        ValueError: a warm-up, a parameter that is not sharded or that its mesh replicates, replicas of other ranks,
-            other settings on another rank, or the model is exchanged already.
+        ValueError: a warm-up, a parameter that is not sharded, replicas that are on the model's mesh, other settings
+            on another rank, or the model is exchanged already.
         RuntimeError: replicas differ, or a parameter is in none of the optimizers.
     """
     recipe = resolve_algorithm(algorithm)
@@ -80,11 +80,6 @@ def exchange_shards(
             continue
         if not isinstance(parameter, DTensor):
             raise ValueError(f"{name!r} is not sharded. Call fully_shard on the whole model first, or freeze it.")
-        if any(not placement.is_shard() for placement in parameter.placements):
-            raise ValueError(
-                f"{name!r} is replicated by its mesh, {parameter.placements}: FSDP averages its gradients in each"
-                " step.\nGive fully_shard the mesh of the shards alone, mesh['shard']."
-            )
         meshes[parameter.device_mesh] = None
         shard_of[id(parameter)] = cast("DTensor", parameter.detach()).to_local()
         shards.append((name, shard_of[id(parameter)]))
@@ -92,21 +87,24 @@ def exchange_shards(
     communicator = group.get_global_communicator()
     settings = [recipe.public_name, *(f"{name}={value}" for name, value in sorted(recipe.shared_settings().items()))]
     _compare(settings, [*(one for mesh in meshes for one in mesh.get_all_groups()), group.torch_group])
-    Replica(shards, "shards", check_optimizers(optimizers), settings).check(communicator)
+    listed = check_optimizers(optimizers)
+    Replica(shards, "shards", listed, settings).check(communicator)
     broadcast_parameters(cast("list[tuple[str, nn.Parameter]]", shards), communicator)
-    exchange = ShardExchange(model, check_optimizers(optimizers), recipe.reify(group), shards, shard_of)
+    exchange = ShardExchange(model, listed, recipe.reify(group), shards, shard_of)
     vars(model)[_ATTRIBUTE] = exchange
     return exchange
 
 
 def _check_groups(meshes: Sequence[DeviceMesh], replicas: BaguaProcessGroup) -> None:
+    """A mesh that has a dimension for replicas averages gradients itself; one for tensor parallelism is fine."""
     me = dist.get_rank()
     for mesh in meshes:
         holders = mesh.mesh.flatten().tolist()
         if set(holders) & set(replicas.ranks) != {me}:
             raise ValueError(
-                f"The model is sharded over ranks {holders}, and replicas has ranks {replicas.ranks}; they must have"
-                f" this rank, {me}, in common and no other.\nPass mesh.get_group('replicate')."
+                f"The model is on a mesh of ranks {holders}, and replicas has ranks {replicas.ranks}; they must have"
+                f" this rank, {me}, in common and no other.\nGive fully_shard the mesh of the shards alone,"
+                " mesh['shard'], and pass mesh.get_group('replicate')."
             )
 
 

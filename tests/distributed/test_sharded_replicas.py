@@ -14,6 +14,8 @@ from support.training import begin, message_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel, parallelize_module
 
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.sharded_replicas import exchange_shards
@@ -121,12 +123,39 @@ def _two_replicas_of_two(folder: str) -> None:
     shards = mesh.get_group("shard")
     told = message_of(ValueError, lambda: exchange_shards(model, optimizers, diloco, shards))
     members = [2 * replica, 2 * replica + 1]
-    assert f"sharded over ranks {members}, and replicas has ranks {members}" in told
+    assert f"a mesh of ranks {members}, and replicas has ranks {members}" in told
     hybrid = nn.Linear(4, 4, device=device)
     fully_shard(hybrid, mesh=mesh)
-    assert "'weight' is replicated by its mesh" in refused(ValueError, hybrid, diloco)
+    assert f"a mesh of ranks [0, 1, 2, 3], and replicas has ranks {[rank % 2, rank % 2 + 2]}" in refused(
+        ValueError, hybrid, diloco
+    )
     exchange_shards(model, optimizers, diloco, replicas)
     assert "is exchanged already" in refused(ValueError, model, diloco)
+
+
+def _tensor_parallel() -> None:
+    """Norms are replicated over the dimension of tensor parallelism, which says nothing of replicas of the model."""
+    rank, device = begin()
+    mesh = init_device_mesh(device.type, (2, 1, 2), mesh_dim_names=("replicate", "shard", "tp"))
+    model: Any = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4)).to(device)
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(output_layouts=Shard(1)), "1": SequenceParallel()})
+    fully_shard(model, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().fill_(rank)
+    algorithm = Algorithm.init("local_sgd", sync_every=1)
+    exchange_shards(model, [optimizer], algorithm, mesh.get_group("replicate"))
+    assert any(placement.is_replicate() for placement in model[1].weight.placements)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float(mesh.get_local_rank("replicate")))
+    optimizer.step()
+    for parameter in model.parameters():  # from the first replica: this rank's number in it
+        assert torch.allclose(parameter.to_local(), torch.full_like(parameter.to_local(), rank % 2 - 0.05))
+
+
+def test_tensor_parallel_replicas() -> None:
+    run_ranks(4, _tensor_parallel)
 
 
 def test_two_replicas_of_two_shards(tmp_path: Path) -> None:
