@@ -202,6 +202,14 @@ def require_sharded(model: nn.Module) -> list[ShardedModule]:
     return found
 
 
+def param_groups(module: FSDPModule) -> list[Any]:
+    """torch's groups of the parameters of one `fully_shard` call: one, none, or one for each mesh."""
+    state: Any = module._get_fsdp_state()
+    # Some versions of torch have one group for each mesh, others have one.
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+    return [one for one in groups if one is not None and one.fsdp_params]
+
+
 def _sharded_modules(model: nn.Module) -> list[ShardedModule]:
     """
     Raises:
@@ -217,9 +225,7 @@ def _sharded_modules(model: nn.Module) -> list[ShardedModule]:
             name = name.replace(wrapper, "")
         try:
             state: Any = module._get_fsdp_state()
-            # Some versions of torch have one group for each mesh, others have one.
-            groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
-            groups = [one for one in groups if one is not None and one.fsdp_params]
+            groups = param_groups(module)
             if id(state) in seen or not groups:
                 continue
             seen.add(id(state))

@@ -13,6 +13,7 @@ from support.ranks import run_ranks
 from support.sharded import (
     check_near,
     layers,
+    param_groups,
     shard,
     train_sharded,
     twins,
@@ -39,7 +40,7 @@ def _errors() -> None:
     rank, device = begin()
     _refused(layers(), "Sequential", "fully_shard")
     model, other = twins(device)
-    before = [(one._reduce_scatter_comm, one._all_gather_comm) for one in _groups(model)]
+    before = [(one._reduce_scatter_comm, one._all_gather_comm) for one in param_groups(model)]
     for options in ({"gradients": "int7"}, {"weights": "int7"}):
         _refused(model, "int7", *codec_names(), **options)
     _refused(model, "both None", gradients=None)
@@ -57,7 +58,7 @@ def _errors() -> None:
     _refused(model, "Ranks [", "on all ranks", error_feedback=rank == 0)
     wide, _ = twins(device, lambda: layers().double())
     _refused(wide, "torch.float64", "reduce_dtype")
-    assert [(one._reduce_scatter_comm, one._all_gather_comm) for one in _groups(model)] == before
+    assert [(one._reduce_scatter_comm, one._all_gather_comm) for one in param_groups(model)] == before
     handle = compress_communication(model)
     _refused(model, "compressed already", "remove()")
     handle.remove()
@@ -66,11 +67,6 @@ def _errors() -> None:
     other[0].set_all_reduce_hook(print)
     mine = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
     _refused(other, "all-reduce hook", replicas=mine)
-
-
-def _groups(model: nn.Module) -> list[Any]:
-    modules = [one for one in model.modules() if hasattr(one, "_get_fsdp_state")]
-    return [group for one in modules for group in one._get_fsdp_state()._fsdp_param_groups]
 
 
 def test_what_cannot_be_compressed_is_named_and_nothing_changes() -> None:
@@ -92,7 +88,7 @@ def _parameter_meshes() -> None:
         return ShardPlacementResult(Shard(0), info) if parameter.dim() == 1 else Shard(0)
 
     fully_shard(model, mesh=mesh, shard_placement_fn=place)
-    if len(_groups(model)) > 1:
+    if len(param_groups(model)) > 1:
         _refused(model, "per-parameter meshes", "2 meshes")
 
 
@@ -104,7 +100,7 @@ def _removal() -> None:
     rank, device = begin()
     everything = {"weights": "int8", "error_feedback": True, "weight_differences": True}
     ours, plain = twins(device, reshard_after_forward=False)
-    before = [(one._reduce_scatter_comm, one._all_gather_comm, one._all_reduce_hook) for one in _groups(ours)]
+    before = [(one._reduce_scatter_comm, one._all_gather_comm, one._all_reduce_hook) for one in param_groups(ours)]
     handle = compress_communication(ours, **everything)
     assert handle.statistics == {purpose: {"sent": 0, "saved": 0} for purpose in ("gradients", "weights")}
     train_sharded(ours, [torch.optim.SGD(ours.parameters(), lr=0.1)], batches(rank, 3, device))
@@ -112,7 +108,7 @@ def _removal() -> None:
     assert min(counted["gradients"].values()) > 0
     assert min(counted["weights"].values()) > 0
     handle.remove()
-    after = [(one._reduce_scatter_comm, one._all_gather_comm, one._all_reduce_hook) for one in _groups(ours)]
+    after = [(one._reduce_scatter_comm, one._all_gather_comm, one._all_reduce_hook) for one in param_groups(ours)]
     assert after == before
     plain.load_state_dict(ours.state_dict())
     for model in (ours, plain):
@@ -124,7 +120,7 @@ def _removal() -> None:
     own = before[0][0]
     ours[0].set_custom_reduce_scatter(own)
     handle.remove()
-    assert _groups(ours)[0]._reduce_scatter_comm is own
+    assert param_groups(ours)[0]._reduce_scatter_comm is own
 
 
 def test_a_model_whose_compression_is_removed_is_as_it_was() -> None:

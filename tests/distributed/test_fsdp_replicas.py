@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.ranks import run_ranks
-from support.sharded import check_near, gradients_of, layers, shard, train_sharded, weights_of
+from support.sharded import check_near, gradients_of, layers, param_groups, shard, train_sharded, weights_of
 from support.training import batches, begin, check_tensor_on_ranks, loss_of, message_of
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -22,11 +22,6 @@ from bagua.fsdp import compress_communication
 
 # What int8 may take of the largest gradient: of what replicas send, of their average, and within a replica.
 SHARE = 3 / 250
-
-
-def _groups(model: Any) -> list[Any]:
-    modules = [one for one in model.modules() if isinstance(one, FSDPModule)]
-    return [group for one in modules for group in one._get_fsdp_state()._fsdp_param_groups]
 
 
 def _begin() -> tuple[int, torch.device, DeviceMesh]:
@@ -67,7 +62,7 @@ def _native_mesh() -> None:
     ):
         policy = MixedPrecisionPolicy(reduce_dtype=dtype)
         models = _twins(device, mesh, reshard_after_forward=not kept, mp_policy=policy)
-        before = [one.mesh_info.replicate_process_group for one in _groups(models[0])]
+        before = [one.mesh_info.replicate_process_group for one in param_groups(models[0])]
         exactly = {"exact_weights_every": 1} if "weights" in options else {}
         handle = compress_communication(models[0], **options, **exactly)
         _backward(models, rank, device)
@@ -80,7 +75,7 @@ def _native_mesh() -> None:
         assert len(residuals) == (6 if "error_feedback" in options else 0)
         # Taken back, it is torch's, bitwise.
         handle.remove()
-        assert [one.mesh_info.replicate_process_group for one in _groups(models[0])] == before
+        assert [one.mesh_info.replicate_process_group for one in param_groups(models[0])] == before
         for model in models:
             model.zero_grad()
         _backward(models, rank, device)
@@ -124,7 +119,7 @@ def _native_settings() -> None:
         _backward(models, rank, device)
         check_near(gradients_of(models[0]), gradients_of(models[1]), SHARE, "separate group")
         handle.remove()
-        assert all(one.mesh_info.reduce_scatter_process_group is not None for one in _groups(models[0]))
+        assert all(one.mesh_info.reduce_scatter_process_group is not None for one in param_groups(models[0]))
 
 
 def _factors() -> None:
@@ -210,7 +205,7 @@ def _training_with_a_group() -> None:
         residuals = set(handle.state_dict()["residuals"])
         assert residuals == ({"0", "1", "2", "0@replicas", "1@replicas", "2@replicas"} if len(options) == 2 else set())
         handle.remove()
-        assert all(one._all_reduce_hook is None for one in _groups(ours))
+        assert all(one._all_reduce_hook is None for one in param_groups(ours))
 
 
 def _refusals_and_errors() -> None:
@@ -223,7 +218,7 @@ def _refusals_and_errors() -> None:
     handle = compress_communication(ours)
     assert "compressed already" in message_of(ValueError, lambda: compress_communication(ours))
     # What fails in the all-reduce is what the user reads.
-    group = _groups(ours)[0].mesh_info.replicate_process_group
+    group = param_groups(ours)[0].mesh_info.replicate_process_group
     with pytest.raises(ValueError, match="AVG, SUM or PREMUL_SUM"):
         dist.all_reduce(torch.ones(3, device=device), dist.ReduceOp.MAX, group=group)
     handle.remove()

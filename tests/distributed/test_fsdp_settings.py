@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.ranks import run_ranks
-from support.sharded import check_near, gradients_of, layers, shard, train_sharded, twins, weights_of
+from support.sharded import check_near, gradients_of, layers, param_groups, shard, train_sharded, twins, weights_of
 from support.training import batches, begin, loss_of, message_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -217,7 +217,7 @@ def _later_changes() -> None:
     # A custom all-gather that is set later stays: the module's weights are exact then.
     ours, plain = twins(device)
     handle = compress_communication(ours, None, weights="int4")
-    default = plain[0]._get_fsdp_state()._fsdp_param_groups[0]._all_gather_comm
+    default = param_groups(plain)[0]._all_gather_comm
     _each(ours, "set_custom_all_gather", default)
     for model in (ours, plain):
         loss_of(model, batches(rank, 1, device)[0]).backward()

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.ranks import run_ranks
-from support.sharded import check_near, gradients_of, layers, twins, weights_of
+from support.sharded import check_near, gradients_of, layers, param_groups, twins, weights_of
 from support.training import batches, begin, loss_of, message_of
 from torch import Tensor
 
@@ -48,10 +48,6 @@ def _steps(models: tuple[Any, ...], rank: int, device: torch.device, number: int
         torch.cuda.synchronize()
 
 
-def _groups(model: Any) -> list[Any]:
-    return [model[number]._get_fsdp_state()._fsdp_param_groups[0] for number in range(3)]
-
-
 def _measured() -> None:
     rank, device = begin()
     told = message_of(ValueError, lambda: measure_communication(layers()))
@@ -60,7 +56,7 @@ def _measured() -> None:
     meter = measure_communication(ours)
     assert math.isnan(meter.stats().exposed_s)
     assert "not measured yet" in str(meter.stats())
-    for module, group in zip(ours, _groups(ours), strict=True):
+    for module, group in zip(ours, param_groups(ours), strict=True):
         module.set_custom_reduce_scatter(SlowReduceScatter(group._reduce_scatter_comm))
     _steps((ours, plain), rank, device, 2 * SAMPLE_EVERY + 4)
     check_near(gradients_of(ours), gradients_of(plain), 0, "measured")
@@ -83,12 +79,12 @@ def _measured() -> None:
     handle = compress_communication(ours, weights="int8")
     _steps((ours,), rank, device, SAMPLE_EVERY)
     handle.remove()
-    before = [dict(group.__dict__) for group in _groups(plain)]
+    before = [dict(group.__dict__) for group in param_groups(plain)]
     other = measure_communication(plain)
-    assert [group.__dict__.keys() for group in _groups(plain)] != [one.keys() for one in before]
+    assert [group.__dict__.keys() for group in param_groups(plain)] != [one.keys() for one in before]
     other.remove()
     other.remove()
-    assert [group.__dict__.keys() for group in _groups(plain)] == [one.keys() for one in before]
+    assert [group.__dict__.keys() for group in param_groups(plain)] == [one.keys() for one in before]
     meter.remove()
     counted = meter.stats().steps
     _steps((ours, plain), rank, device, 2)

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from support.training import Batch, loss_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from bagua.fsdp import torch_internals
 
 WIDTH = 37  # which no number of ranks divides: shards are padded
 
@@ -98,3 +100,9 @@ def train_sharded(
             optimizer.step()
             optimizer.zero_grad()
     return loss.item()
+
+
+def param_groups(model: nn.Module) -> list[Any]:
+    """torch's groups of parameters, by whatever name this torch keeps them."""
+    modules = [one for one in model.modules() if isinstance(one, FSDPModule)]
+    return [group for one in modules for group in torch_internals.param_groups(one)]
