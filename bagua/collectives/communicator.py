@@ -176,7 +176,9 @@ class BaguaCommunicator:
             work.wait()  # its own error, if that above was the end of our patience just before it was done
         return True
 
-    def name_failure(self, error: Exception, what: str, ranks: Sequence[int] | None = None) -> None:
+    def name_failure(
+        self, error: Exception, what: str, ranks: Sequence[int] | None = None, join_helps: bool = True
+    ) -> None:
         """
         Of a collective that has failed. Returns if there is nothing to say: the error is not of communication, or this
         thread is within `failures_named`, which knows what the collective is part of.
@@ -184,6 +186,7 @@ class BaguaCommunicator:
         Args:
             what: was done: "all_reduce".
             ranks: the global ranks that took part; None: all of the communicator.
+            join_helps: as of `failures_named`.
 
         Raises:
             CollectiveError: names the ranks that are gone; chained from `error`.
@@ -192,7 +195,7 @@ class BaguaCommunicator:
         if is_communication_error(error):
             self.raise_if_aborted(what)
             if not is_named_around():
-                with failures_named(self, what, ranks):
+                with failures_named(self, what, ranks, join_helps=join_helps):
                     raise error
 
     def abort(self) -> None:

@@ -76,7 +76,7 @@ class AveragingGroup:
     def _all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, what: str) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(op)
-        with failures_named(self.group, what):
+        with failures_named(self.group, what, join_helps=False):
             self._communicator.raise_if_aborted(what)
             work = self._communicator.torch_group.allreduce([tensor], options)
             if tensor.device.type == "cpu":
@@ -95,11 +95,11 @@ class AveragingGroup:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
         pause = FIRST_LOOK_S
-        with failures_named(self.group, _SUM):  # so that this rank answers those who ask who is there
+        with failures_named(self.group, _SUM, join_helps=False):  # so that this rank answers those who ask who is there
             while not event.query():  # type: ignore[no-untyped-call]
                 self._communicator.raise_if_aborted(_SUM)
                 if (error := torch_internals.backend_error(self._communicator.torch_group)) is not None:
-                    raise explain_failure(error, self.group, _SUM)
+                    raise explain_failure(error, self.group, _SUM, join_helps=False)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_LOOK_S)
 

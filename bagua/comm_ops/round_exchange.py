@@ -25,7 +25,7 @@ class RoundCheck:
 
     Args:
         communicator: of all ranks.
-        number: called when the exchange begins.
+        number: called when the exchange begins; 1 in the first round.
         outer_options: likewise; class and options of the outer optimizer, "" for none.
     """
 

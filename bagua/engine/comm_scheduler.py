@@ -48,8 +48,10 @@ class CommScheduler:
         group: whose stream carries the operations.
         recorder: takes the times.
         sees_flags: ready flags are set here. False: buckets are launched by `launch_buckets` alone.
+        join_helps: for errors: ranks with fewer batches than others can take part by `join`.
 
     Attributes:
+        what: is communicated, for errors and logs; the same on all ranks.
         sent: the buckets of the pass that was waited for last.
 
     Raises:
@@ -63,8 +65,11 @@ class CommScheduler:
         recorder: PassRecorder | None = None,
         *,
         sees_flags: bool = True,
+        join_helps: bool = False,
     ) -> None:
         _check_distinct(buckets)
+        self.what = _contents(buckets)
+        self._join_helps = join_helps
         self._group = group
         self._recorder = recorder or PassRecorder()
         self._states = [BucketReadiness(bucket) for bucket in buckets]
@@ -158,16 +163,16 @@ class CommScheduler:
             self._recorder.begin_pass(bucket)
         if self._recorder.is_sampling:
             self._recorder.launched(bucket)
-        what = "starting the communication of a bucket"
+        what = f"starting to communicate {self.what}"
         # The backend's first call makes connections, and waits for the other ranks. On GPUs no later one does.
         if not (bucket.is_on_gpu and self.sent):
-            with failures_named(self._group, what):
+            with failures_named(self._group, what, join_helps=self._join_helps):
                 self._started.append(self._start(bucket, streams))
             return
         try:
             self._started.append(self._start(bucket, streams))
         except Exception as error:
-            self._group.get_global_communicator().name_failure(error, what)
+            self._group.get_global_communicator().name_failure(error, what, join_helps=self._join_helps)
             raise
 
     def _start(self, bucket: Bucket, streams: Sequence[torch.cuda.Stream]) -> _Started:
@@ -246,7 +251,8 @@ class CommScheduler:
             is_sampling = self._recorder.is_sampling
             gradients_done = _timed_event(started[-1].bucket.device) if is_on_gpu and is_sampling else None
             begin = time.perf_counter()
-            with failures_named(self._group, "waiting for the gradients of a backward pass", in_order=True):
+            what = f"waiting for {self.what}"
+            with failures_named(self._group, what, in_order=True, join_helps=self._join_helps):
                 for one in started:
                     one.wait()
                     if is_sampling:
@@ -368,6 +374,17 @@ def _wait_for(streams: Sequence[torch.cuda.Stream], bucket: Bucket) -> None:
     for stream in streams:
         current.wait_stream(stream)
     bucket.keep_gradients_for(current)
+
+
+def _contents(buckets: Sequence[Bucket]) -> str:
+    if all(bucket.holds_gradients for bucket in buckets):
+        return "the gradients of a backward pass"
+    weights = all(
+        isinstance(tensor, torch.nn.Parameter) and record.getter is None
+        for bucket in buckets
+        for tensor, record in zip(bucket.tensors, bucket.records, strict=True)
+    )
+    return "exchanged weights" if weights else "the results of a backward pass"
 
 
 def _check_distinct(buckets: Sequence[Bucket]) -> None:

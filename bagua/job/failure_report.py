@@ -25,7 +25,7 @@ from types import TracebackType
 import torch.distributed as dist
 
 from bagua.error_text import one_line
-from bagua.job.gone import JOIN, advice
+from bagua.job.gone import advice, of_fewer_batches
 from bagua.job.job_thread import current_job_thread, waiting_for
 from bagua.job.roll_call import FAILED, Roll
 from bagua.job.waiting import Members, Waiting, operations_of
@@ -92,13 +92,14 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
             ranks wait for something else (bagua.job.deadlock).
         in_order: one of the group's operations that all members begin in the same order, under this name. Not: what is
             only begun here, or by some, or by several threads. It counts as begun from the call on.
+        join_helps: for the message: ranks with fewer batches than others can take part by `join`.
 
     Raises:
         CollectiveError: instead of an error of communication. The group cannot be used any more.
         RuntimeError: instead, if `abort` was called in this process: nobody needs to be asked then.
     """
 
-    __slots__ = ("_can_give_up", "_group", "_position", "_ranks", "_waiting", "_was_named", "_what")
+    __slots__ = ("_can_give_up", "_group", "_join_helps", "_position", "_ranks", "_waiting", "_was_named", "_what")
 
     def __init__(
         self,
@@ -107,7 +108,9 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         ranks: Sequence[int] | None = None,
         can_give_up: bool = False,
         in_order: bool = False,
+        join_helps: bool = True,
     ) -> None:
+        self._join_helps = join_helps
         self._group, self._what, self._ranks, self._can_give_up = group, what, ranks or group.ranks, can_give_up
         self._waiting: Waiting | None = None
         operations = operations_of(group) if in_order else None
@@ -129,19 +132,20 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
             if isinstance(error, Exception):
                 waiting = self._waiting
                 if waiting is not None and waiting.is_deadlocked:
-                    raise explain_failure(error, self._group, self._what + _DEADLOCKED, self._ranks) from error
+                    what = self._what + _DEADLOCKED
+                    raise explain_failure(error, self._group, what, self._ranks, self._join_helps) from error
                 if waiting is not None and waiting.gone is not None:
                     # A communicator that was aborted raises its own error instead of the backend's.
                     inner = error.__context__
                     cause = inner if inner is not None and is_communication_error(inner) else error
                     gone = waiting.gone
                     roll = Roll((gone.rank,), gone.how, hosts={gone.rank: gone.host})
-                    report = _report(cause, self._group, self._what, self._ranks, roll)
+                    report = _report(cause, self._group, self._what, self._ranks, roll, self._join_helps)
                     _print(report)
                     raise report from cause
                 if is_communication_error(error):
                     self._group.raise_if_aborted(self._what)
-                    raise explain_failure(error, self._group, self._what, self._ranks) from error
+                    raise explain_failure(error, self._group, self._what, self._ranks, self._join_helps) from error
         finally:
             if self._waiting is not None:
                 self._waiting.__exit__(None, None, None)
@@ -156,7 +160,11 @@ def is_communication_error(error: BaseException) -> bool:
 
 
 def explain_failure(
-    error: BaseException, group: Members, what: str = "a collective", ranks: Sequence[int] | None = None
+    error: BaseException,
+    group: Members,
+    what: str = "a collective",
+    ranks: Sequence[int] | None = None,
+    join_helps: bool = True,
 ) -> CollectiveError:
     """
     Finds out which ranks of the group, or of these global ranks of it, are gone, and prints that to stderr. Takes at
@@ -168,7 +176,7 @@ def explain_failure(
     printed: list[str] = []
 
     def found(roll: Roll) -> CollectiveError:
-        report = _report(error, group, what, ranks or group.ranks, roll)
+        report = _report(error, group, what, ranks or group.ranks, roll, join_helps)
         # Those that did not respond may have been ended by what ends this process.
         if str(report) not in printed and (roll.is_explained or not terminated.is_set()):
             printed.append(str(report))
@@ -184,8 +192,10 @@ def explain_failure(
             return found(Roll(store_problem=_cause(problem)))
 
 
-def _report(error: BaseException, group: Members, what: str, ranks: Sequence[int], roll: Roll) -> CollectiveError:
-    report = CollectiveError(_message(error, group, ranks, what, roll), roll.missing)
+def _report(
+    error: BaseException, group: Members, what: str, ranks: Sequence[int], roll: Roll, join_helps: bool
+) -> CollectiveError:
+    report = CollectiveError(_message(error, group, ranks, what, roll, join_helps), roll.missing)
     report.__cause__ = error
     return report
 
@@ -215,7 +225,9 @@ def _print(report: CollectiveError) -> None:
         sys.stderr.flush()
 
 
-def _message(error: BaseException, group: Members, ranks: Sequence[int], what: str, roll: Roll) -> str:
+def _message(
+    error: BaseException, group: Members, ranks: Sequence[int], what: str, roll: Roll, join_helps: bool
+) -> str:
     me = f"rank {dist.get_rank()}" if dist.is_initialized() else "this rank"
     where = f"Operation on {me}: {what} (group {group.group_name}, {rank_list(ranks)})."
     restart = "Then restart all ranks from the last checkpoint."
@@ -223,7 +235,7 @@ def _message(error: BaseException, group: Members, ranks: Sequence[int], what: s
         lines = [
             f"{rank_list(roll.missing, roll.hosts).capitalize()} {roll.how}.",
             where,
-            f"{advice(roll.how, roll.missing[0])} {restart}",
+            f"{advice(roll.how, roll.missing[0], join_helps)} {restart}",
         ]
     elif roll.store_problem is None:
         doing = {who: text.removeprefix(FAILED) for who, text in roll.doing.items()}
@@ -238,7 +250,8 @@ def _message(error: BaseException, group: Members, ranks: Sequence[int], what: s
     else:
         is_agents = dist.is_torchelastic_launched()
         server = "the torchrun agent of the first host" if is_agents else "rank 0"
-        early = "" if is_agents else f" If it ended normally, because it had fewer batches, {JOIN}."
+        remedy = of_fewer_batches(join_helps)
+        early = "" if is_agents else f" If it ended normally, because it had fewer batches, {remedy}."
         lines = [
             f"A collective failed, and the job's store is unreachable ({roll.store_problem}).",
             where,

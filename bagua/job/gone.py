@@ -7,7 +7,8 @@ from typing import NamedTuple
 EXITED = "exited"
 LEFT = "ended normally, after fewer collectives than others"
 NO_RESPONSE = "did not respond"
-JOIN = "give all ranks equal numbers of batches, or use join() of bagua.torch_api.data_parallel.DistributedDataParallel"
+_EQUAL = "give all ranks equal numbers of batches"
+_JOIN = "or use join() of bagua.torch_api.data_parallel.DistributedDataParallel"
 
 
 class Gone(NamedTuple):
@@ -28,10 +29,16 @@ def silent_for(seconds: float) -> str:
     return f"has answered no TCP packet for {seconds:g} s"
 
 
-def advice(how: str, rank: int) -> str:
+def of_fewer_batches(join_helps: bool) -> str:
+    """What to do if a rank had fewer batches. With `join_helps`, names `join` as well."""
+    return f"{_EQUAL}, {_JOIN}" if join_helps else _EQUAL
+
+
+def advice(how: str, rank: int, join_helps: bool) -> str:
     """What to check if ranks are gone in this way, the first of them this one."""
     if how == LEFT:
-        return f"If it had fewer batches, {JOIN}. If it called sys.exit() after an error, see rank {rank}'s log."
+        remedy = of_fewer_batches(join_helps)
+        return f"If it had fewer batches, {remedy}. If it called sys.exit() after an error, see rank {rank}'s log."
     if how == EXITED or how.startswith(NO_RESPONSE):
         return f"Check the end of rank {rank}'s log; if it shows no error, look for the OOM killer in dmesg."
     return "Check whether its machine runs, and the network."

@@ -241,7 +241,7 @@ def _a_skipped_step(folder: str) -> None:
     model, optimizer = trained(rank, device, "local_sgd", {"sync_every": 1})
     model.bagua_algorithm.rounds = rank
     message = message_of(RuntimeError, lambda: make_step(model, optimizer, 0, rank))
-    assert "different rounds (rank 0: 0, rank 1: 1)" in message
+    assert "different rounds (rank 0: 1, rank 1: 2)" in message
 
     # So are outer optimizers that differ, before weights are mixed.
     def outer(parameters: Any) -> torch.optim.Optimizer:

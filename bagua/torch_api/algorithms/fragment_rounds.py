@@ -124,7 +124,7 @@ class FragmentRounds(ExchangeAfterSteps):
         communicator = group.get_global_communicator()
         bucket.clear_ops()
         if any(bucket is fragment.buckets[0] for fragment in self._fragments) and group.size > 1:
-            check = RoundCheck(communicator, lambda: self.rounds, lambda: self._fragment.outer_options)
+            check = RoundCheck(communicator, lambda: self.rounds + 1, lambda: self._fragment.outer_options)
             self._checks.append(check)
             bucket.append_op(check)
         if self._codec is not None and bucket.dtype in self._codec.dtypes:
@@ -149,13 +149,20 @@ class FragmentRounds(ExchangeAfterSteps):
         """Whose round it is."""
         return self._fragments[self.rounds % len(self._fragments)]
 
+    @property
+    def _what(self) -> str:
+        count = len(self._fragments)
+        part = f", fragment {self.rounds % count + 1} of {count}" if count > 1 else ""
+        return f"the weights exchanged in round {self.rounds + 1}{part}"
+
     def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
         if not self._fragments:
             return
         self.steps += 1
         # More steps than in a round: the state of a longer one was loaded.
         if self.steps >= self._interval - self._delay and not self._is_under_way:
-            self._fragment.begin(group_for(_PURPOSE, self.process_group), bagua_ddp.scheduler.recorder)
+            group = group_for(_PURPOSE, self.process_group)
+            self._fragment.begin(group, bagua_ddp.scheduler.recorder, self._what)
             self._is_under_way = True
         if self.steps >= self._interval:
             self._end_round()

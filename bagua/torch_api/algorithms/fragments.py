@@ -164,16 +164,18 @@ class Fragment:
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
-    def begin(self, group: BaguaProcessGroup, recorder: PassRecorder) -> None:
+    def begin(self, group: BaguaProcessGroup, recorder: PassRecorder, what: str) -> None:
         """Start the exchange, of the weights as they are now.
 
         Args:
             group: which carries exchanges of weights alone.
             recorder: takes the times.
+            what: is exchanged, for errors and logs.
         """
         if self._scheduler is None:
             # Of its own: other fragments of the plan are not part of the step, and its exchange outlasts steps.
             self._scheduler = CommScheduler(self.buckets, group, recorder, sees_flags=False)
+        self._scheduler.what = what
         self._scheduler.launch_buckets(self.buckets)
 
     def wait(self) -> None:
