@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from bagua.fsdp.torch_internals import ShardedModule, require_sharded
 from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
 from bagua.job.told_by_all import told_by_all
+
+_logger = logging.getLogger("bagua")
 
 
 def compress_communication(
@@ -108,6 +111,10 @@ def compress_communication(
     if replicas is not None:
         _broadcast(found, replicas)
 
+    if dist.get_rank() == 0:
+        for line in _without_effect(found, groups, gradient_codec, weight_codec, compress_shard, exact_weights_every):
+            _logger.warning(f"compress_communication: {line}")
+
     traffic = {"gradients": Traffic(), "weights": Traffic()}
     passes = ForwardPasses(exact_weights_every)
     told: set[torch.dtype] = set()
@@ -129,6 +136,44 @@ def compress_communication(
     for built in modules:
         built.install()
     return CompressionHandle(modules, settings, traffic, passes, model)
+
+
+def _without_effect(
+    found: list[ShardedModule],
+    groups: list[dist.ProcessGroup | None],
+    gradients: Codec | None,
+    weights: Codec | None,
+    compress_shard: bool,
+    exact_weights_every: int | None,
+) -> Iterator[str]:
+    """Arguments that change nothing on this model, each with the reason. No error: a script may run on fewer ranks."""
+    if dist.get_world_size() == 1:
+        return
+    reduced = set[torch.dtype]().union(*(one.reduced_dtypes for one in found))
+    if gradients is not None:
+        if not compress_shard and all(group is not None and group.size() == 1 for group in groups):
+            yield (
+                f"gradients={gradients.name!r} has no effect: without compress_shard they are compressed between"
+                " replicas, and there is one"
+            )
+        elif reduced and all(_shrinks_not(gradients, dtype) for dtype in reduced):
+            yield f"gradients={gradients.name!r} saves nothing: they are reduced in {_names(reduced)}"
+    if weights is not None:
+        gathered = {one.gathered_dtype(parameter) for one in found for parameter in one.parameters()}
+        if exact_weights_every == 1:
+            yield f"weights={weights.name!r} has no effect: with exact_weights_every=1 all passes have exact weights"
+        elif all(_shrinks_not(weights, dtype) for dtype in gathered):
+            yield f"weights={weights.name!r} saves nothing: they are gathered in {_names(gathered)}"
+
+
+def _shrinks_not(codec: Codec, dtype: torch.dtype) -> bool:
+    """Of many elements; of a few, a scale may be more than what is saved."""
+    many = 1 << 20
+    return codec.compressed_bytes(many) >= many * dtype.itemsize
+
+
+def _names(dtypes: set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(one).removeprefix("torch.") for one in dtypes))
 
 
 def _check(

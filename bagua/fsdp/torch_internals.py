@@ -101,6 +101,11 @@ class ShardedModule:
             policy.reduce_dtype or policy.param_dtype or one.dtype for one in self.parameters() if one.requires_grad
         }
 
+    def gathered_dtype(self, parameter: nn.Parameter) -> torch.dtype:
+        """In which weights of this parameter are gathered."""
+        dtype: torch.dtype = self._group.mp_policy.param_dtype or parameter.dtype
+        return dtype
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """The sharded ones, DTensors."""
         for one in self._group.fsdp_params:

@@ -48,6 +48,8 @@ def log_wrap(engine: DataParallelEngine) -> None:
     _warn_of_variables()
     _warn_of_other_models(engine)
     _logger.info(summary(engine))
+    for one in engine.bagua_algorithm.options_without_effect(engine):
+        _logger.warning(one)
     if _logger.isEnabledFor(logging.DEBUG):
         for bucket in engine.bagua_buckets:
             names = [record.name for record in bucket.records]

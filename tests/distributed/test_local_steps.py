@@ -270,6 +270,10 @@ def _a_skipped_step(folder: str) -> None:
     assert "the outer optimizer, Adam, has no option 'momentum'" in message_of(
         ValueError, lambda: bagua.with_bagua(model, [optimizer], rising)
     )
+    level = Algorithm.init("diloco", sync_every=1, outer_optimizer=outer, momentum_rounds=2)
+    assert "momentum_rounds=2 has no effect, because the outer optimizer's momentum is 0" in message_of(
+        ValueError, lambda: bagua.with_bagua(model, [optimizer], level)
+    )
     many = Algorithm.init("streaming_diloco", sync_every=100, fragments=10)
     assert "fragments=10, but the model has 6" in message_of(
         ValueError, lambda: bagua.with_bagua(model, [optimizer], many)

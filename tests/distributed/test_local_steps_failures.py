@@ -22,7 +22,7 @@ from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.sharded_replicas import exchange_shards
 
-STEPS = 5  # that both ranks make
+STEPS = 4  # that both ranks make
 
 
 def _wrapped(device: torch.device, algorithm: Algorithm) -> tuple[Any, torch.optim.Optimizer]:

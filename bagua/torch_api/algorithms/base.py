@@ -19,6 +19,7 @@ from bagua.engine.tensor import Getter, Setter, ensure_record, gradient_of, set_
 from bagua.torch_api.algorithms.registry import GlobalAlgorithmRegistry, allowed_algorithms
 
 if TYPE_CHECKING:
+    from bagua.codecs import Codec
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.algorithm_facade import AlgorithmFacade
 
@@ -78,6 +79,11 @@ class AlgorithmImpl:
 
     def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
         """Append the operations that communicate `bucket`."""
+
+    def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
+        """Options that have no effect on this module and these ranks, each with the reason: rank 0 logs them when the
+        module is wrapped. Called after the buckets are made. None by default."""
+        return []
 
     def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
         """A function of the positional arguments, called before each forward pass in training, unless all parameters
@@ -212,6 +218,22 @@ def communicated(
         ensure_record(parameter, name, bagua_ddp.bagua_module_name, getter, setter)
         tensors.append(parameter)
     return tensors
+
+
+def idle_codec(option: str, codec: Codec | None, bagua_ddp: AlgorithmFacade) -> list[str]:
+    """For `options_without_effect`: a codec that compresses no dtype of the parameters.
+
+    Args:
+        option: its name.
+        codec: None: there is none.
+    """
+    found = {parameter.dtype for _, parameter in bagua_ddp.synchronized_parameters}
+    if codec is None or not found.isdisjoint(codec.dtypes):
+        return []
+    ours, theirs = (
+        ", ".join(sorted(str(one).removeprefix("torch.") for one in dtypes)) for dtypes in (found, codec.dtypes)
+    )
+    return [f"{option}={codec.name!r} has no effect: parameters are {ours}, and it compresses {theirs}"]
 
 
 def _nothing(*arguments: Any) -> None:

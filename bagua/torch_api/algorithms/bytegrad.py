@@ -21,7 +21,7 @@ from torch import Tensor
 from bagua.codecs import Codec, get_codec
 from bagua.comm_ops.compressed import DEFAULT_CODEC, compressed_alignment
 from bagua.comm_ops.public_bucket import BaguaBucket
-from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, idle_codec
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -55,6 +55,9 @@ class ByteGradAlgorithmImpl(AlgorithmImpl):
             compression=self.codec if bucket.dtype in self.codec.dtypes else None,
             group=self.process_group,
         )
+
+    def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
+        return idle_codec("codec", self.codec, bagua_ddp)
 
 
 class ByteGradAlgorithm(Algorithm):

@@ -171,6 +171,13 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         )
         bucket.operation.exchanges = self._exchanges
 
+    def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
+        group = self.process_group
+        if self.peer_selection_mode == "all" or not self.hierarchical or group.size == 1 or group.topology.nodes[1:]:
+            return []
+        why = "with hierarchical=True nodes are paired, and there is one. hierarchical=False pairs ranks"
+        return [f"peer_selection_mode={self.peer_selection_mode!r} has no effect: {why}"]
+
     # --- a round -----------------------------------------------------------------------------------------------------
 
     def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:

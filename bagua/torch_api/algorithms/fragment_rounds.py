@@ -16,6 +16,7 @@ from bagua.comm_ops.compressed import CompressedAllReduce, compressed_alignment
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.comm_ops.round_exchange import MeanOverRanks, RoundCheck
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
+from bagua.torch_api.algorithms.base import idle_codec
 from bagua.torch_api.algorithms.fragments import Fragment, FragmentBucket, OuterOptimizer, split
 from bagua.torch_api.algorithms.saved_layout import check_layout
 from bagua.torch_api.algorithms.warm_up import WarmUp
@@ -131,6 +132,16 @@ class FragmentRounds(ExchangeAfterSteps):
             bucket.append_op(CompressedAllReduce(group, average=True, everybody=communicator, codec=self._codec))
         else:
             bucket.append_op(MeanOverRanks(communicator))
+
+    def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
+        found = idle_codec("codec", self._codec, bagua_ddp)
+        if self._alpha == 1 and self.process_group.size > 1:
+            found.append("alpha=1 leaves each rank its own weights: exchanges have no effect on them")
+        codec = self._warm_up.codec
+        if codec is not None and not self._warm_up.steps:
+            found.append(f"warmup_codec={codec.name!r} has no effect without warmup_steps")
+            return found
+        return found + idle_codec("warmup_codec", codec, bagua_ddp)
 
     # --- hooks of the warm-up ----------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class Fragment:
 
     Raises:
         TypeError: `outer_optimizer` returns something else than an optimizer of the parameters that it was given.
-        ValueError: momentum has to rise, and the outer optimizer has no option of this name.
+        ValueError: momentum has to rise, and the outer optimizer has no option of this name, or it is 0.
     """
 
     def __init__(
@@ -122,6 +122,11 @@ class Fragment:
             raise ValueError(
                 f"momentum_rounds={momentum_rounds}, but the outer optimizer, {type(made).__name__}, has no option"
                 " 'momentum'. Leave momentum_rounds out, or use torch.optim.SGD."
+            )
+        if momentum_rounds and not any(group["momentum"] for group in made.param_groups):
+            raise ValueError(
+                f"momentum_rounds={momentum_rounds} has no effect, because the outer optimizer's momentum is 0.\n"
+                "Leave momentum_rounds out, or give the outer optimizer a momentum."
             )
         self.outer_optimizer = made
 

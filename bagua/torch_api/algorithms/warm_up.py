@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bagua.codecs import Codec, get_codec
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithmImpl
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithmImpl
 
 if TYPE_CHECKING:
-    from bagua.codecs import Codec
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.algorithm_facade import AlgorithmFacade
 
@@ -25,16 +25,18 @@ class WarmUp:
         codec: by which gradients are compressed; None: not at all.
 
     Attributes:
+        codec: as given.
         algorithm: whose tensors, buckets and operations are those of these steps.
         steps: as given.
         done: steps so far.
     """
 
     def __init__(self, process_group: BaguaProcessGroup, steps: int, codec: str | Codec | None = None) -> None:
+        self.codec = None if codec is None else get_codec(codec)
         self.algorithm = (
             GradientAllReduceAlgorithmImpl(process_group)
-            if codec is None
-            else ByteGradAlgorithmImpl(process_group, hierarchical=False, codec=codec)
+            if self.codec is None
+            else ByteGradAlgorithmImpl(process_group, hierarchical=False, codec=self.codec)
         )
         self.steps = steps
         self.done = 0

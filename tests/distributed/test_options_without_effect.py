@@ -1,0 +1,125 @@
+"""Options that change nothing in combination with others are named once, in the log of rank 0; others are not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from support.rank_tests import on_ranks
+from support.training import mlp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import bagua.torch_api as bagua
+from bagua.fsdp import compress_communication
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.sharded_replicas import exchange_shards
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def told_of(action: Callable[[], object]) -> list[str]:
+    """Warnings of the logger `bagua`."""
+    handler = _Warnings()
+    logging.getLogger("bagua").addHandler(handler)
+    try:
+        action()
+    finally:
+        logging.getLogger("bagua").removeHandler(handler)
+    return handler.lines
+
+
+def wrap(net: nn.Module, name: str, **options: Any) -> None:
+    bagua.with_bagua(net, [torch.optim.SGD(net.parameters(), lr=0.1)], Algorithm.init(name, **options))
+
+
+@on_ranks(2)
+def test_of_algorithms(rank: int, device: torch.device) -> None:
+    def of(name: str, dtype: torch.dtype = torch.float32, **options: Any) -> list[str]:
+        lines = told_of(lambda: wrap(mlp(0, device).to(dtype), name, **options))
+        assert rank == 0 or not lines
+        return lines
+
+    streaming = {"name": "streaming_diloco", "sync_every": 4}
+    reason = "has no effect: parameters are float64, and it compresses bfloat16, float16, float32"
+    for lines, expected in (
+        (
+            of("local_sgd", sync_every=2, warmup_codec="int4"),
+            "warmup_codec='int4' has no effect without warmup_steps",
+        ),
+        (of(**streaming, alpha=1.0), "alpha=1 leaves each rank its own weights: exchanges have no effect on them"),
+        (of(**streaming, codec="int4", dtype=torch.float64), f"codec='int4' {reason}"),
+        (
+            of("diloco", sync_every=2, warmup_steps=2, warmup_codec="int8", dtype=torch.float64),
+            f"warmup_codec='int8' {reason}",
+        ),
+        (of("bytegrad", dtype=torch.float64), f"codec='int8' {reason}"),
+        (
+            of("decentralized", peer_selection_mode="shift_one"),
+            "peer_selection_mode='shift_one' has no effect: with hierarchical=True nodes are paired",
+        ),
+    ):
+        assert len(lines) == (rank == 0)
+        assert all(line.startswith(expected) for line in lines), lines
+    # The nearest with an effect.
+    assert of(**streaming, alpha=0.99, codec="int4", dtype=torch.bfloat16) == []
+    assert of("diloco", sync_every=2, warmup_steps=2, warmup_codec="int8", momentum_rounds=1) == []
+    assert of("bytegrad") == []
+    assert of("decentralized") == []
+    assert of("decentralized", peer_selection_mode="shift_one", hierarchical=False) == []
+
+
+@on_ranks(2)
+def test_of_exchanged_shards(rank: int, device: torch.device) -> None:
+    mesh = init_device_mesh(device.type, (2, 1), mesh_dim_names=("replicate", "shard"))
+    for options, count in (({"warmup_codec": "int4"}, 1), ({}, 0)):
+        model = nn.Sequential(nn.Linear(4, 4)).to(device)
+        fully_shard(model, mesh=mesh["shard"])
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+        algorithm = Algorithm.init("local_sgd", sync_every=2, **options)
+        group = mesh.get_group("replicate")
+        lines = told_of(partial(exchange_shards, model, optimizers, algorithm, group))
+        assert len(lines) == (count if rank == 0 else 0)
+        assert all("exchange_shards: warmup_codec='int4' has no effect" in line for line in lines)
+
+
+@on_ranks(2)
+def test_of_compressed_communication(rank: int, device: torch.device) -> None:
+    def of(policy: MixedPrecisionPolicy | None = None, replicas: int = 0, **options: Any) -> list[str]:
+        names = ("replicate", "shard") if replicas else ("shard",)
+        shape = (replicas, 2 // replicas) if replicas else (2,)
+        model = nn.Sequential(nn.Linear(4, 4)).to(device)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        fully_shard(model, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
+        lines = told_of(lambda: compress_communication(model, **options))
+        assert rank == 0 or not lines
+        return lines
+
+    short = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    for lines, expected in (
+        (of(weights="int8", exact_weights_every=1), "weights='int8' has no effect: with exact_weights_every=1 all"),
+        (of(policy=short, gradients="bf16"), "gradients='bf16' saves nothing: they are reduced in bfloat16"),
+        (
+            of(policy=short, gradients=None, weights="bf16"),
+            "weights='bf16' saves nothing: they are gathered in bfloat16",
+        ),
+        (of(replicas=1), "gradients='int8' has no effect: without compress_shard they are compressed between replicas"),
+    ):
+        assert len(lines) == (rank == 0)
+        assert all(line.startswith(f"compress_communication: {expected}") for line in lines), lines
+    # The nearest with an effect.
+    assert of(gradients="bf16", weights="bf16", exact_weights_every=2) == []
+    assert of(policy=short, weights="int8") == []
+    assert of(replicas=1, compress_shard=True) == []
+    assert of(replicas=2) == []
