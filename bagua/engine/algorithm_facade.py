@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bagua.collectives.communicator import BaguaCommunicator
@@ -60,6 +60,10 @@ class AlgorithmFacade:
     def bagua_optimizers(self) -> list[Optimizer]:
         """After whose steps the algorithm may communicate."""
         return list(self.setup.optimizers)
+
+    def tensors_of(self, optimizer: Optimizer) -> list[Tensor]:
+        """What a listed optimizer steps, as `synchronized_parameters` has it."""
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     @property
     def bagua_algorithm(self) -> Any:

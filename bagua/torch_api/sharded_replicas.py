@@ -7,8 +7,8 @@ optimizers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.bucket_plan import plan_buckets
+from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.step_statistics import PassRecorder, StepStatistics
 from bagua.job.told_by_all import told_by_all
 from bagua.replicas.replica_check import Replica
@@ -31,6 +32,8 @@ from bagua.torch_api.algorithms.registry import resolve_algorithm
 from bagua.torch_api.wrapping import check_optimizers
 
 _ATTRIBUTE = "_bagua_shard_exchange"
+
+_logger = logging.getLogger("bagua")
 
 
 def exchange_shards(
@@ -90,8 +93,13 @@ def exchange_shards(
     listed = check_optimizers(optimizers)
     Replica(shards, "shards", listed, settings).check(communicator)
     broadcast_parameters(cast("list[tuple[str, nn.Parameter]]", shards), communicator)
-    exchange = ShardExchange(model, listed, recipe.reify(group), shards, shard_of)
+    view = _ShardFacade(model, group, listed, shards, shard_of)
+    rounds = recipe.reify(group)
+    exchange = ShardExchange(view, rounds)
     vars(model)[_ATTRIBUTE] = exchange
+    if dist.get_rank() == 0:
+        for one in rounds.options_without_effect(view):
+            _logger.warning(f"exchange_shards: {one}")
     return exchange
 
 
@@ -120,48 +128,56 @@ def _compare(settings: list[str], groups: Sequence[dist.ProcessGroup | None]) ->
             )
 
 
-class ShardExchange:
-    """What `exchange_shards` has set up. Training thread only."""
+class _ShardFacade(AlgorithmFacade):
+    """What local steps see of the engine, of shards instead of parameters. There is no engine, because FSDP
+    communicates gradients, and a facade's other members are missing."""
 
     def __init__(
         self,
         model: nn.Module,
+        group: BaguaProcessGroup,
         optimizers: Sequence[torch.optim.Optimizer],
-        rounds: FragmentRounds,
-        shards: list[tuple[str, Tensor]],
+        shards: Sequence[tuple[str, Tensor]],
         shard_of: Mapping[int, Tensor],
     ) -> None:
-        self._model, self._rounds, self._recorder = model, rounds, PassRecorder()
-        # What the algorithm asks an engine for: optimizers of shards instead of parameters, and no launches of its own.
-        of_shards = [
-            SimpleNamespace(
-                param_groups=[
-                    {"params": [shard_of[id(one)] for one in group["params"] if id(one) in shard_of]}
-                    for group in optimizer.param_groups
-                ]
-            )
-            for optimizer in optimizers
-        ]
-        view = SimpleNamespace(
-            bagua_module_name=f"shards of {type(model).__name__} {id(model)}",
-            synchronized_parameters=shards,
-            bagua_optimizers=of_shards,
-            scheduler=SimpleNamespace(recorder=self._recorder, wait_pending_comm_ops=lambda: None),
-        )
-        self._view = cast("AlgorithmFacade", view)
-        tensors = rounds.init_tensors(self._view)
+        self.module, self.process_group, self.parameters_to_ignore = model, group, []
+        self.bagua_module_name = f"shards of {type(model).__name__} {id(model)}"
+        self._optimizers, self._shards, self._shard_of = list(optimizers), list(shards), shard_of
+        # Without buckets: fragments have schedulers of their own.
+        self._scheduler = CommScheduler([], group, PassRecorder())
+
+    @property
+    def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
+        return self._optimizers
+
+    @property
+    def synchronized_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return cast("list[tuple[str, nn.Parameter]]", self._shards)
+
+    @property
+    def scheduler(self) -> CommScheduler:
+        return self._scheduler
+
+    def tensors_of(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+        return [self._shard_of[id(one)] for one in super().tensors_of(optimizer) if id(one) in self._shard_of]
+
+
+class ShardExchange:
+    """What `exchange_shards` has set up. Training thread only."""
+
+    def __init__(self, view: AlgorithmFacade, rounds: FragmentRounds) -> None:
+        self._view, self._rounds = view, rounds
+        tensors = rounds.init_tensors(view)
         groups = [[tensors[index] for index in group] for group in plan_buckets(tensors)]
         for bucket in rounds.tensors_to_buckets(groups, do_flatten=False):
-            rounds.init_operations(self._view, bucket)
-        note_step = rounds.init_post_optimizer_step_hook(self._view)
-        self._hooks = []
-        for optimizer, stand_in in zip(optimizers, of_shards, strict=True):
+            rounds.init_operations(view, bucket)
+        note_step = rounds.init_post_optimizer_step_hook(view)
 
-            def after_step(*_: Any, stand_in: Any = stand_in) -> None:
-                rounds.note_backward()
-                note_step(stand_in)
+        def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            rounds.note_backward()
+            note_step(optimizer)
 
-            self._hooks.append(optimizer.register_step_post_hook(after_step))
+        self._hooks = [optimizer.register_step_post_hook(after_step) for optimizer in view.bagua_optimizers]
 
     @property
     def rounds(self) -> int:
@@ -170,7 +186,7 @@ class ShardExchange:
 
     def stats(self) -> StepStatistics:
         """Of the exchanges; as bagua_ddp.stats()."""
-        return self._recorder.statistics()
+        return self._view.scheduler.recorder.statistics()
 
     def state_dict(self) -> dict[str, Any]:
         """Of this rank, to be saved with its shards and its optimizers' states: one file per rank."""
@@ -190,4 +206,4 @@ class ShardExchange:
             hook.remove()
         self._rounds.finish(self._view)
         self._rounds.start_from_broadcast()
-        vars(self._model).pop(_ATTRIBUTE, None)
+        vars(self._view.module).pop(_ATTRIBUTE, None)

@@ -48,8 +48,7 @@ class ExchangeAfterSteps(AlgorithmImpl):
     def _find_steppers(self, bagua_ddp: AlgorithmFacade) -> None:
         stepper_of: dict[int, int] = {}
         for position, optimizer in enumerate(bagua_ddp.bagua_optimizers):
-            for group in optimizer.param_groups:
-                stepper_of.update((id(parameter), position) for parameter in group["params"])
+            stepper_of.update((id(tensor), position) for tensor in bagua_ddp.tensors_of(optimizer))
         named = bagua_ddp.synchronized_parameters
         missing = [name for name, parameter in named if id(parameter) not in stepper_of]
         if missing:
