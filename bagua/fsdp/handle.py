@@ -37,8 +37,9 @@ class CompressionHandle:
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
         """`{"gradients": {"sent": bytes, "saved": bytes}, "weights": ...}`: what this rank has sent to others through
-        compressed collectives, and what torch's own would have sent on top of that. Weights that had to be exact count
-        as sent. What is not compressed at all is not counted."""
+        compressed collectives, and what torch's own would have sent on top of that. `saved` is negative if compression
+        cost more than it saved: a module of a few parameters sends its scales and padding, too. Weights that had to be
+        exact count as sent. What is not compressed at all is not counted."""
         return {purpose: traffic.as_dict() for purpose, traffic in self._traffic.items()}
 
     def remove(self) -> None:

@@ -30,6 +30,7 @@ from bagua.tuning.advice import most_to_gain
 
 SAMPLE_EVERY = 8
 WINDOW = 16  # sampled steps that the figures are of
+FEW_SAMPLES = 3  # fewer are named as such: the first steps compile, allocate and connect
 
 
 @dataclass(frozen=True)
@@ -40,24 +41,35 @@ class StepWaits:
         steps: how many have begun.
         step_s: from one to the next.
         exposed_s: of that, what the step waits for communication: for gathered weights and for reduced gradients.
+        samples: steps that were looked at, of which these are the medians.
     """
 
     steps: int
     step_s: float
     exposed_s: float
+    samples: int
 
     @property
     def advice(self) -> str:
-        """What compression could gain at most, or that communication is hidden."""
+        """What compression could gain at most, or that communication is hidden; with a warning where few steps were
+        looked at."""
         if math.isnan(self.step_s) or math.isnan(self.exposed_s):
             return f"not measured yet: one step in {SAMPLE_EVERY} is, after {self.steps} so far"
-        return most_to_gain(self.step_s, self.exposed_s)
+        gain = most_to_gain(self.step_s, self.exposed_s)
+        if self.samples >= FEW_SAMPLES or not gain:
+            return gain
+        return f"{gain} (from {self._sampled}; measure at least {SAMPLE_EVERY * FEW_SAMPLES} steps)"
+
+    @property
+    def _sampled(self) -> str:
+        return f"{self.samples} sampled step{'s' * (self.samples != 1)}"
 
     def __str__(self) -> str:
         if math.isnan(self.step_s) or math.isnan(self.exposed_s):
             return self.advice
         share = f"{100 * self.exposed_s / self.step_s:.0f} % of the step"
-        return f"step {1e3 * self.step_s:.3g} ms; exposed communication {1e3 * self.exposed_s:.3g} ms ({share})"
+        exposed = f"exposed communication {1e3 * self.exposed_s:.3g} ms ({share})"
+        return f"step {1e3 * self.step_s:.3g} ms; {exposed}; median of {self._sampled}"
 
 
 Mark = float | torch.cuda.Event
@@ -137,7 +149,7 @@ class CommunicationMeter:
     def stats(self) -> StepWaits:
         """What the steps so far waited for."""
         self._read()
-        return StepWaits(self._steps, _median(self._step_s), _median(self._exposed_s))
+        return StepWaits(self._steps, _median(self._step_s), _median(self._exposed_s), len(self._step_s))
 
     def remove(self) -> None:
         """Measures no more."""
@@ -283,7 +295,7 @@ def measure_communication(model: nn.Module) -> CommunicationMeter:
     """Measures what steps of `model` wait for communication, whether `compress_communication` compresses it or not:
 
         meter = measure_communication(model)
-        ...  # some tens of steps
+        ...  # at least 24 steps, of which one in 8 is looked at
         print(meter.stats(), meter.stats().advice)
 
     Nothing is sent for it, and steps take a few microseconds more. A step ends with a backward pass that reduces

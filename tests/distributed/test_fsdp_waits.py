@@ -15,7 +15,7 @@ from support.training import batches, begin, loss_of, message_of
 from torch import Tensor
 
 from bagua.fsdp import compress_communication, measure_communication
-from bagua.fsdp.waits import SAMPLE_EVERY
+from bagua.fsdp.waits import SAMPLE_EVERY, StepWaits
 from bagua.tuning.advice import most_to_gain
 
 PAUSE_S = 0.02
@@ -115,6 +115,18 @@ def _prefetched_and_accumulated() -> None:
 @pytest.mark.parametrize("case", [_measured, _prefetched_and_accumulated])
 def test_waits_are_measured(case: Any) -> None:
     run_ranks(2, case, timeout=120, reuse=True)
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"), [(1, "from 1 sampled step; measure at least 24"), (2, "from 2 sampled steps;"), (3, "")]
+)
+def test_advice_from_few_steps_says_so(samples: int, words: str) -> None:
+    for exposed_s, advice in ((0.15, "steps would be 4.00x as fast"), (0.001, "nothing to gain")):
+        waits = StepWaits(8 * samples, 0.2, exposed_s, samples)
+        assert advice in waits.advice
+        assert words in waits.advice
+        assert ("sampled" in waits.advice) == bool(words)
+        assert str(waits).endswith(f"; median of {samples} sampled step{'s' * (samples > 1)}")
 
 
 def test_what_could_be_gained() -> None:
