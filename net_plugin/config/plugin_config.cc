@@ -40,8 +40,8 @@ const std::vector<Knob>& knob_table() {
                            "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all I/O. "
                            "auto: derived from the CPUs available to this process and the number of ranks on this "
                            "host; of these threads, connections to other hosts use four, or one per 20 Gb/s of the "
-                           "interface if that is more; with BAGUA_NET_ENCRYPTION ten, or one per 8 Gb/s, and without "
-                           "AES twice as many."),
+                           "interface if that is more; with BAGUA_NET_ENCRYPTION six, or one per 8 Gb/s (ten if the "
+                           "speed is unknown), and without AES twice as many."),
       integer_or_auto_knob(
           "BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
           "Number of NCCL devices per network interface. NCCL opens two channels per device, so this sets how many "

@@ -39,10 +39,12 @@ TEST_CASE(connections_between_hosts_get_the_first_workers_only) {
 }
 
 TEST_CASE(the_workers_of_a_network_follow_from_its_speed_and_the_cipher) {
-  for (const int unknown : {0, 10'000, 80'000}) {
-    CHECK_EQ(network_workers(unknown, Cipher::kNone), 4);
-    CHECK_EQ(network_workers(unknown, Cipher::kAes256Gcm), 10);
-    CHECK_EQ(network_workers(unknown, Cipher::kChaCha20Poly1305), 20);
+  for (const int mbps : {0, 10'000, 80'000}) CHECK_EQ(network_workers(mbps, Cipher::kNone), 4);
+  CHECK_EQ(network_workers(0, Cipher::kAes256Gcm), 10);
+  CHECK_EQ(network_workers(0, Cipher::kChaCha20Poly1305), 20);
+  for (const int mbps : {1'000, 10'000, 48'000}) {
+    CHECK_EQ(network_workers(mbps, Cipher::kAes256Gcm), 6);
+    CHECK_EQ(network_workers(mbps, Cipher::kChaCha20Poly1305), 12);
   }
   CHECK_EQ(network_workers(80'001, Cipher::kNone), 5);
   CHECK_EQ(network_workers(100'000, Cipher::kNone), 5);
