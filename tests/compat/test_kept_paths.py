@@ -185,6 +185,20 @@ def test_import_sets_nothing_up() -> None:
     )
 
 
+def test_import_does_not_load_the_compiler() -> None:
+    """It takes half a second. Where a part of torch that we need loads it, that is torch's choice."""
+    run_fresh(
+        "import importlib, sys, torch.distributed.fsdp, torch.distributed.tensor\n"
+        "before = set(sys.modules)\n"
+        "import bagua.codecs, bagua.comm_hooks, bagua.fsdp, bagua.torch_api.checkpoint\n"
+        "import bagua.torch_api.data_parallel, bagua.torch_api.model_parallel.moe, bagua.torch_api.sharded_replicas\n"
+        "from bagua.torch_api import contrib\n"
+        "parts = [getattr(contrib, name) for name in dir(contrib)]\n"
+        "assert 'SyncBatchNorm' in [part.__name__ for part in parts]\n"
+        "assert not {'torch._dynamo', 'torch._inductor', 'triton'} & (set(sys.modules) - before)"
+    )
+
+
 class TestComparison:
     """The comparison above finds what it must find."""
 

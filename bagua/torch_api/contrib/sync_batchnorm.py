@@ -18,6 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from bagua.collectives.process_group import BaguaProcessGroup, is_initialized, to_bagua_process_group
 from bagua.collectives.purpose_groups import group_for
+from bagua.job.torch_internals import hide_from_compiler
 from bagua.torch_api.contrib.sync_batchnorm_function import SyncBatchNormFunction
 
 
@@ -118,7 +119,6 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         return self._in_training(input) if self.training else super().forward(input)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # for communication, and the making of groups
     def _in_training(self, x: Tensor) -> Tensor:
         group = self._group()
         if group is None:
@@ -162,3 +162,7 @@ class SyncBatchNorm(_BatchNorm):
         memo[id(self)] = new
         new.__dict__ = copy.deepcopy(self.__dict__, memo)
         return new
+
+
+# It communicates and makes groups. torch.compiler.disable would import the compiler, which takes half a second.
+hide_from_compiler(SyncBatchNorm._in_training)
