@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from bagua.cli.errors import EXIT_USAGE, CommandError
+from bagua.version import __version__
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -28,7 +29,8 @@ def add_parser(subcommands: Subcommands) -> None:
         "exporter",
         help="serve the statistics of this host to Prometheus",
         description="Serves the statistics of every process on this host that uses Bagua-Net and that this user may "
-        "look at, at http://ADDRESS:PORT/metrics, and to `bagua-net top --endpoints` at /report. If "
+        "look at, at http://ADDRESS:PORT/metrics, and to `bagua-net top --endpoints` at /report. /health "
+        "answers with the version, without reading statistics. If "
         "BAGUA_NET_PROMETHEUS_ADDRESS is set, it also pushes them to that Pushgateway every 15 s.",
     )
     parser.add_argument(
@@ -38,6 +40,7 @@ def add_parser(subcommands: Subcommands) -> None:
         "--port", type=within(int, 0, 65535), default=DEFAULT_PORT, help=f"TCP port (default {DEFAULT_PORT}; 0: any)"
     )
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON, and end")
+    parser.add_argument("--version", action="version", version=f"bagua-net {__version__}", help="print the version")
     parser.set_defaults(execute=execute)
 
 

@@ -134,6 +134,16 @@ def test_the_endpoint_serves_what_prometheus_reads(environment: dict[str, str]) 
     assert families["bagua_net_processes"].samples[0].value >= 1
 
 
+def test_it_says_that_it_runs_and_which_version_it_is(environment: dict[str, str], net: RunNet) -> None:
+    version = net("exporter", "--version").stdout
+    assert version == net("--version").stdout
+    with (
+        exporter(environment) as (url, _),
+        urllib.request.urlopen(url.replace("/metrics", "/health"), timeout=ANSWER_S) as answer,
+    ):
+        assert (answer.status, answer.read().decode()) == (200, f"ok, {version}")
+
+
 def test_top_reads_the_endpoint(environment: dict[str, str], net: RunNet) -> None:
     with (
         page_of_this_process(page_bytes([sending("10.0.0.2:1 (process 5)", 123)], rank=3)),

@@ -15,12 +15,14 @@ from bagua.net.exporter.metrics import SIZES_HELP, SIZES_NAME, families_of, size
 from bagua.net.exporter.peer_sums import PeerSums
 from bagua.net.stats import HostReport, Snapshot, report, snapshot
 from bagua.net.stats.sources import REPORT_PATH
+from bagua.version import __version__
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
     from prometheus_client import CollectorRegistry, Metric
 
+HEALTH_PATH = "/health"
 # Of the old push: a Pushgateway, which Prometheus scrapes.
 PUSH_VARIABLE = "BAGUA_NET_PROMETHEUS_ADDRESS"
 PUSH_JOB = "bagua_net"
@@ -72,7 +74,7 @@ class HostCollector:
 
 class ReportApp:
     """The WSGI application of the exporter: `/report` is what `bagua-net stats --json` prints, with rates since it was
-    asked for last; everything else is the metrics."""
+    asked for last; `/health` says that the exporter runs; everything else is the metrics."""
 
     def __init__(self, metrics: WSGIApplication | None) -> None:
         assert metrics is not None  # the application of the server that has been started
@@ -81,7 +83,11 @@ class ReportApp:
         self._earlier: Snapshot | None = None
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") != REPORT_PATH:
+        path = environ.get("PATH_INFO")
+        if path == HEALTH_PATH:
+            start_response("200 OK", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"ok, bagua-net {__version__}\n".encode()]
+        if path != REPORT_PATH:
             return self._metrics(environ, start_response)
         later = snapshot()
         with self._lock:
