@@ -1,15 +1,15 @@
 # ranks: 2
 """FSDP2 with compressed communication: training, what it waits for, checkpoints, and replicas."""
 
+import os
 import warnings
 
 import torch
 import torch.distributed as dist
 from support.page_programs import run_blocks
 
-dist.init_process_group("gloo")
 torch.manual_seed(1)
-loader = torch.randn(4, 2, 16, 8).unbind(1)[dist.get_rank()]
+loader = torch.randn(4, 2, 16, 8).unbind(1)[int(os.environ["RANK"])]
 
 run_blocks("docs/how-to/train/compress-fsdp.md", 1)
 

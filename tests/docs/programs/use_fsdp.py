@@ -1,6 +1,8 @@
 # ranks: 2
 """FSDP2 trains as the page says, alone and as HSDP, and Bagua refuses what it has sharded."""
 
+import os
+
 import torch
 import torch.distributed as dist
 from support.page_programs import run_blocks
@@ -12,10 +14,9 @@ from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgor
 from bagua.torch_api.contrib import fuse_optimizer
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
-dist.init_process_group("gloo")
 torch.manual_seed(1)
 nodes = 2
-loader = torch.randn(4, 2, 16, 8).unbind(1)[dist.get_rank()]
+loader = torch.randn(4, 2, 16, 8).unbind(1)[int(os.environ["RANK"])]
 
 run_blocks("docs/how-to/train/use-fsdp.md", 1)
 
