@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import tomllib
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from bagua import fsdp
 from bagua.net.bench.ring.options import parse_options
+from bagua.torch_api import checkpoint, contrib
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -51,6 +54,13 @@ def code_blocks(page: Path) -> list[CodeBlock]:
         CodeBlock(page, text.count("\n", 0, match.start()) + 1, match["language"], match["body"])
         for match in FENCE.finditer(text)
     ]
+
+
+def own_names() -> set[str]:
+    """Of the package, as pages use them: its public classes, and what the folders around training export."""
+    trees = [ast.parse(path.read_text()) for path in (REPOSITORY / "bagua").rglob("*.py")]
+    classes = {node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
+    return {"bagua", *contrib.__dir__(), *fsdp.__all__, *checkpoint.__all__, *classes}
 
 
 def prose(page: Path) -> str:
@@ -145,6 +155,21 @@ def test_shell_commands_exist(page: Path) -> None:
 def test_python_blocks_compile(page: Path) -> None:
     for block in blocks_of(page, PYTHON):
         compile(block.body, str(block), "exec")
+
+
+OWN_NAMES = own_names()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_pages_import_what_they_use_of_bagua(page: Path) -> None:
+    """Names of the reader's own program, such as `model`, need no explanation. Where ours come from does."""
+    trees = [ast.parse(block.body) for block in code_blocks(page) if block.language in PYTHON]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    imported = re.findall(r"^\W*(?:from|import) .*$", page.read_text(), re.MULTILINE)
+    known = {name for line in imported for name in re.findall(r"\w+", line)}
+    defined = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    assert used & OWN_NAMES <= known | defined
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
