@@ -238,8 +238,7 @@ class PlanMaker:
         buckets = algorithm.tensors_to_buckets([[tensors[index] for index in group] for group in groups], setup.flatten)
         for bucket in buckets:
             algorithm.init_operations(self._facade, bucket)
-        # As `join` itself decides, which refuses what communicates something else in some step.
-        join_helps = algorithm.phase is None and all(bucket.holds_gradients for bucket in buckets)
+        join_helps = not algorithm.may_change and all(bucket.holds_gradients for bucket in buckets)
         scheduler = CommScheduler(buckets, setup.group, self._recorder, join_helps=join_helps)
         return TrainingPlan(
             setup, algorithm, self._key(), algorithm.phase, replica, self.parameters, buckets, scheduler

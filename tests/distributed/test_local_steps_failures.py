@@ -88,6 +88,7 @@ GRADIENTS = "waiting for the gradients of a backward pass ("
         ("diloco", {"sync_every": 3}, "silent", True, f"{EXCHANGE}2 ("),
         ("streaming_diloco", {"sync_every": 6, "delay": 1}, "leaves", False, f"{EXCHANGE}2, fragment 2 of 2 ("),
         ("diloco", {"sync_every": 3, "warmup_steps": 9}, "leaves", False, GRADIENTS),
+        ("async", {"warmup_steps": 9}, "leaves", False, GRADIENTS),
         ("decentralized", {"hierarchical": False}, "leaves", False, "waiting for exchanged weights ("),
     ],
 )

@@ -54,6 +54,13 @@ class AlgorithmImpl:
         change on all ranks at once."""
         return None
 
+    @property
+    def may_change(self) -> bool:
+        """Whether it communicates something else in some steps than in others: its class defines one of `phase`,
+        `ranks_in_step` and `need_reset`. Then ranks cannot `join`."""
+        names = ("phase", "ranks_in_step", "need_reset")
+        return any(getattr(type(self), name) is not getattr(AlgorithmImpl, name) for name in names)
+
     def need_reset(self) -> bool:
         """Asked before every forward pass. True: in training, everything is initialized again, parameters and optimizer
         states broadcast, and the methods below called anew."""

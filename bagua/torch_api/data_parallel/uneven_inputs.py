@@ -25,7 +25,6 @@ from bagua.collectives.coalesced import broadcast_coalesced
 from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.setup import Attendance
 from bagua.job.failure_report import failures_named
-from bagua.torch_api.algorithms.base import AlgorithmImpl
 from bagua.torch_api.data_parallel.forward_buffers import ForwardBuffers
 
 # Positions of the flags, which are summed over the ranks.
@@ -110,11 +109,7 @@ class UnevenInputs:
             NotImplementedError: the algorithm communicates something else than gradients, now or later.
         """
         engine = self._wrapper.inner
-        kind = type(engine.bagua_algorithm)
-        changes = any(
-            getattr(kind, name, None) is not getattr(AlgorithmImpl, name)
-            for name in ("need_reset", "phase", "ranks_in_step")
-        )
+        changes = engine.bagua_algorithm.may_change
         if changes or not all(bucket.holds_gradients for bucket in engine.bagua_buckets):
             raise NotImplementedError(
                 f"join: {engine.setup.algorithm_name} communicates something else than gradients"
