@@ -126,6 +126,8 @@ def _formulas() -> None:
                     assert are_equal(parameters[key]), f"{name}: {key} is not the same bits on all ranks"
         stats = model.bagua_ddp.stats()
         assert stats.steps == reference.rounds
+        timed = {bucket.name.partition(".")[0] for bucket in stats.buckets}
+        assert timed == {str((reference.rounds - 1) % count)}, "each exchange is timed, the last one too"
         assert stats.nbytes in [sum(4 * model.get_parameter(key).numel() for key in part) for part in fragments]
 
 

@@ -181,6 +181,8 @@ class Fragment:
             # Of its own: other fragments of the plan are not part of the step, and its exchange outlasts steps.
             self._scheduler = CommScheduler(self.buckets, group, recorder, sees_flags=False)
         self._scheduler.what = what
+        # One exchange in eight would be one in thousands of steps.
+        recorder.samples_all = True
         self._scheduler.launch_buckets(self.buckets)
 
     def wait(self) -> None:
