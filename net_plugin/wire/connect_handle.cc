@@ -14,8 +14,15 @@ constexpr std::size_t kStateOffset = 56;
 constexpr std::size_t kListenIdOffset = 64;
 constexpr std::size_t kProtectionOffset = 52;
 constexpr std::size_t kKeyIdOffset = 80;
+constexpr std::size_t kFurtherCountOffset = 88;
+constexpr std::size_t kFurtherOffset = 92;
 constexpr std::uint32_t kEncrypts = 1;
 constexpr std::uint32_t kHasAes = 2;
+
+constexpr std::size_t address_bytes(int family) { return family == 4 ? 4 : 16; }
+
+static_assert(kFurtherOffset + (max_handle_addresses(4) - 1) * (address_bytes(4) + 2) == kConnectHandleBytes);
+static_assert(kFurtherOffset + (max_handle_addresses(6) - 1) * (address_bytes(6) + 2) == kConnectHandleBytes);
 
 }  // namespace
 
@@ -33,6 +40,14 @@ void encode_connect_handle(const ConnectHandle& handle, std::uint8_t* bytes) {
                                      (handle.protection.encrypts ? kEncrypts : 0) | (handle.has_aes ? kHasAes : 0));
   std::copy(handle.listen_id.begin(), handle.listen_id.end(), bytes + kListenIdOffset);
   std::copy(handle.protection.key_id.begin(), handle.protection.key_id.end(), bytes + kKeyIdOffset);
+  const std::size_t count = std::min(handle.further.size(), max_handle_addresses(handle.address_family) - 1);
+  bytes[kFurtherCountOffset] = static_cast<std::uint8_t>(count);
+  std::uint8_t* at = bytes + kFurtherOffset;
+  for (std::size_t index = 0; index < count; ++index) {
+    at = std::copy_n(handle.further[index].bytes.begin(), address_bytes(handle.address_family), at);
+    store_little_endian<std::uint16_t>(at, handle.further[index].port);
+    at += 2;
+  }
 }
 
 Status decode_connect_handle(const std::uint8_t* bytes, ConnectHandle* handle) {
@@ -63,6 +78,20 @@ Status decode_connect_handle(const std::uint8_t* bytes, ConnectHandle* handle) {
   handle->has_aes = (protection & kHasAes) != 0;
   std::copy_n(bytes + kKeyIdOffset, handle->protection.key_id.size(), handle->protection.key_id.begin());
   std::copy(bytes + kListenIdOffset, bytes + kListenIdOffset + handle->listen_id.size(), handle->listen_id.begin());
+  const std::size_t count = bytes[kFurtherCountOffset];
+  if (count >= max_handle_addresses(family)) {
+    return Status::remote_error("the peer's connect handle names " + std::to_string(count) +
+                                " further addresses, at most " + std::to_string(max_handle_addresses(family) - 1) +
+                                " fit: the handle is corrupt");
+  }
+  handle->further.assign(count, {});
+  const std::uint8_t* at = bytes + kFurtherOffset;
+  for (HandleAddress& address : handle->further) {
+    std::copy_n(at, address_bytes(family), address.bytes.begin());
+    at += address_bytes(family);
+    address.port = load_little_endian<std::uint16_t>(at);
+    at += 2;
+  }
   return Status::ok();
 }
 

@@ -15,12 +15,15 @@
 //     56     8  connect state: zero from the listener; the connector keeps the number of its attempt here
 //     64    16  listen id: random, one per listen; names the token without telling it
 //     80     8  key id: names the secret of the listener's job; zero: it has none
-//     88    40  zero
+//     88     1  number of further addresses of the listener, each of which takes connections of this comm
+//     89     3  zero
+//     92    36  further addresses, of the family above: 4 or 16 bytes, and 2 of the port; the rest is zero
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/status.h"
 #include "wire/protection.h"
@@ -33,6 +36,15 @@ constexpr std::size_t kConnectHandleBytes = 128;
 using Token = std::array<std::uint8_t, 16>;     // secret
 using RandomId = std::array<std::uint8_t, 16>;  // public
 
+// An address of the listener; the family is that of the handle.
+struct HandleAddress {
+  std::array<std::uint8_t, 16> bytes{};
+  std::uint16_t port = 0;
+};
+
+// How many of them a handle has room for, with the first one.
+constexpr std::size_t max_handle_addresses(int family) { return 1 + 36 / (family == 4 ? 4 + 2 : 16 + 2); }
+
 struct ConnectHandle {
   std::uint16_t protocol_version = kProtocolVersion;
   std::uint8_t address_family = 4;
@@ -44,6 +56,7 @@ struct ConnectHandle {
   RandomId listen_id{};
   Protection protection;
   bool has_aes = false;
+  std::vector<HandleAddress> further;  // at most max_handle_addresses() - 1
 };
 
 void encode_connect_handle(const ConnectHandle& handle, std::uint8_t* bytes);

@@ -1,5 +1,6 @@
 // The bytes of handle, hello, reply, frame header and acknowledgement: fixed for a protocol version, and hostile bytes
 // are errors.
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <random>
@@ -70,6 +71,12 @@ TEST_CASE(what_was_encoded_is_decoded) {
     random.draw(&given.protection.key_id);
     given.protection.encrypts = round % 3 == 0;
     given.has_aes = round % 5 == 0;
+    given.further.resize(static_cast<std::size_t>(round) % max_handle_addresses(given.address_family));
+    for (HandleAddress& address : given.further) {
+      random.draw(&address.bytes);
+      if (given.address_family == 4) std::fill(address.bytes.begin() + 4, address.bytes.end(), std::uint8_t{0});
+      random.draw(&address.port);
+    }
     encode_connect_handle(given, bytes.data());
     CHECK_EQ(load_connect_state(bytes.data()), std::uint64_t{0});
     store_connect_state(bytes.data(), 77);
@@ -80,6 +87,10 @@ TEST_CASE(what_was_encoded_is_decoded) {
     CHECK(handle.token == given.token && handle.listen_id == given.listen_id);
     CHECK(handle.protection.key_id == given.protection.key_id && handle.has_aes == given.has_aes);
     CHECK_EQ(handle.protection.encrypts, given.protection.encrypts);
+    CHECK_EQ(handle.further.size(), given.further.size());
+    for (std::size_t i = 0; i < given.further.size(); ++i) {
+      CHECK(handle.further[i].bytes == given.further[i].bytes && handle.further[i].port == given.further[i].port);
+    }
 
     Hello said;
     random.draw(&said.stream_index);
@@ -113,6 +124,31 @@ TEST_CASE(what_was_encoded_is_decoded) {
     CHECK(reply.verdict == answered.verdict && reply.streams == answered.streams);
     CHECK(reply.process_id == answered.process_id && reply.max_chunk_bytes == answered.max_chunk_bytes);
     CHECK_EQ(reply.features, answered.features);
+  }
+}
+
+TEST_CASE(further_addresses_of_a_handle) {
+  ConnectHandle handle;
+  handle.further = {{{10, 0, 1, 2}, 0x1234}, {{10, 0, 2, 2}, 0x5678}};
+  std::array<std::uint8_t, kConnectHandleBytes> bytes;
+  encode_connect_handle(handle, bytes.data());
+  const std::uint8_t expected[] = {2, 0, 0, 0, 10, 0, 1, 2, 0x34, 0x12, 10, 0, 2, 2, 0x78, 0x56, 0, 0};
+  CHECK(std::memcmp(bytes.data() + 88, expected, sizeof expected) == 0);
+  // As earlier versions write it.
+  std::fill(bytes.begin() + 88, bytes.end(), std::uint8_t{0});
+  CHECK_OK(decode_connect_handle(bytes.data(), &handle));
+  CHECK(handle.further.empty());
+  // More than fit are not written, and not believed.
+  for (const int family : {4, 6}) {
+    handle.address_family = static_cast<std::uint8_t>(family);
+    handle.further.assign(9, {});
+    encode_connect_handle(handle, bytes.data());
+    CHECK_OK(decode_connect_handle(bytes.data(), &handle));
+    CHECK_EQ(handle.further.size(), std::size_t{family == 4 ? 6u : 2u});
+    bytes[88] = family == 4 ? 7 : 3;
+    CHECK(decode_connect_handle(bytes.data(), &handle).code() == StatusCode::kRemoteError);
+    bytes[88] = 255;
+    CHECK(decode_connect_handle(bytes.data(), &handle).code() == StatusCode::kRemoteError);
   }
 }
 
