@@ -1,0 +1,134 @@
+#include "transport/connect/nic_paths.h"
+
+#include <algorithm>
+
+#include "os/local_address.h"
+#include "transport/connect/handle_address.h"
+
+namespace bagua_net {
+namespace {
+
+// One packet may be lost, and the kernel repeats it after a second: the second attempt waits for that.
+constexpr int kFailuresToLeaveOut = 2;
+// For hosts whose network changes while the job runs. Each time costs one comm 2.8 s.
+constexpr std::int64_t kTryAgainMs = 60000;
+// Round trips of a single handshake vary by this much where the hosts are busy.
+constexpr std::int64_t kNoiseUs = 500;
+
+}  // namespace
+
+std::vector<std::pair<std::size_t, std::size_t>> pair_nics(const std::vector<std::vector<NicPairing>>& pairings) {
+  struct Pair {
+    bool is_remote;
+    bool is_crossed;
+    std::size_t here, there;
+  };
+  std::vector<Pair> pairs;
+  for (std::size_t here = 0; here < pairings.size(); ++here) {
+    for (std::size_t there = 0; there < pairings[here].size(); ++there) {
+      const NicPairing& pairing = pairings[here][there];
+      if (pairing.same_subnet || pairing.is_routed) pairs.push_back({!pairing.same_subnet, here != there, here, there});
+    }
+  }
+  std::stable_sort(pairs.begin(), pairs.end(), [](const Pair& one, const Pair& other) {
+    return std::pair(one.is_remote, one.is_crossed) < std::pair(other.is_remote, other.is_crossed);
+  });
+  std::set<std::size_t> used_here;
+  std::set<std::size_t> used_there;
+  std::vector<std::pair<std::size_t, std::size_t>> chosen;
+  // First pairs of two that have none, then for those that are left.
+  for (const std::size_t without_one : {2, 1}) {
+    for (const Pair& pair : pairs) {
+      if (2 - used_here.count(pair.here) - used_there.count(pair.there) < without_one) continue;
+      used_here.insert(pair.here);
+      used_there.insert(pair.there);
+      chosen.emplace_back(pair.here, pair.there);
+    }
+  }
+  if (chosen.empty()) chosen.emplace_back(0, 0);
+  return chosen;
+}
+
+std::vector<NicPath> find_paths(const std::vector<NetworkInterface>& interfaces,
+                                const std::vector<std::uint16_t>& ports, const ConnectHandle& handle) {
+  const auto path = [&](std::size_t here, std::size_t there) {
+    ConnectHandle named = handle;
+    if (there > 0) {
+      named.address = handle.further[there - 1].bytes;
+      named.port = handle.further[there - 1].port;
+      named.scope_id = 0;
+    }
+    return NicPath{interfaces[here], address_in(named, interfaces[here]),
+                   here < ports.size() ? ports[here] : std::uint16_t{0}};
+  };
+  const NicPath first = path(0, 0);
+  if ((interfaces.size() == 1 && handle.further.empty()) || is_of_this_host(first.address)) return {first};
+  std::vector<InterfaceAddress> rows;
+  if (!list_interface_addresses(&rows).is_ok()) return {first};
+  std::vector<std::vector<NicPairing>> pairings(interfaces.size());
+  for (std::size_t here = 0; here < interfaces.size(); ++here) {
+    for (std::size_t there = 0; there <= handle.further.size(); ++there) {
+      const SocketAddress to = path(here, there).address;
+      NicPairing& pairing = pairings[here].emplace_back();
+      pairing.same_subnet = std::any_of(rows.begin(), rows.end(), [&](const InterfaceAddress& row) {
+        return row.name == interfaces[here].name && row.address.same_host(interfaces[here].address) &&
+               same_subnet(row, to);
+      });
+      pairing.is_routed = has_route_over(to, interfaces[here]);
+    }
+  }
+  std::vector<NicPath> paths;
+  for (const auto& [here, there] : pair_nics(pairings)) paths.push_back(path(here, there));
+  return paths;
+}
+
+bool PathExperience::is_left_out(const NicPath& path, std::int64_t now_ms) const {
+  const auto found = records_.find(key_of(path));
+  return found != records_.end() && now_ms < found->second.left_out_until_ms;
+}
+
+std::vector<std::size_t> PathExperience::usable(const std::vector<NicPath>& paths, std::int64_t now_ms) const {
+  std::vector<std::size_t> indices;
+  for (std::size_t index = 0; index < paths.size(); ++index) {
+    if (!is_left_out(paths[index], now_ms)) indices.push_back(index);
+  }
+  if (!indices.empty()) return indices;
+  for (std::size_t index = 0; index < paths.size(); ++index) indices.push_back(index);
+  return indices;
+}
+
+void PathExperience::on_connected(const NicPath& path, std::int64_t round_trip_us) {
+  Record& record = records_[key_of(path)];
+  const std::int64_t known_us = record.round_trip_us;
+  if (known_us > 0) round_trip_us = round_trip_us > 0 ? std::min(known_us, round_trip_us) : known_us;
+  record = {true, 0, 0, round_trip_us};
+}
+
+std::size_t PathExperience::nearest(const std::vector<NicPath>& paths, std::int64_t now_ms) const {
+  const std::vector<std::size_t> indices = usable(paths, now_ms);
+  const auto round_trip_us = [&](std::size_t index) {
+    const auto found = records_.find(key_of(paths[index]));
+    return found == records_.end() ? 0 : found->second.round_trip_us;
+  };
+  std::size_t best = indices.front();
+  for (const std::size_t index : indices) {
+    const std::int64_t best_us = round_trip_us(best);
+    const std::int64_t its_us = round_trip_us(index);
+    if (its_us > 0 && 2 * its_us < best_us && its_us + kNoiseUs < best_us) best = index;
+  }
+  return best;
+}
+
+void PathExperience::on_failed(const NicPath& path, const std::string& why, std::int64_t now_ms) {
+  Record& record = records_[key_of(path)];
+  if (++record.failures < kFailuresToLeaveOut || record.has_worked || now_ms < record.left_out_until_ms) return;
+  record.left_out_until_ms = now_ms + kTryAgainMs;
+  record.failures = 0;
+  log_->add_if_due(LogLevel::kWarn, "path " + path.interface.name + path.address.host(), [&] {
+    return "Bagua-Net: " + path.address.host() + " cannot be reached over " + path.interface.name + " (" +
+           path.interface.address.host() + "): " + why +
+           ". This pair of interfaces is left out, and others carry its share";
+  });
+}
+
+}  // namespace bagua_net

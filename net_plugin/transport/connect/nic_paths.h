@@ -1,0 +1,72 @@
+// NicPaths: over which pairs of network interfaces the connections of a comm go, where a device has joined several.
+//
+// [Note: pairs of interfaces]
+// A path is an interface of this host and an address of the listener. There are enough paths that each interface of
+// either host has one: where there are two here and one there, both lead to the same address. Pairs in one subnet come
+// first, then others that have a route. Connections are bound to their interface. A pair that cannot connect is found
+// by trying: it is left out, by later comms as well, and its connections go over another pair.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/rare_log.h"
+#include "os/network_interface.h"
+#include "os/socket_address.h"
+#include "wire/connect_handle.h"
+
+namespace bagua_net {
+
+struct NicPath {
+  NetworkInterface interface;  // over which the listener is reached
+  SocketAddress address;       // of the listener
+  std::uint16_t port = 0;      // of this process at the interface's address, where the peer may probe; 0: none
+};
+
+// What the kernel says of an interface of this host and an address of the other.
+struct NicPairing {
+  bool same_subnet = false;
+  bool is_routed = false;  // there is a route over this interface
+};
+// Pairs of interfaces (rows) and addresses (columns), in the order in which connections are opened over them.
+std::vector<std::pair<std::size_t, std::size_t>> pair_nics(const std::vector<std::vector<NicPairing>>& pairings);
+
+// interfaces: of the device, with their ports. One path if both ends have one interface, or are on one host.
+std::vector<NicPath> find_paths(const std::vector<NetworkInterface>& interfaces,
+                                const std::vector<std::uint16_t>& ports, const ConnectHandle& handle);
+
+// What was found out about paths by connecting over them. Not thread-safe: the connection service's mutex guards every
+// call.
+class PathExperience {
+ public:
+  explicit PathExperience(RareLog* log) : log_(log) {}
+
+  // Of these, the paths to use, by index. Never empty.
+  std::vector<std::size_t> usable(const std::vector<NicPath>& paths, std::int64_t now_ms) const;
+  bool is_left_out(const NicPath& path, std::int64_t now_ms) const;
+  // round_trip_us: of the handshake; 0: unknown.
+  void on_connected(const NicPath& path, std::int64_t round_trip_us);
+  // Of the paths to use, the first, or another with a much shorter round trip.
+  std::size_t nearest(const std::vector<NicPath>& paths, std::int64_t now_ms) const;
+  // No answer, or not from the listener.
+  void on_failed(const NicPath& path, const std::string& why, std::int64_t now_ms);
+
+ private:
+  struct Record {
+    bool has_worked = false;
+    int failures = 0;  // in a row
+    std::int64_t left_out_until_ms = 0;
+    std::int64_t round_trip_us = 0;  // the shortest; 0: unknown
+  };
+  using Key = std::pair<std::string, std::string>;
+  static Key key_of(const NicPath& path) { return {path.interface.name, path.address.host()}; }
+
+  RareLog* const log_;
+  std::map<Key, Record> records_;
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,95 @@
+// Which pairs of network interfaces a comm's connections use, and when a pair is left out.
+#include "transport/connect/nic_paths.h"
+
+#include <sys/socket.h>
+
+#include "support/check.h"
+
+namespace bagua_net {
+namespace {
+
+constexpr NicPairing kNear{true, false};
+constexpr NicPairing kRouted{false, true};
+constexpr NicPairing kFar{false, false};
+
+using Pairs = std::vector<std::pair<std::size_t, std::size_t>>;
+
+NicPath path_to(const char* interface, std::uint8_t last_byte) {
+  NicPath path;
+  path.interface.name = interface;
+  path.address = SocketAddress(AF_INET, {10, 0, 0, last_byte}, 1, 0);
+  return path;
+}
+
+}  // namespace
+
+TEST_CASE(each_interface_has_a_pair_in_its_own_subnet) {
+  CHECK((pair_nics({{kNear, kFar}, {kFar, kNear}}) == Pairs{{0, 0}, {1, 1}}));
+  // The peer lists them in another order, and the kernel would send to both over the first.
+  CHECK((pair_nics({{kRouted, kNear}, {kNear, kRouted}}) == Pairs{{0, 1}, {1, 0}}));
+  // All in one subnet.
+  CHECK((pair_nics({{kNear, kNear}, {kNear, kNear}}) == Pairs{{0, 0}, {1, 1}}));
+}
+
+TEST_CASE(hosts_with_different_numbers_of_interfaces) {
+  CHECK((pair_nics({{kNear, kFar}}) == Pairs{{0, 0}}));
+  CHECK((pair_nics({{kNear, kRouted}}) == Pairs{{0, 0}, {0, 1}}));
+  CHECK((pair_nics({{kNear}, {kNear}}) == Pairs{{0, 0}, {1, 0}}));
+  CHECK((pair_nics({{kNear}, {kFar}}) == Pairs{{0, 0}}));
+  CHECK((pair_nics({{kNear, kNear, kNear, kNear}}) == Pairs{{0, 0}, {0, 1}, {0, 2}, {0, 3}}));
+  CHECK((pair_nics({{kFar}, {kNear}}) == Pairs{{1, 0}}));
+}
+
+TEST_CASE(without_a_route_there_is_no_pair_but_one_to_fail_with) {
+  CHECK((pair_nics({{kRouted, kRouted}, {kFar, kFar}}) == Pairs{{0, 0}, {0, 1}}));
+  CHECK((pair_nics({{kFar, kFar}, {kFar, kFar}}) == Pairs{{0, 0}}));
+}
+
+TEST_CASE(a_pair_that_never_worked_is_left_out_for_a_while) {
+  RareLog log;
+  PathExperience experience(&log);
+  const std::vector<NicPath> paths = {path_to("eth0", 1), path_to("eth1", 2)};
+  using Indices = std::vector<std::size_t>;
+  CHECK((experience.usable(paths, 0) == Indices{0, 1}));
+  // One packet may be lost.
+  experience.on_failed(paths[1], "no answer", 0);
+  CHECK((experience.usable(paths, 0) == Indices{0, 1}));
+  experience.on_failed(paths[1], "no answer", 0);
+  CHECK((experience.usable(paths, 0) == Indices{0}));
+  CHECK(experience.is_left_out(paths[1], 1000));
+  CHECK_EQ(log.take().size(), std::size_t{1});
+  CHECK((experience.usable(paths, 60000) == Indices{0, 1}));
+  // Better one that may not work than none.
+  for (int i = 0; i < 2; ++i) experience.on_failed(paths[0], "no answer", 0);
+  CHECK((experience.usable(paths, 1000) == Indices{0, 1}));
+}
+
+TEST_CASE(a_pair_that_has_worked_is_never_left_out) {
+  RareLog log;
+  PathExperience experience(&log);
+  const NicPath path = path_to("eth0", 1);
+  experience.on_connected(path, 0);
+  for (int i = 0; i < 10; ++i) experience.on_failed(path, "no answer", i);
+  CHECK(!experience.is_left_out(path, 10));
+  CHECK(log.take().empty());
+}
+
+TEST_CASE(paths_to_a_peer_with_further_addresses) {
+  NetworkInterface lo;
+  lo.name = "lo";
+  lo.address = SocketAddress(AF_INET, {127, 0, 0, 1}, 0, 0);
+  lo.is_loopback = true;
+  ConnectHandle handle;
+  handle.address = {127, 0, 0, 1};
+  handle.port = 7;
+  handle.further = {{{127, 0, 0, 2}, 8}};
+  // On one host all interfaces are the same memory.
+  const auto paths = find_paths({lo, lo}, {4, 5}, handle);
+  CHECK_EQ(paths.size(), std::size_t{1});
+  CHECK_EQ(paths[0].address.to_string(), std::string("127.0.0.1:7"));
+  CHECK_EQ(paths[0].port, 4);
+}
+
+}  // namespace bagua_net
+
+CHECK_MAIN
