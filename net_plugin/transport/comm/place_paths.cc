@@ -1,0 +1,85 @@
+#include "transport/comm/place_paths.h"
+
+#include <algorithm>
+
+namespace bagua_net {
+namespace {
+
+// The nearest healthy situation: a cable with a loose contact, which should carry what it can. So a stream that stays
+// for this long after its return counts as one that works.
+constexpr std::int64_t kProvenMs = 4000;
+constexpr std::int64_t kFirstPauseMs = 2000;
+constexpr std::int64_t kLongestPauseMs = 60000;
+
+}  // namespace
+
+PlacePaths::PlacePaths(const std::vector<std::size_t>& first, std::size_t small, std::size_t paths) : pauses_(paths) {
+  for (std::size_t place = 0; place < first.size() && place < kMaxStreams; ++place) {
+    home_[place] = current_[place] = first[place];
+  }
+  home_[0] = small;
+}
+
+void PlacePaths::on_joined(std::size_t place, std::size_t path, bool is_more, std::int64_t now_ms) {
+  if (path >= pauses_.size()) return;
+  const std::uint64_t bit = std::uint64_t{1} << place;
+  current_[place] = path;
+  if (is_more) home_[place] = path;
+  if (home_[place] == path) {
+    pauses_[path].moved_ms = now_ms;
+  } else if ((moving_ & bit) != 0) {
+    pause(home_[place], now_ms);  // its host answers, and no stream could be opened
+  }
+  moving_ &= ~bit;
+}
+
+void PlacePaths::on_lost(std::size_t place, std::int64_t now_ms) {
+  if (!has_choice() || (moving_ >> place & 1) != 0) return;
+  pause(current_[place], now_ms);
+}
+
+void PlacePaths::pause(std::size_t path, std::int64_t now_ms) {
+  Pause& pause = pauses_[path];
+  if (now_ms < pause.until_ms) return;
+  const bool is_proven = now_ms - pause.moved_ms >= kProvenMs;
+  pause.ms = is_proven ? 0 : std::clamp(2 * pause.ms, kFirstPauseMs, kLongestPauseMs);
+  pause.until_ms = now_ms + pause.ms;
+}
+
+std::size_t PlacePaths::replacement_path(std::size_t place, std::uint64_t live) const {
+  if ((moving_ >> place & 1) != 0) return home_[place];
+  // The one with the most streams has most surely something left.
+  std::vector<std::size_t> streams(pauses_.size());
+  for (; live != 0; live &= live - 1) {
+    const std::size_t path = current_[static_cast<std::size_t>(__builtin_ctzll(live))];
+    if (path != current_[place]) ++streams[path];
+  }
+  const auto most = std::max_element(streams.begin(), streams.end());
+  if (most != streams.end() && *most > 0) return static_cast<std::size_t>(most - streams.begin());
+  return pauses_.empty() ? 0 : (current_[place] + 1) % pauses_.size();
+}
+
+std::size_t PlacePaths::place_for(std::size_t path, std::uint64_t asked) const {
+  for (std::uint64_t left = asked; left != 0; left &= left - 1) {
+    const auto place = static_cast<std::size_t>(__builtin_ctzll(left));
+    if (home_[place] == path) return place;
+  }
+  return static_cast<std::size_t>(__builtin_ctzll(asked));
+}
+
+std::uint64_t PlacePaths::places_to_move(std::uint64_t live, const Probe& probe, std::int64_t now_ms) {
+  if (!has_choice()) return 0;
+  std::vector<std::uint64_t> away(pauses_.size());
+  for (; live != 0; live &= live - 1) {
+    const auto place = static_cast<std::size_t>(__builtin_ctzll(live));
+    if (current_[place] != home_[place]) away[home_[place]] |= std::uint64_t{1} << place;
+  }
+  std::uint64_t moving = 0;
+  for (std::size_t path = 0; path < away.size(); ++path) {
+    if (away[path] != 0 && now_ms >= pauses_[path].until_ms && probe(path)) moving |= away[path];
+  }
+  moving_ |= moving;
+  return moving;
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,58 @@
+// PlacePaths: over which path ([Note: pairs of interfaces] in transport/connect/nic_paths.h) the stream at each place
+// of a send comm goes, and over which it should. A lost stream is replaced over another path. Its own path is then
+// tried in the background, and once it works again, the stream moves back. Not thread-safe: the comm's mutex guards
+// every call.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "transport/chunks/limits.h"
+
+namespace bagua_net {
+
+class PlacePaths {
+ public:
+  // Asks whether connections over a path can be opened, without waiting: the answer is that of the last question, and
+  // another question is asked.
+  using Probe = std::function<bool(std::size_t path)>;
+
+  // first: the path of each place that the comm begins with. paths: their number; below two, nothing here has an
+  // effect. small: of the first place, which carries small messages, the path that it should go over.
+  PlacePaths(const std::vector<std::size_t>& first, std::size_t small, std::size_t paths);
+
+  bool has_choice() const { return pauses_.size() > 1; }
+  std::size_t path_of(std::size_t place) const { return current_[place]; }
+
+  // A stream has joined at that place. is_more: it replaces none, so that path is the place's own from now on.
+  void on_joined(std::size_t place, std::size_t path, bool is_more, std::int64_t now_ms);
+  void on_lost(std::size_t place, std::int64_t now_ms);
+  // Of a lost stream's replacement, where to try first. live: places with streams, a bit mask.
+  std::size_t replacement_path(std::size_t place, std::uint64_t live) const;
+  // Of the places in the bit mask `asked`, the one that a replacement over this path should take. asked is not 0.
+  std::size_t place_for(std::size_t path, std::uint64_t asked) const;
+  // The places in `live` that should move to their own paths now, a bit mask: their streams are to be lost and
+  // replaced. Once a second is enough.
+  std::uint64_t places_to_move(std::uint64_t live, const Probe& probe, std::int64_t now_ms);
+
+ private:
+  // A path that works for connections and loses their data is tried less and less often.
+  struct Pause {
+    std::int64_t until_ms = 0;
+    std::int64_t ms = 0;
+    std::int64_t moved_ms = 0;  // when streams last moved to it
+  };
+
+  std::array<std::size_t, kMaxStreams> home_{};
+  std::array<std::size_t, kMaxStreams> current_{};
+  std::vector<Pause> pauses_;  // by path
+  std::uint64_t moving_ = 0;   // places that are on the way to their own path
+
+  void pause(std::size_t path, std::int64_t now_ms);
+};
+
+}  // namespace bagua_net
