@@ -80,6 +80,16 @@ TEST_CASE(with_recovery_a_silent_stream_is_replaced_sooner_if_another_is_answere
   CHECK_EQ(one.streams[0].ms, 3000);
 }
 
+TEST_CASE(with_several_paths_a_silent_one_is_left_though_the_others_have_nothing_to_send) {
+  PeerSilence silence(kMaxSilenceS, true, true);
+  const std::int64_t now_ms = 1000000;
+  CHECK(is_healthy(check(silence, {unanswered(9000, 0), unanswered(1499)}, now_ms)));
+  CHECK_EQ(check(silence, {unanswered(9000, 0), unanswered(1500)}, now_ms).streams.size(), 1u);
+  // All are silent: it is the host.
+  PeerSilence outage(kMaxSilenceS, true, true);
+  CHECK(is_healthy(check(outage, {unanswered(9000), unanswered(9000)}, now_ms)));
+}
+
 TEST_CASE(with_recovery_silent_streams_are_replaced_after_a_third_of_the_limit) {
   PeerSilence silence(kMaxSilenceS, true);
   const std::int64_t now_ms = 1000000;

@@ -25,10 +25,12 @@ PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::i
   const std::int64_t max_silence_ms = std::int64_t{max_silence_s_} * 1000;
   std::vector<std::pair<Silent, PeerLiveness>> silent;
   std::int64_t last_answer_ms = max_silence_ms;
+  std::size_t streams = 0;
   for (std::size_t index = 0; index < observations.size(); ++index) {
     const std::optional<PeerLiveness>& observed = observations[index];
     if (!observed.has_value()) continue;
     const PeerLiveness& liveness = *observed;
+    ++streams;
     last_answer_ms = std::min(last_answer_ms, liveness.ms);
     if (liveness.transmissions == 0) {
       answered_ms_[index] = now_ms;
@@ -40,6 +42,9 @@ PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::i
   }
   std::int64_t stream_ms = max_silence_ms / kSilentShare;
   if (last_answer_ms <= kRecentAnswerMs) stream_ms = std::min<std::int64_t>(kSilentStreamMs, stream_ms);
+  // The streams of other paths may have delivered all they had, and have nothing to be answered. If it is an outage of
+  // the host, replacing these streams does no harm.
+  if (has_paths_ && silent.size() < streams) stream_ms = std::min<std::int64_t>(kSilentPathMs, stream_ms);
 
   Verdict verdict;
   for (const auto& [stream, liveness] : silent) {

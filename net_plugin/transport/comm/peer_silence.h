@@ -27,8 +27,10 @@ constexpr int kUnansweredTransmissions = 3;
 
 class PeerSilence {
  public:
-  // max_silence_s: after which a host that does not answer is an error; 0: never.
-  PeerSilence(int max_silence_s, bool recovers) : max_silence_s_(max_silence_s), recovers_(recovers) {}
+  // max_silence_s: after which a host that does not answer is an error; 0: never. has_paths: the streams go over
+  // several paths, of which one may be silent.
+  PeerSilence(int max_silence_s, bool recovers, bool has_paths = false)
+      : max_silence_s_(max_silence_s), recovers_(recovers), has_paths_(has_paths) {}
 
   // Whether to observe the streams and call check(): at most once a second.
   bool is_due(std::int64_t now_ms);
@@ -53,6 +55,7 @@ class PeerSilence {
  private:
   const int max_silence_s_;
   const bool recovers_;
+  const bool has_paths_;
   std::int64_t due_ms_ = 0;
   std::array<std::int64_t, kMaxStreams> answered_ms_{};  // when a check last found that everything sent was answered
   // Since when nothing was acknowledged after a stream was lost for silence; 0: something was.

@@ -24,6 +24,8 @@ constexpr int kConnectAgainMs = 100;
 constexpr int kRejoinMs = 1000;
 
 constexpr int kSilentStreamMs = 3000;
+// Where the interfaces of a device are joined, what one carried waits for this.
+constexpr int kSilentPathMs = 1500;
 constexpr int kRecentAnswerMs = 1000;
 // A shorter refusal may come from a comm that has not noticed its loss yet, or from a firewall that is being set up. A
 // longer time would delay the error for a killed process beyond two seconds.
