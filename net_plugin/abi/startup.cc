@@ -58,11 +58,21 @@ Status start(const EnvironmentReader& environment, const std::shared_ptr<Trace>&
         (names.empty() ? "" : ", ") + used.name + " (" + used.address.host() + ", " + speed_text(used.speed_mbps) + ")";
     interfaces.push_back(used);
   }
-  std::vector<Device> devices = make_devices(interfaces, config.rails);
+  std::vector<NicGroup> groups;
+  std::vector<std::string> lost;
+  // NCCL does not heed a shorter one.
+  const bool is_selected = environment("NCCL_SOCKET_IFNAME").value_or("").size() > 1;
+  BAGUA_NET_RETURN_IF_ERROR(group_interfaces(config.join_nics, interfaces, is_selected, &groups, &lost));
+  for (const std::string& line : lost) BAGUA_NET_WARN("Bagua-Net: " + line);
+  std::vector<Device> devices = make_devices(groups, config.rails);
   if (devices.empty()) return Status::internal_error("no network device was made of the interfaces " + names);
   const std::size_t device_count = devices.size();
+  std::string joined;
+  for (const Device& device : devices) {
+    if (device.interfaces.size() > 1 && device.name == device.nic_name()) joined += ", joined " + device.name;
+  }
   BAGUA_NET_RETURN_IF_ERROR(TransportContext::create(config, std::move(devices), &startup->transport, trace));
-  startup->summary = "interfaces " + names + ", streams " +
+  startup->summary = "interfaces " + names + joined + ", streams " +
                      (config.streams ? std::to_string(*config.streams) : "auto") + ", workers " +
                      std::to_string(startup->transport->worker_count()) + ", devices " + std::to_string(device_count);
   return Status::ok();

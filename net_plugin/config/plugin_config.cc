@@ -47,6 +47,11 @@ const std::vector<Knob>& knob_table() {
           "Number of NCCL devices per network interface. NCCL opens two channels per device, so this sets how many "
           "channels transfer data at the same time. auto: 1 for an interface of up to 50 Gb/s, 4 for a faster one or "
           "one of unknown speed, as on most virtual machines."),
+      join_nics_knob(
+          "BAGUA_NET_JOIN_NICS", &Config::join_nics,
+          "Network interfaces that are one NCCL device, whose connections use all of them at the same time. "
+          "eth0+eth1: these two. auto: all that NCCL_SOCKET_IFNAME selects; none if that is not set. At most "
+          "7 interfaces with IPv4 addresses, or 3 with IPv6. Ranks may have different values."),
       size_knob(
           "BAGUA_NET_INLINE_BYTES", &Config::inline_bytes, 0, kGibibyte,
           "NCCL's own thread sends and receives messages up to this size while the I/O threads sleep, and messages up "

@@ -12,6 +12,7 @@
 #include "base/environment_reader.h"
 #include "base/status.h"
 #include "config/fault_plan.h"
+#include "config/join_nics.h"
 
 namespace bagua_net {
 
@@ -24,6 +25,7 @@ struct PluginConfig {
   std::optional<int> streams;  // BAGUA_NET_NSTREAMS: TCP connections per comm; empty = as many as improve throughput
   std::optional<int> workers;  // BAGUA_NET_NWORKERS: I/O threads of this process; empty = auto
   std::optional<int> rails;    // BAGUA_NET_RAILS: devices that each NIC is shown as; empty = auto
+  JoinNics join_nics;          // BAGUA_NET_JOIN_NICS: interfaces that are one device; off = none
   std::int64_t inline_bytes = 65536;      // BAGUA_NET_INLINE_BYTES: up to this size the calling thread does the I/O
   std::int64_t min_chunk_bytes = 65536;   // BAGUA_NET_MIN_CHUNKSIZE: minimum chunk size per connection
   std::int64_t max_chunk_bytes = 524288;  // BAGUA_NET_MAX_CHUNKSIZE: maximum chunk size per connection
@@ -50,7 +52,7 @@ constexpr char kNotSet[] = "not set";
 // One row of the knob table, as text, for the documentation and the doctor.
 struct KnobDescription {
   std::string name;           // "BAGUA_NET_NSTREAMS"
-  std::string type;           // "integer", "size", "boolean", "choice", "path", "fault plan"
+  std::string type;           // "integer", "size", "boolean", "choice", "path", "interfaces", "fault plan"
   std::string default_value;  // "auto"; kNotSet
   std::string range;          // "1 to 64, or auto"
   std::string unit;           // "connections", "bytes", ""

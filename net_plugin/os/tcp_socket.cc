@@ -167,6 +167,12 @@ int tcp_connect_result(int socket) {
   return error;
 }
 
+std::int64_t tcp_round_trip_us(int socket) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  return ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 ? info.tcpi_rtt : 0;
+}
+
 Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) {
   BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY"));
   if (options.keepalive_s > 0) {

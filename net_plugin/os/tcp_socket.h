@@ -34,6 +34,8 @@ Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer);
 Status tcp_connect(const SocketAddress& address, const TcpOptions& options, const NetworkInterface* over,
                    OwnedFd* socket);
 int tcp_connect_result(int socket);  // 0 or errno
+// Of a connection, the smoothed value; 0: the kernel does not say.
+std::int64_t tcp_round_trip_us(int socket);
 
 // No delay, keepalive, buffers, unsent bytes, retransmission and congestion control. `same_host`: both ends are on this
 // host.

@@ -29,26 +29,43 @@ int default_rail_count(int nic_speed_mbps) {
   return nic_speed_mbps > 0 && nic_speed_mbps <= kOneRailIsEnoughMbps ? 1 : kFastNicRails;
 }
 
-std::vector<Device> make_devices(const std::vector<NetworkInterface>& interfaces, std::optional<int> rails) {
+std::string Device::nic_name() const {
+  std::string joined;
+  for (const NetworkInterface& interface : interfaces) joined += (joined.empty() ? "" : "+") + interface.name;
+  return joined;
+}
+
+int Device::nic_mbps() const {
+  int sum = 0;
+  for (const NetworkInterface& interface : interfaces) {
+    if (interface.speed_mbps <= 0) return 0;
+    sum += interface.speed_mbps;
+  }
+  return sum;
+}
+
+std::vector<Device> make_devices(const std::vector<NicGroup>& groups, std::optional<int> rails) {
   std::vector<Device> devices;
-  if (interfaces.empty()) return devices;
-  const int most = std::max<int>(1, static_cast<int>(kMaxDevices / interfaces.size()));
+  if (groups.empty()) return devices;
+  const int most = std::max<int>(1, static_cast<int>(kMaxDevices / groups.size()));
   for (int rail = 0; rail < most; ++rail) {
-    for (std::size_t i = 0; i < interfaces.size(); ++i) {
-      const NetworkInterface& interface = interfaces[i];
-      const int count = std::clamp(rails.value_or(default_rail_count(interface.speed_mbps)), 1, most);
-      if (rail >= count) continue;
-      const int nic_mbps = interface.speed_mbps > 0 ? interface.speed_mbps : kUnknownNicMbps;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
       Device device;
-      device.name = rail == 0 ? interface.name : interface.name + "#" + std::to_string(rail);
-      device.pci_path = interface.pci_path;
+      device.interfaces = groups[i];
+      const int count = std::clamp(rails.value_or(default_rail_count(device.nic_mbps())), 1, most);
+      if (rail >= count) continue;
+      int nic_mbps = 0;
+      for (const NetworkInterface& interface : groups[i]) {
+        nic_mbps += interface.speed_mbps > 0 ? interface.speed_mbps : kUnknownNicMbps;
+      }
+      device.name = device.nic_name() + (rail == 0 ? "" : "#" + std::to_string(rail));
+      device.pci_path = groups[i].front().pci_path;
       // By position, as NCCL's own transport does: every process of a host sees the same list, so the same rail has
       // the same guid in all of them, which NCCL needs to merge their views of the host. The rail is part of it
       // because devices with one guid share one bandwidth budget and one set of channels.
       device.guid = (static_cast<std::uint64_t>(i) << kRailBits) | static_cast<std::uint64_t>(rail);
       // The rails together are as fast as the NIC: NCCL's choice of algorithm and protocol rests on this sum.
       device.speed_mbps = std::max(nic_mbps / count, kMinRailMbps);
-      device.interface = interface;
       devices.push_back(std::move(device));
     }
   }

@@ -1,5 +1,6 @@
-// Device: one network device as NCCL sees it. A NIC is shown as one or more devices ("rails") with names and guids of
-// their own, because NCCL opens two channels per device whatever the speed (docs/design/channels.md).
+// Device: one network device as NCCL sees it. A NIC, or several that are joined (transport/nic_groups.h), is shown as
+// one or more devices ("rails") with names and guids of their own, because NCCL opens two channels per device whatever
+// the speed (docs/design/channels.md).
 #pragma once
 
 #include <cstdint>
@@ -8,24 +9,29 @@
 #include <vector>
 
 #include "config/plugin_config.h"
-#include "os/network_interface.h"
+#include "transport/nic_groups.h"
 
 namespace bagua_net {
 
 struct Device {
-  std::string name;        // unique: "eth0", or "eth0#1" for the second rail
+  std::string name;        // unique: "eth0", "eth0#1" for the second rail, "eth0+eth1" for two that are joined
   std::string pci_path;    // "" if the NIC is virtual
   std::uint64_t guid = 0;  // unique per device, the same in every process of a host
   int speed_mbps = 10000;  // this device's share of the NIC's speed; 10000 in all if the NIC does not tell
   int port = 0;
-  NetworkInterface interface;
+  NicGroup interfaces{1};  // over which its connections go
+
+  // "eth0", or "eth0+eth1".
+  std::string nic_name() const;
+  // Of all its interfaces; 0: that of some is unknown.
+  int nic_mbps() const;
 };
 
 // What `rails` is for a NIC of this speed (0: unknown) if nobody says.
 int default_rail_count(int nic_speed_mbps);
 
-// The used interfaces, each as `rails` devices (empty: by its speed); rail r of every interface before rail r + 1 of
-// any. Fewer rails where there would be more devices than NCCL has channels for (64), and at least one.
-std::vector<Device> make_devices(const std::vector<NetworkInterface>& interfaces, std::optional<int> rails);
+// The used interfaces, each group as `rails` devices (empty: by its speed); rail r of every interface before rail r + 1
+// of any. Fewer rails where there would be more devices than NCCL has channels for (64), and at least one.
+std::vector<Device> make_devices(const std::vector<NicGroup>& groups, std::optional<int> rails);
 
 }  // namespace bagua_net

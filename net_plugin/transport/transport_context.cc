@@ -48,7 +48,7 @@ int workers_between_hosts(const PluginConfig& config, const HandshakeSettings& s
                           const std::vector<Device>& devices, int workers) {
   if (config.workers) return workers;  // the user's number
   int fastest = 0;
-  for (const Device& device : devices) fastest = std::max(fastest, device.interface.speed_mbps);
+  for (const Device& device : devices) fastest = std::max(fastest, device.nic_mbps());
   // The peers' CPUs are taken to be as this one.
   return network_workers(fastest, settings.encrypts ? choose_cipher(settings.uses_aes, true) : Cipher::kNone);
 }
@@ -57,9 +57,11 @@ int workers_between_hosts(const PluginConfig& config, const HandshakeSettings& s
 std::vector<NetworkInterface> watched_interfaces(const std::vector<Device>& devices) {
   std::vector<NetworkInterface> watched;
   for (const Device& device : devices) {
-    const auto is_same = [&](const NetworkInterface& one) { return one.name == device.interface.name; };
-    if (device.interface.is_loopback || std::any_of(watched.begin(), watched.end(), is_same)) continue;
-    watched.push_back(device.interface);
+    for (const NetworkInterface& interface : device.interfaces) {
+      const auto is_same = [&](const NetworkInterface& one) { return one.name == interface.name; };
+      if (interface.is_loopback || std::any_of(watched.begin(), watched.end(), is_same)) continue;
+      watched.push_back(interface);
+    }
   }
   return watched;
 }
@@ -150,7 +152,7 @@ Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** l
   auto created = std::make_unique<ListenComm>();
   created->device = device;
   BAGUA_NET_RETURN_IF_ERROR(
-      connections->listen(devices_[static_cast<std::size_t>(device)].interface, handle, &created->id));
+      connections->listen(devices_[static_cast<std::size_t>(device)].interfaces, handle, &created->id));
   *listen_comm = created.get();
   listen_comms_.emplace(*listen_comm, std::move(created));
   return Status::ok();
@@ -165,12 +167,12 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
   bool ready = false;
   EstablishedConnection connection;
   BAGUA_NET_RETURN_IF_ERROR(
-      connections->connect(devices_[static_cast<std::size_t>(device)].interface, handle, &ready, &connection));
+      connections->connect(devices_[static_cast<std::size_t>(device)].interfaces, handle, &ready, &connection));
   if (!ready) return Status::ok();
   SendPolicy policy = send_policy(device, connection);
   std::unique_ptr<SendComm> created;
   CommStats stats = comm_stats(CommDirection::kSend, device, connection);
-  connection.peer += " over " + devices_[static_cast<std::size_t>(device)].interface.name;
+  connection.peer += " over " + devices_[static_cast<std::size_t>(device)].nic_name();
   BAGUA_NET_RETURN_IF_ERROR(
       SendComm::create(std::move(connection), std::move(policy), &pool_, &created, std::move(stats)));
   *comm = created.get();
@@ -189,17 +191,21 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges && !settings_.encrypts;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
-                             timeout_ms = config_.keepalive_s * 1000](Joining joining) {
+                             timeout_ms = config_.keepalive_s * 1000](Joining joining, std::size_t first_path) {
       JoinTicket replacing = ticket;
       replacing.timeout_ms = timeout_ms;
+      replacing.first_path = first_path;
       replacing.hello.stream_index = joining == Joining::kReplacesFirst ? kReplacingFirstStream : kReplacingStream;
       service->join(replacing, 1, arrivals);
     };
   }
   if (!connection.may_grow) return policy;
-  const std::string& interface = devices_[static_cast<std::size_t>(device)].interface.name;
-  policy.growth =
-      &growth_.try_emplace(interface, first_auto_streams(settings_.has_workers), kMaxAutoStreams).first->second;
+  // Comms whose peers are reached over as many paths begin with as many connections.
+  const std::size_t paths = connection.ticket.paths.size();
+  policy.growth = &growth_
+                       .try_emplace(std::pair(devices_[static_cast<std::size_t>(device)].nic_name(), paths),
+                                    first_auto_streams(settings_.has_workers, paths), kMaxAutoStreams)
+                       .first->second;
   policy.most_streams = connection.most_streams;
   policy.optional = connection.optional;
   // The service runs as long as any comm is open.
@@ -218,7 +224,7 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   BAGUA_NET_RETURN_IF_ERROR(connections->accept(listen_comm->id, &ready, &connection));
   if (!ready) return Status::ok();
   std::unique_ptr<RecvComm> created;
-  const std::string& interface = devices_[static_cast<std::size_t>(listen_comm->device)].interface.name;
+  const std::string interface = devices_[static_cast<std::size_t>(listen_comm->device)].nic_name();
   CommStats stats = comm_stats(CommDirection::kReceive, listen_comm->device, connection);
   connection.peer += " over " + interface;
   RecvPolicy policy;

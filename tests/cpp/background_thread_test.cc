@@ -123,10 +123,10 @@ TEST_CASE(a_connection_thread_without_memory_fails_what_waits_for_it) {
       "the failure");
   CHECK(status.message().find("bagua-net-conn") != std::string::npos);
   // Also what is asked for only now.
-  CHECK(!listening.service.connect(loopback(), listening.handle_bytes.data(), &ready, &connection).is_ok());
+  CHECK(!listening.service.connect({loopback()}, listening.handle_bytes.data(), &ready, &connection).is_ok());
   const auto arrivals = std::make_shared<StreamArrivals>();
   JoinTicket ticket;
-  ticket.address = listening.address;
+  ticket.paths[0].address = listening.address;
   ticket.hello.stream_index = kReplacingStream;
   listening.service.join(ticket, 1, arrivals);
   CHECK(!arrivals->take_failures().empty());

@@ -42,7 +42,7 @@ struct Processes {
   // To somebody else who listens.
   JoinTicket ticket_to(const RawListener& other) const {
     JoinTicket ticket = connected.ticket;
-    ticket.address = other.address;
+    ticket.paths[0].address = other.address;
     return ticket;
   }
   void join(const JoinTicket& ticket, int count) { connecting.service.join(ticket, count, connected_arrivals); }
@@ -103,7 +103,7 @@ Hello joining(const JoinTicket& ticket) {
 
 // What the listener answers to a hello.
 HandshakeVerdict verdict_on(const JoinTicket& ticket, const Hello& hello) {
-  return shake_hands(connect_to(ticket.address), *ticket.key, hello).verdict;
+  return shake_hands(connect_to(ticket.paths[0].address), *ticket.key, hello).verdict;
 }
 
 void check_refused(Processes& processes, const JoinTicket& ticket, const Hello& hello,
@@ -266,7 +266,7 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
   Processes processes;
   const JoinTicket ticket = processes.ticket();
   {
-    const OwnedFd given_up = connect_to(ticket.address);
+    const OwnedFd given_up = connect_to(ticket.paths[0].address);
     Said said = say_hello(given_up, joining(ticket));
     Reply reply;
     CHECK(read_challenge(given_up, &said, &reply));

@@ -92,7 +92,7 @@ void connect_while_a_call_fails(Call call, int error_number) {
   // Or else the call would fail for the port where its peer may ask.
   HandleBytes own_handle{};
   RandomId own_id{};
-  CHECK_OK(connecting.service.listen(loopback(), own_handle.data(), &own_id));
+  CHECK_OK(connecting.service.listen({loopback()}, own_handle.data(), &own_id));
   fail_once(call, error_number);
   const EstablishedConnection accepted = listening.accept_from(&connecting);
   CHECK(failing_call == Call::kNone);
@@ -139,7 +139,7 @@ TEST_CASE(what_no_retry_mends_is_an_error_that_says_so) {
   ConnectingService connecting(listener.handle.data());
   HandleBytes own_handle{};
   RandomId own_id{};
-  CHECK_OK(connecting.service.listen(loopback(), own_handle.data(), &own_id));
+  CHECK_OK(connecting.service.listen({loopback()}, own_handle.data(), &own_id));
   fail_once(Call::kSocket, EAFNOSUPPORT);
   CHECK_OK(connecting.ask());
   CHECK_EQ(connecting.ask().error_number(), EAFNOSUPPORT);

@@ -107,7 +107,7 @@ TEST_CASE(a_listener_may_ask_for_a_comm_from_its_first_connection_on) {
   RawListener another;
   bool ready = false;
   const NetworkInterface other = loopback(INADDR_LOOPBACK + 1);
-  CHECK_OK(connecting.service.connect(other, another.handle.data(), &ready, &connecting.connection));
+  CHECK_OK(connecting.service.connect({other}, another.handle.data(), &ready, &connecting.connection));
   read_hello(another.next(), &hello);
   CHECK_EQ(hello.port, 0);
 }
@@ -134,7 +134,7 @@ TEST_CASE(a_handle_with_another_attempts_number_gets_no_connection) {
   store_connect_state(other.handle_bytes.data(), load_connect_state(listening.handle_bytes.data()));
   bool ready = false;
   EstablishedConnection stolen;
-  CHECK(!connecting.service.connect(loopback(), other.handle_bytes.data(), &ready, &stolen).is_ok());
+  CHECK(!connecting.service.connect({loopback()}, other.handle_bytes.data(), &ready, &stolen).is_ok());
   connecting.finish();
   CHECK(!ready);
 }
@@ -154,7 +154,7 @@ std::string error_of(ConnectionService& service, const NetworkInterface& interfa
   Status status;
   wait_until(
       [&] {
-        status = service.connect(interface, encoded.data(), &ready, &connection);
+        status = service.connect({interface}, encoded.data(), &ready, &connection);
         return !status.is_ok();
       },
       "the error");
@@ -229,7 +229,7 @@ TEST_CASE(many_peers_reach_a_listener_that_may_open_few_files) {
   CHECK_OK(listening->start());
   std::vector<HandleBytes> handles(kPeers * kEach);
   RandomId id;
-  for (HandleBytes& handle : handles) CHECK_OK(listening->listen(loopback(), handle.data(), &id));
+  for (HandleBytes& handle : handles) CHECK_OK(listening->listen({loopback()}, handle.data(), &id));
   std::vector<std::string> failures(kPeers);
   std::vector<std::thread> peers;
   for (std::size_t peer = 0; peer < kPeers; ++peer) {
@@ -243,7 +243,7 @@ TEST_CASE(many_peers_reach_a_listener_that_may_open_few_files) {
             [&] {
               for (std::size_t i = 0; i < kEach; ++i) {
                 HandleBytes& handle = handles[peer * kEach + i];
-                if (!ready[i]) CHECK_OK(connecting.connect(loopback(), handle.data(), &ready[i], &connections[i]));
+                if (!ready[i]) CHECK_OK(connecting.connect({loopback()}, handle.data(), &ready[i], &connections[i]));
               }
               return std::all_of(ready.begin(), ready.end(), [](bool is_ready) { return is_ready; });
             },

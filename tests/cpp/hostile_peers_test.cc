@@ -193,10 +193,10 @@ TEST_CASE(listening_where_there_is_no_address_names_the_interface_and_the_remedy
   const NetworkInterface gone = interface_at("gone0", 0xc0000201);  // 192.0.2.1: documentation only
   HandleBytes handle{};
   RandomId id{};
-  const Status status = service.listen(gone, handle.data(), &id);
+  const Status status = service.listen({gone}, handle.data(), &id);
   CHECK(status.message().find("interface gone0") != std::string::npos);
   CHECK(status.message().find("NCCL_SOCKET_IFNAME") != std::string::npos);
-  CHECK_OK(service.listen(loopback(), handle.data(), &id));
+  CHECK_OK(service.listen({loopback()}, handle.data(), &id));
 }
 
 TEST_CASE(a_peer_that_turns_hostile_fails_its_own_comm_only) {

@@ -73,6 +73,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       {"BAGUA_NET_NSTREAMS", "7"},
                                       {"BAGUA_NET_NWORKERS", "3"},
                                       {"BAGUA_NET_RAILS", "5"},
+                                      {"BAGUA_NET_JOIN_NICS", "eth0+eth1, eth2+eth3"},
                                       {"BAGUA_NET_INLINE_BYTES", "1234"},
                                       {"BAGUA_NET_MIN_CHUNKSIZE", "2345"},
                                       {"BAGUA_NET_MAX_CHUNKSIZE", "3456"},
@@ -95,9 +96,11 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       3456, 11, 1212, 1313, 14, 16, Recovery::kOff, true, false, false,
                                       "/tmp/Trace.json", 71234, CongestionControl::kBbr));
   CHECK_EQ(config.faults.cuts_per_s, 15.0);
+  CHECK(!config.join_nics.is_auto);
+  CHECK((config.join_nics.groups == std::vector<std::vector<std::string>>{{"eth0", "eth1"}, {"eth2", "eth3"}}));
   CHECK_EQ(config.secret_file, "/run/job.secret");
   CHECK(config.encryption == bagua_net::Encryption::kChaCha20);
-  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{23});
+  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{24});
 }
 
 // What a row says is the default is read back as the default: setting it changes nothing.
@@ -117,10 +120,22 @@ TEST_CASE(descriptions_are_complete_and_unique) {
     CHECK(knob.name == "ENABLE_BAGUA_NET" || knob.name.rfind("BAGUA_NET_", 0) == 0);
     const bool is_number = knob.type == "integer" || knob.type == "size";
     CHECK(is_number || knob.type == "boolean" || knob.type == "choice" || knob.type == "path" ||
-          knob.type == "fault plan");
+          knob.type == "interfaces" || knob.type == "fault plan");
     CHECK(!knob.default_value.empty() && !knob.range.empty() && !knob.meaning.empty());
     CHECK_EQ(knob.meaning.back(), '.');
     CHECK_EQ(knob.unit.empty(), !is_number);
+  }
+}
+
+TEST_CASE(interfaces_to_join) {
+  CHECK(parsed({{"BAGUA_NET_JOIN_NICS", "Auto"}}).join_nics.is_auto);
+  CHECK(!parsed({{"BAGUA_NET_JOIN_NICS", "off"}}).join_nics.is_auto);
+  CHECK(parsed({{"BAGUA_NET_JOIN_NICS", "off"}}).join_nics.groups.empty());
+  CHECK_EQ(parsed({{"BAGUA_NET_JOIN_NICS", "a+b+c+d+e+f+g"}}).join_nics.groups[0].size(), std::size_t{7});
+  for (const char* bad : {"eth0", "eth0+", "+eth0", "eth0++eth1", "eth0+eth0", "eth0+eth1,eth1+eth2", "eth0+eth1,",
+                          "a+b+c+d+e+f+g+h", "on", "1"}) {
+    const std::string said = error_of({{"BAGUA_NET_JOIN_NICS", bad}});
+    CHECK(contains(said, std::string("BAGUA_NET_JOIN_NICS=") + bad + ": must be off, auto, or groups of 2 to 7"));
   }
 }
 

@@ -319,7 +319,7 @@ class CommModel {
 
   CommPair::Settings settings(std::size_t streams, int workers) {
     CommPair::Settings settings = over_tcp(streams, workers);
-    settings.sending.replace_stream = [this](Joining joining) {
+    settings.sending.replace_stream = [this](Joining joining, std::size_t /*first_path*/) {
       const std::lock_guard<std::mutex> lock(asked_mutex_);
       asked_.push_back(joining);
     };

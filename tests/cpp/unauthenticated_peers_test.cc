@@ -41,7 +41,7 @@ struct Listening {
   Listening() {
     CHECK_OK(poller.open());
     std::array<std::uint8_t, 128> handle{};
-    CHECK_OK(inbound.listen(loopback(), handle.data(), &id));
+    CHECK_OK(inbound.listen({loopback()}, handle.data(), &id));
     ConnectHandle decoded;
     CHECK_OK(decode_connect_handle(handle.data(), &decoded));
     key = *handshake_key(decoded.token);

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from support.load_driver import ANSWER_S, LoadDriver, plugin_library, quit_all
+from support.load_driver import ANSWER_S, Event, LoadDriver, plugin_library, quit_all
 
 if TYPE_CHECKING:
     from netlab import Lab  # a package of tools/, which the tests of netlab put on the path
@@ -27,7 +27,7 @@ def ring_driver(lab: Lab, host: int, arguments: Sequence[object], env: Mapping[s
 
 
 class Ring:
-    """A driver on every host, listening; `connect` joins them."""
+    """A driver on every host, listening; `connect` joins them. env: for all, or one for each."""
 
     def __init__(
         self,
@@ -35,16 +35,19 @@ class Ring:
         *,
         channels: int = 2,
         device: str = "0",
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         timeout_ms: int = 30000,
     ) -> None:
         self.drivers: list[LoadDriver] = []
         self._logs = tempfile.TemporaryDirectory(prefix="bagua-ring-")
         count = len(lab.hosts)
+        variables = list(env) if isinstance(env, Sequence) else [env or {}] * count
         try:
             for host in range(count):
                 arguments = ["--nranks", count, "--channels", channels, "--device", device, "--timeout-ms", timeout_ms]
-                self.drivers.append(ring_driver(lab, host, arguments, env or {}, Path(self._logs.name, str(host))))
+                self.drivers.append(
+                    ring_driver(lab, host, arguments, variables[host], Path(self._logs.name, str(host)))
+                )
             self.listening = [driver.expect("listening") for driver in self.drivers]
         except BaseException:
             self._close()
@@ -70,12 +73,11 @@ class Ring:
         for driver in self.drivers:
             driver.expect("connected", seconds)
 
-    def run(self, size: int, iterations: int) -> None:
-        """So many all-reduces, one after the other."""
+    def run(self, size: int, iterations: int) -> list[Event]:
+        """So many all-reduces, one after the other. The result of each rank."""
         for driver in self.drivers:
             driver.say(f"run {size} {iterations} 0")
-        for driver in self.drivers:
-            driver.expect("result")
+        return [driver.expect("result") for driver in self.drivers]
 
     def verify(self, size: int) -> None:
         self.start_verify(size)

@@ -57,8 +57,9 @@ The defaults of these come from measurements. Change one at a time, and compare 
 INTERFACES = """\
 ## Network interfaces
 
-Bagua-Net has no setting of its own for this. It follows NCCL's, by NCCL's rules, so that a cluster that is set up for
-NCCL is set up for Bagua-Net. Every interface that matches becomes a device, at most 16 of them.
+Bagua-Net uses the interfaces that NCCL's settings select, by NCCL's rules, so that a cluster that is set up for NCCL is
+set up for Bagua-Net. Every interface that matches becomes a device, at most 16 of them, unless `BAGUA_NET_JOIN_NICS`
+makes one device of several: see [several network cards](../how-to/several-network-cards.md).
 
 | Variable | Default | Meaning |
 |---|---|---|

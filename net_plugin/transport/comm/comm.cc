@@ -21,7 +21,8 @@ constexpr std::size_t kCallerTurnBytes = 1u << 20;
 
 // If one thread drives several streams, they take turns, and each turn is one chunk or one read. With longer turns the
 // first stream would take a whole message, although the network may limit each connection. The turns begin with a
-// different stream each time, because otherwise the first stream would carry all small messages.
+// different stream each time, because otherwise the first stream would carry all small messages; where the comm has
+// several paths it should, because the first one has the shortest.
 constexpr std::size_t kOneMove = 1;
 constexpr int kCallerRounds = 8;
 
@@ -162,11 +163,12 @@ void Comm::adopt_changes() {
 bool Comm::adopt_arrivals() {
   bool any = false;
   for (StreamArrivals::Arrival& arrival : arrivals_->take()) {
-    const int index = stopped_ ? -1 : place_of(arrival.joining);
+    const int index = stopped_ ? -1 : place_of(arrival.joining, arrival.path);
     if (index < 0) continue;  // the socket closes
     const bool replays = arrival.joining != Joining::kMore && is_own(static_cast<std::size_t>(index));
     const Status status = add_stream(make_stream(make_byte_stream(std::move(arrival.socket), faults_), index),
                                      replays ? StreamPhase::kReplaying : StreamPhase::kLive);
+    on_joined(static_cast<std::size_t>(index), arrival.joining, arrival.path);
     stats_->streams_joined.add(1);
     any = true;
     // The peer may already send on this stream, and nobody would read it.
@@ -296,7 +298,7 @@ bool Comm::drive_own_streams() {
     DataStream* const only = streams_[0].stream.get();
     return only != nullptr && only->progress(kCallerTurnBytes) == StreamProgress::kMore;
   }
-  const std::size_t first = lane_.location == PeerLocation::kBetweenHosts ? next_own_ % count : 0;
+  const std::size_t first = lane_.location == PeerLocation::kBetweenHosts && !first_is_nearest_ ? next_own_ % count : 0;
   bool more = true;
   for (int round = 0; more && round < kCallerRounds; ++round) {
     more = false;

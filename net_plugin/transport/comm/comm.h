@@ -91,8 +91,10 @@ class Comm : public FailureSink, public Recoverable {
   virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) REQUIRES(mutex_) = 0;
   // The stream was lost; nobody drives it, and it goes when this returns. Returns the phase of its place then.
   virtual StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) = 0;
-  // Where a stream that joins is to go; -1: nowhere.
-  virtual int place_of(Joining joining) REQUIRES(mutex_) = 0;
+  // Where a stream that joins is to go; -1: nowhere. path: over which it goes, in its ticket, of the connecting side.
+  virtual int place_of(Joining joining, std::size_t path) REQUIRES(mutex_) = 0;
+  // It has gone there.
+  virtual void on_joined(std::size_t /*index*/, Joining /*joining*/, std::size_t /*path*/) REQUIRES(mutex_) {}
   // A stream in kReplaying has finished with the chunks that were sent before.
   virtual bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) = 0;
   virtual void on_join_failure(const StreamArrivals::Failure& /*failure*/) REQUIRES(mutex_) {}
@@ -123,6 +125,7 @@ class Comm : public FailureSink, public Recoverable {
   void rouse_workers(std::size_t streams) REQUIRES(mutex_);
   Status failure() EXCLUDES(failure_mutex_);
   bool has_failed() const { return failed_.load(); }
+  bool has_stopped() const REQUIRES(mutex_) { return stopped_; }
   struct Unfinished {
     std::size_t requests = 0;
     std::size_t capacity_bytes = 0;  // of sends: their messages
@@ -163,6 +166,7 @@ class Comm : public FailureSink, public Recoverable {
   std::uint64_t next_number_ GUARDED_BY(mutex_) = 0;
   const std::string peer_;
   const bool recovers_;
+  bool first_is_nearest_ GUARDED_BY(mutex_) = false;  // the first stream has a shorter path than others
 
  private:
   Status add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase) REQUIRES(mutex_);

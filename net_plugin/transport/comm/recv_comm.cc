@@ -95,7 +95,7 @@ void RecvComm::count_damage(const Status& damage) {
       "memory of both hosts"));
 }
 
-int RecvComm::place_of(Joining joining) {
+int RecvComm::place_of(Joining joining, std::size_t /*path*/) {
   // Place 0 is reserved for a replacement of stream 0.
   if (joining != Joining::kReplacesFirst) {
     const int free = streams_.first_in(StreamPhase::kFree, 1);

@@ -38,7 +38,8 @@ SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, S
       own_chunks_(chunk_policy(policy_)),
       striped_chunks_(chunk_policy(policy_)),
       growth_(policy_, streams),
-      silence_(policy_.max_silence_s, recovers_) {}
+      silence_(policy_.max_silence_s, recovers_, policy_.paths.size() > 1),
+      paths_(policy_.first_paths, policy_.small_path, policy_.paths.size()) {}
 
 SendComm::~SendComm() {
   stop_recovering();
@@ -54,6 +55,9 @@ Status SendComm::create(EstablishedConnection connection, SendPolicy policy, Wor
   for (KeyedSocket& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
   policy.max_chunk_bytes = connection.max_chunk_bytes;
   policy.checksums = connection.checksums;
+  policy.paths = connection.ticket.paths;
+  policy.first_paths = connection.paths;
+  policy.small_path = connection.small_path;
   return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), std::move(policy), pool,
                 comm, std::move(stats));
 }
@@ -67,6 +71,7 @@ Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   {
     const MutexLock lock(created->mutex_);
+    created->first_is_nearest_ = created->paths_.has_choice();
     created->use_streams(count);
   }
   *comm = std::move(created);
@@ -287,6 +292,7 @@ void SendComm::tick() {
     if (stream(index) != nullptr && is_own(index)) stream(index)->listen(true);
   }
   check_liveness();
+  return_streams();
 }
 
 void SendComm::on_finished(const Request& request) {

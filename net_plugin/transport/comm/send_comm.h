@@ -5,12 +5,16 @@
 // With recovery, it opens another connection for each lost one, and sends again there what was not acknowledged.
 #pragma once
 
+#include <map>
+
 #include "transport/chunks/replay_queue.h"
 #include "transport/comm/comm.h"
 #include "transport/comm/comm_growth.h"
 #include "transport/comm/peer_silence.h"
+#include "transport/comm/place_paths.h"
 #include "transport/comm/send_policy.h"
 #include "transport/connect/established_connection.h"
+#include "transport/connect/path_probe.h"
 #include "transport/stream/send_stream.h"
 
 namespace bagua_net {
@@ -27,6 +31,7 @@ class SendComm final : public Comm {
 
   // Data of requests that are done may not have arrived yet: closing waits a short time for it.
   bool is_closed(std::int64_t now_ms) override;
+  void on_interface_lost(const std::string& interface) override;
 
   // *request == nullptr: no room now, call again.
   Status isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
@@ -37,7 +42,8 @@ class SendComm final : public Comm {
 
   std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) REQUIRES(mutex_) override;
   StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) override;
-  int place_of(Joining joining) REQUIRES(mutex_) override;
+  int place_of(Joining joining, std::size_t path) REQUIRES(mutex_) override;
+  void on_joined(std::size_t index, Joining joining, std::size_t path) REQUIRES(mutex_) override;
   bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) override;
   void on_join_failure(const StreamArrivals::Failure& failure) REQUIRES(mutex_) override;
   void on_change() REQUIRES(mutex_) override;
@@ -49,6 +55,10 @@ class SendComm final : public Comm {
   void on_finished(const Request& request) REQUIRES(mutex_) override;
   Status check_progress_possible() REQUIRES(mutex_) override;
   void check_liveness() REQUIRES(mutex_);
+  // Takes these streams away from their connections, which work no more, or are to be replaced.
+  void lose_streams(std::uint64_t places, const std::string& why) REQUIRES(mutex_);
+  // Streams whose own path works again move back to it.
+  void return_streams() REQUIRES(mutex_);
   bool should_stripe(std::size_t bytes) const REQUIRES(mutex_);
   // The calling thread moves this message, and wakes workers for the next one.
   bool wants_workers(std::size_t bytes) const;
@@ -76,6 +86,9 @@ class SendComm final : public Comm {
   SendStream* stream(std::size_t index) const REQUIRES(mutex_) {
     return static_cast<SendStream*>(streams_[index].stream.get());
   }
+  std::uint64_t live_streams() const REQUIRES(mutex_) {
+    return streams_.places_in(StreamPhase::kLive) | streams_.places_in(StreamPhase::kReplaying);
+  }
   std::uint64_t missing_streams() const REQUIRES(mutex_) {
     return streams_.places_in(StreamPhase::kLost) | streams_.places_in(StreamPhase::kAsked);
   }
@@ -98,6 +111,9 @@ class SendComm final : public Comm {
   std::size_t striped_under_way_ GUARDED_BY(mutex_) = 0;
   CommGrowth growth_ GUARDED_BY(mutex_);
   PeerSilence silence_ GUARDED_BY(mutex_);
+  PlacePaths paths_ GUARDED_BY(mutex_);
+  std::map<std::size_t, PathProbe> probes_ GUARDED_BY(mutex_);  // by path
+  std::int64_t return_ms_ GUARDED_BY(mutex_) = 0;               // when to look again whether streams can return
 
   // When to request replacements of the streams in kLost, unless something depends on them earlier.
   std::int64_t ask_lost_ms_ GUARDED_BY(mutex_) = 0;

@@ -12,6 +12,8 @@ namespace {
 
 // The pause before a replacement that failed is requested again, while the comm has other connections.
 constexpr int kReplaceAgainMs = 10000;
+// How often it is looked whether the paths of streams that go over others work again.
+constexpr int kReturnMs = 1000;
 // The time limit for closing a comm. NCCL aborts within a second.
 constexpr int kLingerMs = 700;
 // The part of it that is spent waiting for the peer to check the data in its kernel for damage. The peer may not call
@@ -27,6 +29,7 @@ StreamPhase SendComm::on_lost(DataStream& stream) {
   std::vector<Chunk> chunks = lost.take_unfinished();
   ++losses_;
   lost_ms_ = monotonic_ms();
+  paths_.on_lost(index, lost_ms_);
   last_loss_ = "data stream " + std::to_string(index) + ": " + lost.loss().message();
   log("Bagua-Net: a connection to " + peer_ + " was lost (" + last_loss_ + "): opening another one and sending " +
       std::to_string(chunks.size()) + " chunks again; " + std::to_string(losses_) + " lost on this communicator");
@@ -51,17 +54,52 @@ void SendComm::ask_for_streams() {
   for (std::uint64_t lost = streams_.places_in(StreamPhase::kLost); lost != 0; lost &= lost - 1) {
     const int index = __builtin_ctzll(lost);
     move(static_cast<std::size_t>(index), StreamPhase::kAsked);
-    policy_.replace_stream(index == 0 ? Joining::kReplacesFirst : Joining::kReplaces);
+    policy_.replace_stream(index == 0 ? Joining::kReplacesFirst : Joining::kReplaces,
+                           paths_.replacement_path(static_cast<std::size_t>(index), live_streams()));
   }
 }
 
-int SendComm::place_of(Joining joining) {
+int SendComm::place_of(Joining joining, std::size_t path) {
   switch (joining) {
     case Joining::kMore: return streams_.first_in(StreamPhase::kFree);
     case Joining::kReplacesFirst: return streams_[0].phase() == StreamPhase::kAsked ? 0 : -1;
-    case Joining::kReplaces: return streams_.first_in(StreamPhase::kAsked, 1);
+    case Joining::kReplaces: break;
   }
-  return -1;
+  const std::uint64_t asked = streams_.places_in(StreamPhase::kAsked) & ~std::uint64_t{1};
+  return asked == 0 ? -1 : static_cast<int>(paths_.place_for(path, asked));
+}
+
+void SendComm::on_joined(std::size_t index, Joining joining, std::size_t path) {
+  paths_.on_joined(index, path, joining == Joining::kMore, monotonic_ms());
+}
+
+void SendComm::lose_streams(std::uint64_t places, const std::string& why) {
+  for (; places != 0; places &= places - 1) {
+    const auto index = static_cast<std::size_t>(__builtin_ctzll(places));
+    detach(index);
+    stream(index)->lose(Status::remote_error(why));
+  }
+}
+
+void SendComm::return_streams() {
+  const std::int64_t now_ms = monotonic_ms();
+  if (!paths_.has_choice() || !recovers_ || now_ms < return_ms_ || missing_streams() != 0 || close_by_ms_ != 0) return;
+  return_ms_ = now_ms + kReturnMs;
+  const auto probe = [this](std::size_t path) REQUIRES(mutex_) { return probes_[path].ask(policy_.paths[path]); };
+  const std::uint64_t moving = paths_.places_to_move(live_streams(), probe, now_ms);
+  if (moving != 0) lose_streams(moving, "its own network interface works again, and it moves back there");
+}
+
+void SendComm::on_interface_lost(const std::string& interface) {
+  const MutexLock lock(mutex_);
+  if (has_stopped() || has_failed() || !paths_.has_choice() || !recovers_) return;
+  std::uint64_t gone = 0;
+  for (std::uint64_t left = live_streams(); left != 0; left &= left - 1) {
+    const auto index = static_cast<std::size_t>(__builtin_ctzll(left));
+    if (policy_.paths[paths_.path_of(index)].interface.name == interface) gone |= left & -left;
+  }
+  // Without another one, it is waited for as in any outage.
+  if (gone != live_streams()) lose_streams(gone, "the network interface " + interface + " is gone");
 }
 
 bool SendComm::has_replayed(const DataStream& stream) const {
@@ -106,7 +144,7 @@ std::string SendComm::outstanding() {
 }
 
 void SendComm::on_join_failure(const StreamArrivals::Failure& failed) {
-  const int index = place_of(failed.joining);
+  const int index = place_of(failed.joining, 0);  // it was tried over all paths
   if (index < 0) return;
   move(static_cast<std::size_t>(index), StreamPhase::kLost);
   const std::uint64_t left = streams_.places_in(StreamPhase::kLive) | streams_.places_in(StreamPhase::kReplaying);

@@ -103,10 +103,10 @@ bool may_pass(int error_number) {
   }
 }
 
-Status deadline_error(const ConnectFailure& failure, const JoinTicket& ticket, const char* setting) {
-  return Status::remote_error(
-      "could not connect to " + ticket.address.to_string() + " within " + std::to_string(ticket.timeout_ms) +
-      " ms: " + cause_of(failure, ticket.address, ticket.interface) + ". " + setting + " sets the deadline");
+Status deadline_error(const ConnectFailure& failure, const NicPath& path, int timeout_ms, const char* setting) {
+  return Status::remote_error("could not connect to " + path.address.to_string() + " within " +
+                              std::to_string(timeout_ms) + " ms: " + cause_of(failure, path.address, path.interface) +
+                              ". " + setting + " sets the deadline");
 }
 
 }  // namespace bagua_net

@@ -19,7 +19,8 @@ struct ConnectFailure {
 // release descriptors and ports.
 bool may_pass(int error_number);
 
-// The error at the deadline of a ticket: the cause, what to do, and the setting of the deadline.
-Status deadline_error(const ConnectFailure& failure, const JoinTicket& ticket, const char* setting);
+// The error at the deadline of a ticket, for the path of the last attempt: the cause, what to do, and the setting of
+// the deadline.
+Status deadline_error(const ConnectFailure& failure, const NicPath& path, int timeout_ms, const char* setting);
 
 }  // namespace bagua_net

@@ -31,10 +31,10 @@ Status ConnectionService::start() {
       "bagua-net-conn", nullptr, [this] { run(); }, &thread_, [this](const Status& failure) { fail(failure); });
 }
 
-Status ConnectionService::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
+Status ConnectionService::listen(const std::vector<NetworkInterface>& interfaces, std::uint8_t* handle, RandomId* id) {
   const CallersLock lock(mutex_);
   BAGUA_NET_RETURN_IF_ERROR(failure_);
-  return inbound_.listen(interface, handle, id);
+  return inbound_.listen(interfaces, handle, id);
 }
 
 Status ConnectionService::accept(const RandomId& id, bool* ready, EstablishedConnection* connection) {
@@ -48,13 +48,16 @@ void ConnectionService::stop_listening(const RandomId& id) {
   inbound_.stop_listening(id);
 }
 
-Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
+Status ConnectionService::connect(const std::vector<NetworkInterface>& interfaces, std::uint8_t* handle, bool* ready,
                                   EstablishedConnection* connection) {
   const CallersLock lock(mutex_);
   BAGUA_NET_RETURN_IF_ERROR(failure_);
   const bool is_new = load_connect_state(handle) == 0;
-  const Status status =
-      outbound_.connect(interface, is_new ? inbound_.listening_port(interface) : 0, handle, ready, connection);
+  std::vector<std::uint16_t> ports;
+  for (const NetworkInterface& interface : interfaces) {
+    if (is_new) ports.push_back(inbound_.listening_port(interface));
+  }
+  const Status status = outbound_.connect(interfaces, ports, handle, ready, connection);
   if (is_new) poller_.wake();  // a new deadline to look after
   return status;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "base/mutex.h"
 #include "base/status.h"
@@ -22,10 +23,10 @@ class ConnectionService {
 
   Status start();
 
-  Status listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id);
+  Status listen(const std::vector<NetworkInterface>& interfaces, std::uint8_t* handle, RandomId* id);
   Status accept(const RandomId& id, bool* ready, EstablishedConnection* connection);
   void stop_listening(const RandomId& id);
-  Status connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
+  Status connect(const std::vector<NetworkInterface>& interfaces, std::uint8_t* handle, bool* ready,
                  EstablishedConnection* connection);
   // Opens `count` more streams of an established connection; those that the peer accepts come in through `arrivals`.
   void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "crypto/keyed_socket.h"
-#include "os/network_interface.h"
-#include "os/socket_address.h"
+#include "transport/connect/nic_paths.h"
 #include "transport/connect/optional_connections.h"
 #include "transport/connect/peer_probe.h"
 #include "transport/connect/stream_arrivals.h"
@@ -19,9 +18,9 @@ namespace bagua_net {
 
 // What is needed to open a further connection of a comm.
 struct JoinTicket {
-  SocketAddress address;       // of the listener
-  NetworkInterface interface;  // over which it is reached
-  Hello hello;                 // a nonce is put into it for each connection
+  std::vector<NicPath> paths{1};  // to the listener; several: connections share them, and are bound to theirs
+  std::size_t first_path = 0;     // of a replacement: which is tried first
+  Hello hello;                    // a nonce is put into it for each connection
   HandshakeKeyRef key;
   int timeout_ms = 0;  // for it to join; 0: as for a connection
 
@@ -34,6 +33,8 @@ struct JoinTicket {
 
 struct EstablishedConnection {
   std::vector<KeyedSocket> sockets;  // by stream index
+  std::vector<std::size_t> paths;    // the connecting side: of each socket, in the ticket
+  std::size_t small_path = 0;        // the one with the shortest round trip
   std::uint32_t max_chunk_bytes = 0;
   std::string peer;           // "10.0.0.2:4711 (host node2, process 4242)"
   bool same_host = false;     // both ends know it

@@ -1,6 +1,7 @@
 // HandshakeSettings: what both sides of a handshake need to know of this process.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -18,8 +19,12 @@
 namespace bagua_net {
 
 // The number of streams with which "auto" begins: one for small messages, and three for workers. Without workers one
-// thread does all I/O, and further streams only help if the network limits each connection.
-constexpr int first_auto_streams(bool has_workers) { return has_workers ? 4 : 1; }
+// thread does all I/O, and further streams only help if the network limits each connection. With several paths, each
+// has equally many of those that large messages use.
+constexpr int first_auto_streams(bool has_workers, std::size_t paths = 1) {
+  const int each = static_cast<int>(paths);
+  return has_workers ? 1 + (3 + each - 1) / each * each : each;
+}
 // What it may grow to between hosts.
 constexpr int kMaxAutoStreams = 16;
 

@@ -38,9 +38,9 @@ InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPol
       sockets_(poller, next_id, log),
       accepted_(settings) {}
 
-Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
+Status InboundHandshakes::listen(const std::vector<NetworkInterface>& interfaces, std::uint8_t* handle, RandomId* id) {
   const ListeningSocket* listening = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(sockets_.open(interface, &listening));
+  BAGUA_NET_RETURN_IF_ERROR(sockets_.open(interfaces.front(), &listening));
   ConnectHandle encoded;
   encoded.protection = settings_.protection();
   encoded.has_aes = settings_.uses_aes;
@@ -51,6 +51,7 @@ Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t
   listen.key = handshake_key(encoded.token, settings_.secret.get());
   *id = encoded.listen_id;
   put_address(listening->address, &encoded);
+  encoded.further = sockets_.open_further(interfaces);
   encoded.max_streams = static_cast<std::uint16_t>(settings_.most_streams());
   encode_connect_handle(encoded, handle);
   return Status::ok();
@@ -365,9 +366,7 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
     options = limit_unanswered_writes(peer.socket.get(), recovers ? receiver_silence_ms(settings_.tcp.keepalive_s)
                                                                   : settings_.tcp.keepalive_s * 1000);
   }
-  if (!options.is_ok()) {
-    log_->add_if_due(LogLevel::kWarn, "options", [&] { return "Bagua-Net: " + options.message(); });
-  }
+  if (!options.is_ok()) log_->add_if_due(LogLevel::kWarn, "options", [&] { return "Bagua-Net: " + options.message(); });
   poller_->remove(peer.socket.get());
   if (admission.arrivals != nullptr) {
     admission.arrivals->hand_in_announced(peer.take_socket(), admission.joining);

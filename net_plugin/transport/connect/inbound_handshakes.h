@@ -40,8 +40,9 @@ class InboundHandshakes {
   InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log,
                     const OutboundHandshakes* outbound = nullptr);
 
-  // Opens the interface's listening socket if this is its first listen; fills handle[kConnectHandleBytes].
-  Status listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id);
+  // Opens the interfaces' listening sockets if this is their first listen; fills handle[kConnectHandleBytes]. Each of
+  // them takes connections of the comm. The first must be there.
+  Status listen(const std::vector<NetworkInterface>& interfaces, std::uint8_t* handle, RandomId* id);
   // *ready = true: *connection holds the comm's sockets. There is no time limit for the peer to begin, because its rank
   // may be late. The deadline begins when a connection has proved that it is from the peer.
   Status accept(const RandomId& id, bool* ready, EstablishedConnection* connection);

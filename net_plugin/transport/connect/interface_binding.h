@@ -6,7 +6,9 @@
 // the other interface sends over that one, but receives only what arrives there. The packets of the peer arrive at the
 // interface that ARP named, which may be any (net.ipv4.conf.*.arp_ignore = 0, the default) and may change. So bound and
 // unbound attempts take turns, with a short time limit. Replacements of lost connections are not bound, and without
-// recovery no connection is. Once a peer could be reached only unbound, no connection of that interface is bound.
+// recovery no connection is, unless the device has joined several interfaces ([Note: pairs of interfaces]): then each
+// connection is bound, in every attempt. Once a peer could be reached only unbound, no connection of that interface is
+// bound.
 #pragma once
 
 #include <set>
@@ -23,9 +25,9 @@ class InterfaceBinding {
   InterfaceBinding(const HandshakeSettings& settings, RareLog* log) : settings_(settings), log_(log) {}
 
   // For every second attempt of a connection.
-  bool is_to_be_bound(const JoinTicket& ticket) const;
+  bool is_to_be_bound(const JoinTicket& ticket, const NicPath& path) const;
   // A bound attempt failed, and an unbound one is connected: logged once for each interface.
-  void on_unbound(const JoinTicket& ticket);
+  void on_unbound(const NicPath& path);
 
  private:
   const HandshakeSettings& settings_;

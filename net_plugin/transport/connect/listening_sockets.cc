@@ -44,6 +44,23 @@ Status ListeningSockets::open(const NetworkInterface& interface, const Listening
   return Status::ok();
 }
 
+std::vector<HandleAddress> ListeningSockets::open_further(const std::vector<NetworkInterface>& interfaces) {
+  std::vector<HandleAddress> addresses;
+  for (std::size_t index = 1; index < interfaces.size(); ++index) {
+    const ListeningSocket* listening = nullptr;
+    const Status status = open(interfaces[index], &listening);
+    if (status.is_ok()) {
+      addresses.push_back({listening->address.bytes(), listening->address.port()});
+      continue;
+    }
+    log_->add_if_due(LogLevel::kWarn, "listen " + interfaces[index].name, [&] {
+      return "Bagua-Net: peers cannot use " + interfaces[index].name +
+             ", and the other interfaces carry its share: " + status.message();
+    });
+  }
+  return addresses;
+}
+
 void ListeningSockets::close_all() { sockets_.clear(); }
 
 ListeningSocket* ListeningSockets::find(std::uint64_t id) {

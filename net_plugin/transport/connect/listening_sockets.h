@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "base/owned_fd.h"
 #include "base/rare_log.h"
@@ -13,6 +14,7 @@
 #include "os/epoll_poller.h"
 #include "os/network_interface.h"
 #include "os/socket_address.h"
+#include "wire/connect_handle.h"
 
 namespace bagua_net {
 
@@ -32,6 +34,8 @@ class ListeningSockets {
 
   // *listening stays there until close_all().
   Status open(const NetworkInterface& interface, const ListeningSocket** listening);
+  // The addresses of all interfaces after the first. One that cannot be listened on is logged and left out.
+  std::vector<HandleAddress> open_further(const std::vector<NetworkInterface>& interfaces);
   void close_all();
 
   // nullptr: the poller's id is not one of these.

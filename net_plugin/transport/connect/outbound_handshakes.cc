@@ -1,22 +1,19 @@
 #include "transport/connect/outbound_handshakes.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <cerrno>
-#include <limits>
 
 #include "base/monotonic_clock.h"
 #include "os/local_address.h"
 #include "os/random_bytes.h"
 #include "transport/connect/first_hello.h"
-#include "transport/connect/handle_address.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
 
-Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint16_t port, std::uint8_t* handle,
-                                   bool* ready, EstablishedConnection* connection) {
+Status OutboundHandshakes::connect(const std::vector<NetworkInterface>& interfaces,
+                                   const std::vector<std::uint16_t>& ports, std::uint8_t* handle, bool* ready,
+                                   EstablishedConnection* connection) {
   *ready = false;
   // Before the connect state is read: in a handle of another network plugin, these bytes have another meaning.
   ConnectHandle decoded;
@@ -24,12 +21,11 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
   const std::uint64_t number = load_connect_state(handle);
   if (number == 0) {
     Attempt attempt;
-    attempt.ticket.address = address_in(decoded, interface);
-    attempt.ticket.interface = interface;
+    attempt.ticket.paths = find_paths(interfaces, ports, decoded);
     attempt.ticket.key = handshake_key(decoded.token, settings_.secret.get());
     attempt.mismatch = protection_mismatch(settings_.protection(), decoded.protection);
     attempt.ticket.timeout_ms = settings_.connect_timeout_ms;
-    int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers));
+    int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers, attempt.ticket.paths.size()));
     if (!settings_.streams && settings_.optional != nullptr) {
       attempt.connection.optional = std::make_shared<OptionalConnections::Share>(settings_.optional);
       wanted = 1 + attempt.connection.optional->take(wanted - 1);
@@ -39,7 +35,6 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
     hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
     attempt.connection.most_streams = settings_.streams ? hello.streams_wanted : std::min(kMaxAutoStreams, most);
     BAGUA_NET_RETURN_IF_ERROR(fill_first_hello(settings_, decoded, &hello));
-    hello.port = port;
     attempt.streams.resize(1);
     store_connect_state(handle, begin(std::move(attempt)));
     return Status::ok();
@@ -87,7 +82,14 @@ void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::sh
 std::uint64_t OutboundHandshakes::begin(Attempt attempt) {
   const std::uint64_t number = next_attempt_++;
   Attempt& begun = attempts_.emplace(number, std::move(attempt)).first->second;
-  begun.deadline_ms = monotonic_ms() + begun.ticket.timeout_ms;
+  const std::int64_t now_ms = monotonic_ms();
+  begun.deadline_ms = now_ms + begun.ticket.timeout_ms;
+  const std::vector<std::size_t> usable = experience_.usable(begun.ticket.paths, now_ms);
+  for (std::size_t index = 0; index < begun.streams.size(); ++index) {
+    begun.streams[index].path = usable[index % usable.size()];
+  }
+  if (begun.is_join && begun.ticket.joining() != Joining::kMore) begun.streams[0].path = begun.ticket.first_path;
+  if (!begun.is_join) begun.streams[0].path = experience_.nearest(begun.ticket.paths, now_ms);
   for (std::size_t index = 0; index < begun.streams.size() && !begun.over; ++index) start(begun, number, index);
   return number;
 }
@@ -102,9 +104,10 @@ void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size
   const bool is_odd = ++stream.tries % 2 != 0;
   stream.state = JoinState::kConnecting;
   stream.due_ms = monotonic_ms() + (is_odd ? kConnectAnswerMs : kLongConnectAnswerMs);
-  stream.is_bound = is_odd && binding_.is_to_be_bound(attempt.ticket);
-  const Status status = tcp_connect(attempt.ticket.address, settings_.tcp,
-                                    stream.is_bound ? &attempt.ticket.interface : nullptr, &stream.socket);
+  const NicPath& path = attempt.path_of(stream);
+  stream.is_bound = attempt.has_choice() || (is_odd && binding_.is_to_be_bound(attempt.ticket, path));
+  const Status status =
+      tcp_connect(path.address, settings_.tcp, stream.is_bound ? &path.interface : nullptr, &stream.socket);
   if (!status.is_ok()) {
     retry_or_fail(attempt, index, status);
     return;
@@ -133,17 +136,15 @@ void OutboundHandshakes::handle_event(std::uint64_t id) {
 
 void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   Stream& stream = attempt.streams[index];
+  const NicPath& path = attempt.path_of(stream);
   const int error_number = tcp_connect_result(stream.socket.get());
   if (error_number != 0) {
-    retry_or_fail(attempt, index,
-                  Status::system_error("connect to " + attempt.ticket.address.to_string(), error_number));
+    retry_or_fail(attempt, index, Status::system_error("connect to " + path.address.to_string(), error_number));
     return;
   }
-  if (!stream.is_bound && stream.tries > 1 && binding_.is_to_be_bound(attempt.ticket)) {
-    binding_.on_unbound(attempt.ticket);
-  }
+  if (!stream.is_bound && stream.tries > 1 && binding_.is_to_be_bound(attempt.ticket, path)) binding_.on_unbound(path);
   const SocketAddress own = local_address(stream.socket.get());
-  if (own.same_host(attempt.ticket.address)) {
+  if (own.same_host(path.address)) {
     // The peer is on the same host, whatever its address looks like.
     attempt.connection.same_host = true;
     const Status options = apply_tcp_options(stream.socket.get(), settings_.tcp, true);
@@ -159,7 +160,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   Hello hello = attempt.ticket.hello;
   hello.stream_index = attempt.is_join ? attempt.ticket.hello.stream_index : static_cast<std::uint16_t>(index);
   // The peer probes the address from which the connection comes.
-  if (!own.same_host(attempt.ticket.interface.address)) hello.port = 0;
+  hello.port = own.same_host(path.interface.address) ? path.port : std::uint16_t{0};
   const Status random = fill_random(hello.nonce.data(), hello.nonce.size());
   if (!random.is_ok()) {
     fail(attempt, random);
@@ -171,8 +172,8 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     return;
   }
   stream.state = JoinState::kHandshaking;
-  stream.due_ms =
-      monotonic_ms() + (stream.is_bound ? std::min<std::int64_t>(kConnectAnswerMs, settings_.handshake_timeout_ms)
+  stream.due_ms = monotonic_ms() + (stream.is_bound && !attempt.has_choice()
+                                        ? std::min<std::int64_t>(kConnectAnswerMs, settings_.handshake_timeout_ms)
                                         : settings_.handshake_timeout_ms);
   const Status status = poller_->modify(stream.socket.get(), stream.id, EPOLLIN);
   if (!status.is_ok()) retry_or_fail(attempt, index, status);
@@ -212,36 +213,45 @@ void OutboundHandshakes::judge_reply(Attempt& attempt, std::uint64_t number, std
   } else if (!is_proven || reply.verdict == HandshakeVerdict::kNoPlace) {
     retry(attempt, index, ECONNRESET, handshake.refusal());
   } else {
-    fail(attempt,
-         Status::remote_error("connect to " + attempt.ticket.address.to_string() + ": " + handshake.refusal()));
+    fail(attempt, Status::remote_error("connect to " + attempt.path_of(attempt.streams[index]).address.to_string() +
+                                       ": " + handshake.refusal()));
   }
 }
 
 void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply) {
   if (reply.streams < 1 || reply.streams > attempt.ticket.hello.streams_wanted || reply.max_chunk_bytes < 1 ||
       reply.max_chunk_bytes > attempt.ticket.hello.max_chunk_bytes) {
-    fail(attempt, Status::remote_error("the listener at " + attempt.ticket.address.to_string() + " granted " +
-                                       std::to_string(reply.streams) + " streams and chunks of " +
-                                       std::to_string(reply.max_chunk_bytes) + " bytes, more than asked for"));
+    fail(attempt,
+         Status::remote_error("the listener at " + attempt.path_of(attempt.streams[index]).address.to_string() +
+                              " granted " + std::to_string(reply.streams) + " streams and chunks of " +
+                              std::to_string(reply.max_chunk_bytes) + " bytes, more than asked for"));
     return;
   }
   Stream& stream = attempt.streams[index];
+  if (attempt.has_choice()) {
+    experience_.on_connected(attempt.path_of(stream), tcp_round_trip_us(stream.socket.get()));
+  }
   poller_->remove(stream.socket.get());
   stream_ids_.erase(stream.id);
   stream.state = JoinState::kJoined;
   stream.socket.keys = stream.handshake.take_keys();
   if (attempt.is_join) {
     if (const auto arrivals = attempt.arrivals.lock()) {
-      arrivals->hand_in(std::move(stream.socket), attempt.ticket.joining());
+      arrivals->hand_in(std::move(stream.socket), attempt.ticket.joining(), stream.path);
     }
   } else if (index == 0) {
     attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
     attempt.connection.acknowledges = (reply.features & kFeatureAcknowledgements) != 0;
     attempt.connection.recovers = (reply.features & attempt.ticket.hello.features & kFeatureRecovery) != 0;
     attempt.connection.checksums = (reply.features & kFeatureChecksums) != 0;
-    attempt.connection.peer =
-        attempt.ticket.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
+    attempt.connection.peer = attempt.path_of(attempt.streams[index]).address.to_string() + " (process " +
+                              std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
+    const std::vector<std::size_t> usable = experience_.usable(attempt.ticket.paths, monotonic_ms());
+    for (std::size_t other = 1; other < attempt.streams.size(); ++other) {
+      // Evenly over those that large messages use: all but the first, where workers drive them.
+      attempt.streams[other].path = usable[(settings_.has_workers ? other - 1 : other) % usable.size()];
+    }
     for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {
       start(attempt, number, other);
     }
@@ -255,7 +265,11 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
   }
   if (!attempt.is_join) {
     EstablishedConnection& connection = attempt.connection;
-    for (Stream& stream : attempt.streams) connection.sockets.push_back(std::move(stream.socket));
+    for (Stream& stream : attempt.streams) {
+      connection.sockets.push_back(std::move(stream.socket));
+      connection.paths.push_back(stream.path);
+    }
+    connection.small_path = experience_.nearest(attempt.ticket.paths, monotonic_ms());
     connection.ticket = attempt.ticket;
     connection.ticket.timeout_ms = 0;  // a joining connection has its own
     // Within a host no connection is limited.
@@ -265,135 +279,6 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
   }
   attempt.streams.clear();
   attempt.over = true;
-}
-
-void OutboundHandshakes::retry_or_fail(Attempt& attempt, std::size_t index, const Status& status) {
-  if (may_pass(status.error_number())) {
-    retry(attempt, index, status.error_number());
-  } else {
-    fail(attempt, status);
-  }
-}
-
-void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal) {
-  Stream& stream = attempt.streams[index];
-  // The listener has been told, so that its log says it, too.
-  if (!attempt.mismatch.empty()) {
-    fail(attempt, Status::invalid_usage("connect to " + attempt.ticket.address.to_string() + ": " + attempt.mismatch));
-    return;
-  }
-  const std::int64_t now_ms = monotonic_ms();
-  const bool answered = stream.state == JoinState::kHandshaking;
-  const bool is_refused = error_number == ECONNREFUSED || !refusal.empty();
-  release_for_retry(stream);
-  attempt.trouble = {error_number, answered, std::move(refusal)};
-  // The listening socket belongs to the process, and stays open as long as it has a listen or a comm.
-  const bool has_answered = !attempt.is_join && attempt.streams[0].state == JoinState::kJoined;
-  if (error_number == ECONNREFUSED && !attempt.is_join && (stream.was_closed || has_answered)) {
-    fail(attempt, Status::remote_error("the listener at " + attempt.ticket.address.to_string() +
-                                       (has_answered ? " accepted the first data stream" : " closed the connection") +
-                                       " during the handshake, and is gone: that rank has failed; see its log"));
-    return;
-  }
-  if (!is_refused || !attempt.is_join) {
-    stream.refused_ms = 0;
-  } else if (stream.refused_ms == 0) {
-    stream.refused_ms = now_ms;
-  } else if (now_ms - stream.refused_ms >= kRefusedMs) {
-    fail(attempt, Status::remote_error(error_number == ECONNREFUSED
-                                           ? "nobody listens at " + attempt.ticket.address.to_string() +
-                                                 " any more: the peer's process has ended; see that rank's log"
-                                           : "connect to " + attempt.ticket.address.to_string() + ": " +
-                                                 attempt.trouble.refusal));
-    return;
-  }
-  stream.state = JoinState::kBackingOff;
-  stream.due_ms = now_ms + kConnectAgainMs;
-}
-
-void OutboundHandshakes::release_for_retry(Stream& stream) {
-  // A reset and not a FIN, so that the listener waits for the stream to come again. SO_LINGER may fail on a broken
-  // socket.
-  const linger reset{1, 0};
-  if (stream.socket.is_open()) ::setsockopt(stream.socket.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-  release(stream);
-}
-
-void OutboundHandshakes::release(Stream& stream) {
-  if (!stream.socket.is_open()) return;
-  if (stream_ids_.erase(stream.id) != 0) poller_->remove(stream.socket.get());
-  stream.socket.reset();
-}
-
-void OutboundHandshakes::fail(Attempt& attempt, Status failure) {
-  if (attempt.is_join && attempt.ticket.hello.stream_index != kJoiningStream) {
-    if (const auto arrivals = attempt.arrivals.lock()) {
-      arrivals->report({attempt.ticket.joining(), failure.message()});
-    }
-  }
-  for (Stream& stream : attempt.streams) release(stream);
-  attempt.streams.clear();
-  attempt.failure = std::move(failure);
-  attempt.over = true;
-}
-
-void OutboundHandshakes::fail_all(const Status& failure) {
-  for (auto& [number, attempt] : attempts_) {
-    if (!attempt.over) fail(attempt, failure);
-  }
-}
-
-void OutboundHandshakes::expire(std::int64_t now_ms) {
-  for (auto entry = attempts_.begin(); entry != attempts_.end();) {
-    const auto current = entry++;
-    const std::uint64_t number = current->first;
-    Attempt& attempt = current->second;
-    if (attempt.is_join && (attempt.over || attempt.arrivals.expired())) {
-      if (attempt.over && !attempt.failure.is_ok()) {
-        log_->add_if_due(LogLevel::kInfo, "join", [&attempt] {
-          return "Bagua-Net: no further connection to " + attempt.ticket.address.to_string() +
-                 ", going on without: " + attempt.failure.message();
-        });
-      }
-      for (Stream& stream : attempt.streams) release(stream);
-      attempts_.erase(current);
-      continue;
-    }
-    if (attempt.over) {
-      if (now_ms >= attempt.deadline_ms + settings_.connect_timeout_ms) attempts_.erase(current);
-      continue;
-    }
-    if (now_ms >= attempt.deadline_ms) {
-      const bool is_of_connecting = attempt.ticket.timeout_ms == settings_.connect_timeout_ms;
-      fail(attempt, deadline_error(attempt.trouble, attempt.ticket,
-                                   is_of_connecting ? "BAGUA_NET_CONNECT_TIMEOUT_MS" : "BAGUA_NET_KEEPALIVE_S"));
-      continue;
-    }
-    for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {
-      const Stream& stream = attempt.streams[index];
-      if (stream.state == JoinState::kJoined || now_ms < stream.due_ms) continue;
-      if (stream.state == JoinState::kBackingOff) {
-        start(attempt, number, index);
-      } else {
-        retry(attempt, index, ETIMEDOUT);
-      }
-    }
-  }
-}
-
-std::int64_t OutboundHandshakes::next_deadline_ms() const {
-  std::int64_t deadline = std::numeric_limits<std::int64_t>::max();
-  for (const auto& [number, attempt] : attempts_) {
-    if (attempt.over) {
-      deadline = std::min(deadline, attempt.deadline_ms + settings_.connect_timeout_ms);
-      continue;
-    }
-    deadline = std::min(deadline, attempt.deadline_ms);
-    for (const Stream& stream : attempt.streams) {
-      if (stream.state != JoinState::kJoined) deadline = std::min(deadline, stream.due_ms);
-    }
-  }
-  return deadline;
 }
 
 }  // namespace bagua_net

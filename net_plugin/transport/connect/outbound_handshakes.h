@@ -29,6 +29,7 @@
 #include "transport/connect/established_connection.h"
 #include "transport/connect/handshake_settings.h"
 #include "transport/connect/interface_binding.h"
+#include "transport/connect/nic_paths.h"
 #include "transport/connect/opened_comms.h"
 #include "wire/handshake_message.h"
 
@@ -38,13 +39,13 @@ class OutboundHandshakes {
  public:
   // log: written once the mutex is free.
   OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log)
-      : settings_(settings), poller_(poller), next_id_(next_id), log_(log), binding_(settings, log) {}
+      : settings_(settings), poller_(poller), next_id_(next_id), log_(log), binding_(settings, log), experience_(log) {}
 
   // Starts or polls the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an error: the
-  // attempt is over. interface: through which the connections leave, if the peer can be reached there. port: at the
-  // address of that interface, where the peer may probe for the comm; 0: none.
-  Status connect(const NetworkInterface& interface, std::uint16_t port, std::uint8_t* handle, bool* ready,
-                 EstablishedConnection* connection);
+  // attempt is over. interfaces: through which the connections leave, if the peer can be reached there. ports: at the
+  // addresses of these interfaces, where the peer may probe for the comm; 0 or empty: none.
+  Status connect(const std::vector<NetworkInterface>& interfaces, const std::vector<std::uint16_t>& ports,
+                 std::uint8_t* handle, bool* ready, EstablishedConnection* connection);
 
   // Opens `count` more streams of an established connection, or, with that stream index in the ticket's hello, one in
   // place of a stream that was lost; then a failure is reported to the arrivals.
@@ -75,6 +76,7 @@ class OutboundHandshakes {
     ConnectorHandshake handshake;
     std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline
     int tries = 0;
+    std::size_t path = 0;         // in the ticket
     bool is_bound = false;        // to its interface (transport/connect/interface_binding.h)
     bool was_closed = false;      // by the listener, before it replied
     std::int64_t refused_ms = 0;  // of a join: since when; 0: it is not
@@ -83,13 +85,17 @@ class OutboundHandshakes {
     JoinTicket ticket;
     std::vector<Stream> streams;
     ConnectFailure trouble;  // the last one
-    std::string mismatch;    // with what the peer protects its connections: it refuses every one. Empty: with the same
+    std::size_t trouble_path = 0;
+    std::string mismatch;  // with what the peer protects its connections: it refuses every one. Empty: with the same
     std::int64_t deadline_ms = 0;
     bool is_join = false;
     std::weak_ptr<StreamArrivals> arrivals;  // of a join: expires with the comm
     bool over = false;
     Status failure;
     EstablishedConnection connection;
+
+    const NicPath& path_of(const Stream& stream) const { return ticket.paths[stream.path]; }
+    bool has_choice() const { return ticket.paths.size() > 1; }
   };
 
   // A new attempt whose first stream is being connected, or all streams of a join.
@@ -103,6 +109,8 @@ class OutboundHandshakes {
   void retry_or_fail(Attempt& attempt, std::size_t index, const Status& status);
   // refusal: the verdict of the peer, if there was one.
   void retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal = {});
+  // Of a stream that failed, the path of its next attempt.
+  void change_path(Attempt& attempt, std::size_t index, int error_number, bool answered);
   void release(Stream& stream);
   void release_for_retry(Stream& stream);
   void fail(Attempt& attempt, Status failure);
@@ -113,6 +121,7 @@ class OutboundHandshakes {
   std::uint64_t* const next_id_;
   RareLog* const log_;
   InterfaceBinding binding_;
+  PathExperience experience_;
   std::map<std::uint64_t, Attempt> attempts_;
   struct StreamOf {
     std::uint64_t attempt;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <functional>
 #include <string>
 #include <utility>
@@ -26,6 +27,7 @@ class StreamArrivals {
   struct Arrival {
     KeyedSocket socket;
     Joining joining = Joining::kMore;
+    std::size_t path = 0;  // the connecting side: of its ticket
   };
   // A connection that the comm asked for will not come.
   struct Failure {
@@ -39,16 +41,16 @@ class StreamArrivals {
     ++announced_;
     any_.store(true, std::memory_order_release);
   }
-  void hand_in_announced(KeyedSocket socket, Joining joining = Joining::kMore) {
+  void hand_in_announced(KeyedSocket socket, Joining joining = Joining::kMore, std::size_t path = 0) {
     const MutexLock lock(mutex_);
     --announced_;
     if (closed_.load()) return;  // the socket closes
-    arrivals_.push_back({std::move(socket), joining});
+    arrivals_.push_back({std::move(socket), joining, path});
     if (joining != Joining::kMore && on_change_) on_change_();
   }
-  void hand_in(KeyedSocket socket, Joining joining = Joining::kMore) {
+  void hand_in(KeyedSocket socket, Joining joining = Joining::kMore, std::size_t path = 0) {
     announce();
-    hand_in_announced(std::move(socket), joining);
+    hand_in_announced(std::move(socket), joining, path);
   }
   void report(Failure failure) {
     const MutexLock lock(mutex_);

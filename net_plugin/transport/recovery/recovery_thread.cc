@@ -166,7 +166,15 @@ void RecoveryThread::report_link(std::size_t index, std::int64_t now_ms) {
 }
 
 void RecoveryThread::look_at_links(std::int64_t now_ms) {
-  for (const std::size_t index : links_.update(now_ms).interfaces) report_link(index, now_ms);
+  for (const std::size_t index : links_.update(now_ms).interfaces) {
+    report_link(index, now_ms);
+    if (links_.state(index) == LinkState::kUsable) continue;
+    const MutexLock running(run_mutex_);
+    for (const auto& [id, entry] : entries_) {
+      entry.recoverable->on_interface_lost(links_.watched()[index].name);
+      notify(id);
+    }
+  }
   write_log();
 }
 

@@ -31,6 +31,8 @@ class Recoverable {
   // Replaces what was lost, as far as that is possible now. Returns lines for the log, each of which is left out if a
   // similar one was written recently.
   virtual std::vector<std::string> recover() = 0;
+  // The interface cannot be used any more.
+  virtual void on_interface_lost(const std::string& /*interface*/) {}
   // The thread has ended with this failure.
   virtual void fail(Status status) = 0;
   // Does a step of closing. True: the comm is closed.

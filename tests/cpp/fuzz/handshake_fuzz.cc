@@ -64,7 +64,7 @@ struct Inbound {
   void run(FuzzInput& input) {
     std::array<std::uint8_t, 128> bytes{};
     RandomId id{};
-    require(handshakes.listen(loopback(), bytes.data(), &id).is_ok(), "cannot listen");
+    require(handshakes.listen({loopback()}, bytes.data(), &id).is_ok(), "cannot listen");
     ConnectHandle handle;
     require(decode_connect_handle(bytes.data(), &handle).is_ok(), "our own handle is not one");
     SocketAddress address = loopback().address;

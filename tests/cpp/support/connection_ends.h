@@ -37,7 +37,7 @@ struct ConnectingService {
       : service(settings), handle(to) {
     CHECK_OK(service.start());
   }
-  Status ask() { return service.connect(loopback(), handle, &ready, &connection); }
+  Status ask() { return service.connect({loopback()}, handle, &ready, &connection); }
   void finish() {
     wait_until(
         [&] {
@@ -68,7 +68,7 @@ struct ListeningService {
 
   explicit ListeningService(const HandshakeSettings& settings = settings_with(1)) : service(settings) {
     CHECK_OK(service.start());
-    CHECK_OK(service.listen(loopback(), handle_bytes.data(), &id));
+    CHECK_OK(service.listen({loopback()}, handle_bytes.data(), &id));
     CHECK_OK(decode_connect_handle(handle_bytes.data(), &handle));
     address.set_port(handle.port);
   }
@@ -110,7 +110,7 @@ struct ListeningService {
   void check_open() {
     HandleBytes fresh{};
     RandomId fresh_id{};
-    CHECK_OK(service.listen(loopback(), fresh.data(), &fresh_id));
+    CHECK_OK(service.listen({loopback()}, fresh.data(), &fresh_id));
     ConnectingService connecting(fresh.data());
     accept_from(&connecting, fresh_id);
   }

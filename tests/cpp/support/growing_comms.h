@@ -38,7 +38,7 @@ struct GrowingComms : Growing, CommPair {
     settings.sending.open_streams = [this](int count) { asked.push_back(count); };
     if (policy.most_streams == 1) settings.sending.most_streams = most;
     settings.receiving.recovers = recovers;
-    if (recovers) settings.sending.replace_stream = [](Joining) {};
+    if (recovers) settings.sending.replace_stream = [](Joining, std::size_t) {};
     return settings;
   }
 

@@ -32,8 +32,8 @@ inline NetworkInterface loopback(in_addr_t host = INADDR_LOOPBACK) { return inte
 
 inline Device loopback_device() {
   Device device;
-  device.interface = loopback();
-  device.name = device.interface.name;
+  device.interfaces = {loopback()};
+  device.name = device.nic_name();
   return device;
 }
 

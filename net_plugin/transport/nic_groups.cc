@@ -1,0 +1,88 @@
+#include "transport/nic_groups.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "wire/connect_handle.h"
+
+namespace bagua_net {
+namespace {
+
+static_assert(kMaxJoinedIpv4 == max_handle_addresses(4));
+static_assert(kMaxJoinedIpv6 == max_handle_addresses(6));
+
+constexpr char kName[] = "BAGUA_NET_JOIN_NICS";
+
+// Why an interface cannot be in the group that begins with `first`; "": it can.
+std::string obstacle(const NicGroup& group, const NetworkInterface& interface) {
+  const NetworkInterface& first = group.front();
+  if (interface.is_loopback || first.is_loopback) return "a loopback interface cannot be joined";
+  if (interface.address.family() != first.address.family()) {
+    return "the addresses of " + first.name + " and " + interface.name + " are of different families";
+  }
+  const std::size_t most = first.address.is_ipv6() ? kMaxJoinedIpv6 : kMaxJoinedIpv4;
+  if (group.size() < most) return "";
+  return "at most " + std::to_string(most) + (first.address.is_ipv6() ? " IPv6" : " IPv4") +
+         " interfaces can be joined";
+}
+
+std::string names_of(const std::vector<NetworkInterface>& interfaces) {
+  std::string names;
+  for (const NetworkInterface& interface : interfaces) names += (names.empty() ? "" : ", ") + interface.name;
+  return names;
+}
+
+}  // namespace
+
+Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface>& interfaces, bool is_selected,
+                        std::vector<NicGroup>* groups, std::vector<std::string>* lost) {
+  groups->clear();
+  lost->clear();
+  const auto find = [&](const std::string& name) {
+    return std::find_if(interfaces.begin(), interfaces.end(), [&](const auto& other) { return other.name == name; });
+  };
+  // The group of each interface; -1: it is alone.
+  std::vector<int> group_of(interfaces.size(), -1);
+  for (std::size_t number = 0; number < join.groups.size(); ++number) {
+    std::string missing;
+    std::size_t found = 0;
+    for (const std::string& name : join.groups[number]) {
+      const auto interface = find(name);
+      if (interface == interfaces.end()) {
+        missing += (missing.empty() ? "" : ", ") + name;
+        continue;
+      }
+      group_of[static_cast<std::size_t>(interface - interfaces.begin())] = static_cast<int>(number);
+      ++found;
+    }
+    if (missing.empty()) continue;
+    const std::string said = std::string(kName) + " names " + missing + ", and NCCL uses " + names_of(interfaces);
+    if (found == 0) {
+      return Status::invalid_usage(said + " on this host.\nName interfaces that NCCL_SOCKET_IFNAME selects, or unset " +
+                                   kName + ".");
+    }
+    lost->push_back(said + " on this host: joined without");
+  }
+  if (join.is_auto && is_selected) group_of.assign(interfaces.size(), 0);
+
+  std::vector<int> number_of;  // of each group that was begun
+  for (std::size_t index = 0; index < interfaces.size(); ++index) {
+    const NetworkInterface& interface = interfaces[index];
+    const auto begun = std::find(number_of.begin(), number_of.end(), group_of[index]);
+    if (group_of[index] >= 0 && begun != number_of.end()) {
+      NicGroup& group = (*groups)[static_cast<std::size_t>(begun - number_of.begin())];
+      const std::string why = obstacle(group, interface);
+      if (why.empty()) {
+        group.push_back(interface);
+        continue;
+      }
+      lost->push_back(std::string(kName) + ": " + interface.name + " is a device of its own, because " + why);
+      group_of[index] = -1;
+    }
+    groups->push_back({interface});
+    number_of.push_back(group_of[index]);
+  }
+  return Status::ok();
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,22 @@
+// NicGroups: which of the used interfaces are one device (BAGUA_NET_JOIN_NICS).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "config/join_nics.h"
+#include "os/network_interface.h"
+
+namespace bagua_net {
+
+using NicGroup = std::vector<NetworkInterface>;  // never empty; the first is where a peer is tried first
+
+// Every interface is in one group, in the order in which they become devices. is_selected: the user has said which
+// interfaces NCCL uses; without that, "auto" joins none. Hosts of a job may have different interfaces: a group without
+// some of its names, or with interfaces that cannot be joined, is smaller, and *lost says so, one sentence for each. A
+// group of which the host has none is an error.
+Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface>& interfaces, bool is_selected,
+                        std::vector<NicGroup>* groups, std::vector<std::string>* lost);
+
+}  // namespace bagua_net

@@ -1,0 +1,211 @@
+"""One device over several network interfaces, between namespaces with shaped links.
+
+Load drivers on the hosts of a netlab network check every byte of each all-reduce.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from support.lab_ring import Ring
+from support.labs import NEEDS_LAB, Lab
+
+pytestmark = NEEDS_LAB
+
+_JOINED = {"BAGUA_NET_JOIN_NICS": "eth0+eth1", "BAGUA_NET_RAILS": "1"}
+_SIZES = (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20)
+_BYTES = 16 << 20
+
+
+def _ip(lab: Lab, host: int, *words: str) -> None:
+    lab.run(host, ["ip", *words], check=True)
+
+
+def _sent(lab: Lab, host: int) -> list[int]:
+    return [
+        int(lab.run(host, ["cat", f"/sys/class/net/{name}/statistics/tx_bytes"], check=True).stdout)
+        for name in lab.hosts[host].interfaces
+    ]
+
+
+def _carried(lab: Lab, host: int, work: Callable[[], Any]) -> list[int]:
+    """What each interface of the host sent meanwhile."""
+    before = _sent(lab, host)
+    work()
+    return [after - start for after, start in zip(_sent(lab, host), before, strict=True)]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("ip_version", [4, 6])
+def test_two_interfaces_are_one_device_that_uses_both(workers: str, ip_version: int) -> None:
+    environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
+    with Lab(nics=2, rate_mbit=500, ip_versions=(ip_version,)) as lab, Ring(lab, env=environment) as ring:
+        assert [event["devices"] for event in ring.listening] == [["eth0+eth1"]] * 2
+        ring.connect()
+        for size in _SIZES:
+            ring.verify(size)
+        carried = _carried(lab, 0, lambda: ring.verify(_BYTES))
+        assert min(carried) > sum(carried) / 4, carried
+        ring.quit()
+
+
+def test_two_interfaces_carry_more_than_one_and_share_by_speed() -> None:
+    def seconds(lab: Lab, environment: Mapping[str, str]) -> tuple[float, list[int]]:
+        """The shortest of some all-reduces."""
+        with Ring(lab, env=environment) as ring:
+            ring.connect()
+            ring.verify(_BYTES)
+            results: list[dict[str, Any]] = []
+            carried = _carried(lab, 0, lambda: results.extend(ring.run(_BYTES, 6)))
+            ring.quit()
+            return min(results[0]["seconds"]), carried
+
+    with Lab(nics=2, rate_mbit=(200, 100)) as lab:
+        alone, _ = seconds(lab, {"NCCL_SOCKET_IFNAME": "=eth0", "BAGUA_NET_RAILS": "1"})
+        together, carried = seconds(lab, _JOINED)
+    # Two thirds of the time; the machine may be busy.
+    assert together < 0.8 * alone, (together, alone)
+    assert 1.4 * carried[1] < carried[0] < 3 * carried[1], carried
+
+
+def test_a_pair_of_interfaces_that_cannot_reach_each_other_is_left_out() -> None:
+    with Lab(nics=2, ip_versions=(4,)) as lab:
+        # The link is up on both sides, and nothing gets through.
+        _ip(lab, 1, "link", "set", "eth1", "arp", "off")
+        _ip(lab, 1, "neigh", "flush", "dev", "eth1")
+        with Ring(lab, env=_JOINED) as ring:
+            ring.connect()
+            carried = _carried(lab, 0, lambda: ring.verify(_BYTES))
+            assert carried[1] < 1 << 16 < carried[0], carried
+            log = ring.drivers[0].log()
+            assert "10.77.1.2 cannot be reached over eth1" in log, log
+            ring.quit()
+
+
+@pytest.mark.parametrize(("here", "there"), [("eth0+eth1", "off"), ("off", "eth0+eth1")])
+def test_hosts_that_join_different_numbers_of_interfaces(here: str, there: str) -> None:
+    """The interface that only one host uses carries nothing, as it has no other end."""
+    with Lab(nics=2) as lab:
+        environments = [{**_JOINED, "BAGUA_NET_JOIN_NICS": value} for value in (here, there)]
+        with Ring(lab, env=environments) as ring:
+            ring.connect()
+            for size in _SIZES:
+                ring.verify(size)
+            ring.quit()
+
+
+def _bridge_both(lab: Lab, host: int, address: str) -> None:
+    _ip(lab, host, "link", "add", "br0", "type", "bridge")
+    for nic in range(2):
+        _ip(lab, host, "addr", "flush", "dev", f"eth{nic}")
+        _ip(lab, host, "link", "set", f"eth{nic}", "master", "br0")
+    _ip(lab, host, "addr", "add", address, "dev", "br0")
+    _ip(lab, host, "link", "set", "br0", "up")
+    deadline = time.monotonic() + 20
+    while lab.run(host, ["cat", "/sys/class/net/br0/operstate"], check=True).stdout.strip() != "up":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_two_interfaces_here_and_one_there() -> None:
+    """All in one subnet, where the kernel of the host with two would send everything over eth0."""
+    with Lab(nics=2, ip_versions=(4,)) as lab:
+        _bridge_both(lab, 1, "10.99.0.2/24")
+        for setting in ("arp_ignore=1", "arp_announce=2"):
+            lab.run(0, ["sysctl", "-q", "-w", f"net.ipv4.conf.all.{setting}"], check=True)
+        for nic in range(2):
+            _ip(lab, 0, "addr", "flush", "dev", f"eth{nic}")
+            _ip(lab, 0, "addr", "add", f"10.99.0.{1 + 2 * nic}/24", "dev", f"eth{nic}")
+        with Ring(lab, env=[_JOINED, {**_JOINED, "NCCL_SOCKET_IFNAME": "=br0", "BAGUA_NET_JOIN_NICS": "off"}]) as ring:
+            assert [event["devices"] for event in ring.listening] == [["eth0+eth1"], ["br0"]]
+            ring.connect()
+            for host in (0, 1):
+                carried = _carried(lab, host, lambda: ring.verify(_BYTES))
+                assert min(carried) > sum(carried) / 8, (host, carried)
+            ring.quit()
+
+
+def test_interfaces_that_this_host_does_not_have_are_named() -> None:
+    with Lab(nics=2, ip_versions=(4,)) as lab:
+        for value, said in (
+            ("eth0+eth7", "BAGUA_NET_JOIN_NICS names eth7, and NCCL uses eth0, eth1 on this host: joined without"),
+            ("auto", "joined eth0+eth1"),
+        ):
+            with Ring(lab, env={**_JOINED, "BAGUA_NET_JOIN_NICS": value}) as ring:
+                ring.connect()
+                ring.verify(1 << 20)
+                assert said in ring.drivers[0].log(), ring.drivers[0].log()
+                ring.quit()
+
+
+def _traffic_until(ring: Ring, is_due: Callable[[], bool], seconds: float = 30.0) -> None:
+    """All-reduces, each byte of which is checked, until then."""
+    deadline = time.monotonic() + seconds
+    while not is_due():
+        assert time.monotonic() < deadline, "\n".join(driver.log() for driver in ring.drivers)
+        ring.verify(2 << 20)
+
+
+def _carries(lab: Lab, ring: Ring, nic: int) -> bool:
+    return _carried(lab, 0, lambda: ring.verify(2 << 20))[nic] > 256 << 10
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("nic", [0, 1])
+def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, workers: str) -> None:
+    with (
+        Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab,
+        Ring(lab, env={**_JOINED, "BAGUA_NET_NWORKERS": workers}) as ring,
+    ):
+        ring.connect()
+        ring.verify(_BYTES)
+        ring.start_verify(_BYTES)
+        _ip(lab, 1, "link", "set", f"eth{nic}", "down")
+        begin = time.monotonic()
+        ring.finish_verify(_BYTES)
+        lasted = time.monotonic() - begin
+        assert lasted < 8, lasted  # without the other interface: BAGUA_NET_KEEPALIVE_S
+        assert not _carries(lab, ring, nic)
+        _ip(lab, 1, "link", "set", f"eth{nic}", "up")
+        begin = time.monotonic()
+        _traffic_until(ring, lambda: _carries(lab, ring, nic))
+        # Within 5 s; the machine may be busy.
+        assert time.monotonic() - begin < 15
+        ring.quit()
+
+
+def test_a_silent_path_and_the_loss_of_different_interfaces_at_both_ends() -> None:
+    environment = {**_JOINED, "BAGUA_NET_JOIN_NICS": "auto"}
+    with Lab(nics=3, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
+        assert ring.listening[0]["devices"] == ["eth0+eth1+eth2"]
+        ring.connect()
+        ring.verify(_BYTES)
+        ring.start_verify(_BYTES)
+        # What they send goes to nobody. No event tells either host.
+        for host, nic in ((0, 0), (1, 1)):
+            peer = lab.hosts[1 - host].address(nic)
+            nobody = ["lladdr", "02:00:00:00:00:99", "dev", f"eth{nic}", "nud", "permanent"]
+            _ip(lab, host, "neigh", "replace", peer, *nobody)
+        begin = time.monotonic()
+        ring.finish_verify(_BYTES)
+        assert time.monotonic() - begin < 9  # a third of BAGUA_NET_KEEPALIVE_S, the time for one interface, is 10
+        carried = _carried(lab, 0, lambda: ring.verify(_BYTES))
+        assert carried[2] > carried[0] + carried[1], carried
+        ring.quit()
+
+
+def test_the_only_interface_that_is_left_returns() -> None:
+    """All are lost: an outage, as with one interface."""
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
+        ring.connect()
+        ring.verify(_BYTES)
+        ring.start_verify(_BYTES)
+        for nic in range(2):
+            _ip(lab, 1, "link", "set", f"eth{nic}", "down")
+        time.sleep(1)
+        _ip(lab, 1, "link", "set", "eth1", "up")
+        ring.finish_verify(_BYTES)
+        ring.quit()
