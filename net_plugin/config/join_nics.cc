@@ -11,7 +11,7 @@
 namespace bagua_net {
 
 std::string parse_join_nics(const std::string& text, JoinNics* join) {
-  const std::string requirement =
+  std::string requirement =
       "off, auto, or groups of 2 to " + std::to_string(kMaxJoinedIpv4) +
       " interface names joined by \"+\" and separated by commas, each name once, such as eth0+eth1,eth2+eth3";
   JoinNics parsed;

@@ -188,6 +188,7 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.max_silence_s = config_.keepalive_s;
   policy.faults = faults_.get();
   policy.stalls = stalls();
+  policy.probes = &probes_;
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges && !settings_.encrypts;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,

@@ -3,6 +3,8 @@
 
 #include <sys/socket.h>
 
+#include <cerrno>
+
 #include "support/check.h"
 
 namespace bagua_net {
@@ -11,6 +13,8 @@ namespace {
 constexpr NicPairing kNear{true, false};
 constexpr NicPairing kRouted{false, true};
 constexpr NicPairing kFar{false, false};
+
+const Status no_answer = Status::system_error("connect", ETIMEDOUT);
 
 using Pairs = std::vector<std::pair<std::size_t, std::size_t>>;
 
@@ -52,15 +56,15 @@ TEST_CASE(a_pair_that_never_worked_is_left_out_for_a_while) {
   using Indices = std::vector<std::size_t>;
   CHECK((experience.usable(paths, 0) == Indices{0, 1}));
   // One packet may be lost.
-  experience.on_failed(paths[1], "no answer", 0);
+  experience.on_failed(paths[1], no_answer, 0);
   CHECK((experience.usable(paths, 0) == Indices{0, 1}));
-  experience.on_failed(paths[1], "no answer", 0);
+  experience.on_failed(paths[1], no_answer, 0);
   CHECK((experience.usable(paths, 0) == Indices{0}));
   CHECK(experience.is_left_out(paths[1], 1000));
   CHECK_EQ(log.take().size(), std::size_t{1});
   CHECK((experience.usable(paths, 60000) == Indices{0, 1}));
   // Better one that may not work than none.
-  for (int i = 0; i < 2; ++i) experience.on_failed(paths[0], "no answer", 0);
+  for (int i = 0; i < 2; ++i) experience.on_failed(paths[0], no_answer, 0);
   CHECK((experience.usable(paths, 1000) == Indices{0, 1}));
 }
 
@@ -69,7 +73,7 @@ TEST_CASE(a_pair_that_has_worked_is_never_left_out) {
   PathExperience experience(&log);
   const NicPath path = path_to("eth0", 1);
   experience.on_connected(path, 0);
-  for (int i = 0; i < 10; ++i) experience.on_failed(path, "no answer", i);
+  for (int i = 0; i < 10; ++i) experience.on_failed(path, no_answer, i);
   CHECK(!experience.is_left_out(path, 10));
   CHECK(log.take().empty());
 }

@@ -6,7 +6,7 @@ Load drivers on the hosts of a netlab network check every byte of each all-reduc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,23 +52,13 @@ def test_two_interfaces_are_one_device_that_uses_both(workers: str, ip_version: 
         ring.quit()
 
 
-def test_two_interfaces_carry_more_than_one_and_share_by_speed() -> None:
-    def seconds(lab: Lab, environment: Mapping[str, str]) -> tuple[float, list[int]]:
-        """The shortest of some all-reduces."""
-        with Ring(lab, env=environment) as ring:
-            ring.connect()
-            ring.verify(_BYTES)
-            results: list[dict[str, Any]] = []
-            carried = _carried(lab, 0, lambda: results.extend(ring.run(_BYTES, 6)))
-            ring.quit()
-            return min(results[0]["seconds"]), carried
-
-    with Lab(nics=2, rate_mbit=(200, 100)) as lab:
-        alone, _ = seconds(lab, {"NCCL_SOCKET_IFNAME": "=eth0", "BAGUA_NET_RAILS": "1"})
-        together, carried = seconds(lab, _JOINED)
-    # Two thirds of the time; the machine may be busy.
-    assert together < 0.8 * alone, (together, alone)
-    assert 1.4 * carried[1] < carried[0] < 3 * carried[1], carried
+def test_two_interfaces_share_by_speed() -> None:
+    with Lab(nics=2, rate_mbit=(200, 100)) as lab, Ring(lab, env=_JOINED) as ring:
+        ring.connect()
+        ring.verify(_BYTES)
+        carried = _carried(lab, 0, lambda: ring.run(_BYTES, 6))
+        assert 1.4 * carried[1] < carried[0] < 3 * carried[1], carried
+        ring.quit()
 
 
 def test_a_pair_of_interfaces_that_cannot_reach_each_other_is_left_out() -> None:

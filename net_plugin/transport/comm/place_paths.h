@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "transport/chunks/limits.h"
@@ -17,8 +16,7 @@ namespace bagua_net {
 
 class PlacePaths {
  public:
-  // Asks whether connections over a path can be opened, without waiting: the answer is that of the last question, and
-  // another question is asked.
+  // Whether connections over a path can be opened (transport/connect/path_probes.h).
   using Probe = std::function<bool(std::size_t path)>;
 
   // first: the path of each place that the comm begins with. paths: their number; below two, nothing here has an

@@ -5,8 +5,6 @@
 // With recovery, it opens another connection for each lost one, and sends again there what was not acknowledged.
 #pragma once
 
-#include <map>
-
 #include "transport/chunks/replay_queue.h"
 #include "transport/comm/comm.h"
 #include "transport/comm/comm_growth.h"
@@ -14,7 +12,6 @@
 #include "transport/comm/place_paths.h"
 #include "transport/comm/send_policy.h"
 #include "transport/connect/established_connection.h"
-#include "transport/connect/path_probe.h"
 #include "transport/stream/send_stream.h"
 
 namespace bagua_net {
@@ -112,8 +109,7 @@ class SendComm final : public Comm {
   CommGrowth growth_ GUARDED_BY(mutex_);
   PeerSilence silence_ GUARDED_BY(mutex_);
   PlacePaths paths_ GUARDED_BY(mutex_);
-  std::map<std::size_t, PathProbe> probes_ GUARDED_BY(mutex_);  // by path
-  std::int64_t return_ms_ GUARDED_BY(mutex_) = 0;               // when to look again whether streams can return
+  std::int64_t return_ms_ GUARDED_BY(mutex_) = 0;  // when to look again whether streams can return
 
   // When to request replacements of the streams in kLost, unless something depends on them earlier.
   std::int64_t ask_lost_ms_ GUARDED_BY(mutex_) = 0;

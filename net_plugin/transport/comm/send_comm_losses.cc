@@ -83,9 +83,11 @@ void SendComm::lose_streams(std::uint64_t places, const std::string& why) {
 
 void SendComm::return_streams() {
   const std::int64_t now_ms = monotonic_ms();
-  if (!paths_.has_choice() || !recovers_ || now_ms < return_ms_ || missing_streams() != 0 || close_by_ms_ != 0) return;
+  if (!paths_.has_choice() || !recovers_ || policy_.probes == nullptr || now_ms < return_ms_ ||
+      missing_streams() != 0 || close_by_ms_ != 0)
+    return;
   return_ms_ = now_ms + kReturnMs;
-  const auto probe = [this](std::size_t path) REQUIRES(mutex_) { return probes_[path].ask(policy_.paths[path]); };
+  const auto probe = [&](std::size_t path) { return policy_.probes->works(policy_.paths[path], now_ms); };
   const std::uint64_t moving = paths_.places_to_move(live_streams(), probe, now_ms);
   if (moving != 0) lose_streams(moving, "its own network interface works again, and it moves back there");
 }

@@ -9,6 +9,7 @@
 #include "stats/stall_report.h"
 #include "transport/connect/nic_paths.h"
 #include "transport/connect/optional_connections.h"
+#include "transport/connect/path_probes.h"
 #include "transport/connect/stream_arrivals.h"
 #include "transport/faults/fault_injector.h"
 #include "transport/tuning/stream_growth.h"
@@ -34,11 +35,12 @@ struct SendPolicy {
   // Recovery: requests a replacement of a lost stream, which arrives in StreamArrivals, or a failure is reported there.
   // Empty: no recovery.
   std::function<void(Joining joining, std::size_t first_path)> replace_stream;
-  // Where connections may go over several paths (transport/connect/nic_paths.h): the interface of each, and the paths
-  // of the streams that the comm begins with. first_path above: where a replacement is tried first.
+  // Over which connections may go (transport/connect/nic_paths.h), and the path of each stream that the comm begins
+  // with. first_path above: where a replacement is tried first.
   std::vector<NicPath> paths;
   std::vector<std::size_t> first_paths;
-  std::size_t small_path = 0;  // for small messages
+  std::size_t small_path = 0;    // for small messages
+  PathProbes* probes = nullptr;  // outlives the comm; nullptr: no stream returns to its path
 
   bool checksums = false;           // both ends use them
   FaultInjector* faults = nullptr;  // outlives the comm; nullptr: nothing damages its connections

@@ -18,9 +18,10 @@ namespace bagua_net {
 
 // What is needed to open a further connection of a comm.
 struct JoinTicket {
-  std::vector<NicPath> paths{1};  // to the listener; several: connections share them, and are bound to theirs
-  std::size_t first_path = 0;     // of a replacement: which is tried first
-  Hello hello;                    // a nonce is put into it for each connection
+  std::vector<NicPath> paths =
+      std::vector<NicPath>(1);  // to the listener; several: connections share them, and are bound to theirs
+  std::size_t first_path = 0;   // of a replacement: which is tried first
+  Hello hello;                  // a nonce is put into it for each connection
   HandshakeKeyRef key;
   int timeout_ms = 0;  // for it to join; 0: as for a connection
 

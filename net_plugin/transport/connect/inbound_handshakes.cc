@@ -7,7 +7,6 @@
 #include "base/monotonic_clock.h"
 #include "os/random_bytes.h"
 #include "transport/connect/departure.h"
-#include "transport/connect/handle_address.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
@@ -39,19 +38,18 @@ InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPol
       accepted_(settings) {}
 
 Status InboundHandshakes::listen(const std::vector<NetworkInterface>& interfaces, std::uint8_t* handle, RandomId* id) {
-  const ListeningSocket* listening = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(sockets_.open(interfaces.front(), &listening));
+  std::vector<const ListeningSocket*> sockets;
+  BAGUA_NET_RETURN_IF_ERROR(sockets_.open_all(interfaces, &sockets));
   ConnectHandle encoded;
   encoded.protection = settings_.protection();
   encoded.has_aes = settings_.uses_aes;
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.token.data(), encoded.token.size()));
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.listen_id.data(), encoded.listen_id.size()));
   Listen& listen = listens_[encoded.listen_id];
-  listen.at = listening;
+  listen.at = sockets.front();
   listen.key = handshake_key(encoded.token, settings_.secret.get());
   *id = encoded.listen_id;
-  put_address(listening->address, &encoded);
-  encoded.further = sockets_.open_further(interfaces);
+  put_addresses(sockets, &encoded);
   encoded.max_streams = static_cast<std::uint16_t>(settings_.most_streams());
   encode_connect_handle(encoded, handle);
   return Status::ok();

@@ -41,7 +41,7 @@ class InboundHandshakes {
                     const OutboundHandshakes* outbound = nullptr);
 
   // Opens the interfaces' listening sockets if this is their first listen; fills handle[kConnectHandleBytes]. Each of
-  // them takes connections of the comm. The first must be there.
+  // them takes connections of the comm. One that cannot be listened on is left out.
   Status listen(const std::vector<NetworkInterface>& interfaces, std::uint8_t* handle, RandomId* id);
   // *ready = true: *connection holds the comm's sockets. There is no time limit for the peer to begin, because its rank
   // may be late. The deadline begins when a connection has proved that it is from the peer.

@@ -7,6 +7,7 @@
 #include "base/monotonic_clock.h"
 #include "os/local_address.h"
 #include "os/tcp_socket.h"
+#include "transport/connect/handle_address.h"
 
 namespace bagua_net {
 namespace {
@@ -24,6 +25,13 @@ const char* listen_remedy(const Status& status) {
 }
 
 }  // namespace
+
+void put_addresses(const std::vector<const ListeningSocket*>& sockets, ConnectHandle* handle) {
+  put_address(sockets.front()->address, handle);
+  for (std::size_t index = 1; index < sockets.size(); ++index) {
+    handle->further.push_back({sockets[index]->address.bytes(), sockets[index]->address.port()});
+  }
+}
 
 Status ListeningSockets::open(const NetworkInterface& interface, const ListeningSocket** listening) {
   const auto found = sockets_.find(interface.name);
@@ -44,21 +52,25 @@ Status ListeningSockets::open(const NetworkInterface& interface, const Listening
   return Status::ok();
 }
 
-std::vector<HandleAddress> ListeningSockets::open_further(const std::vector<NetworkInterface>& interfaces) {
-  std::vector<HandleAddress> addresses;
-  for (std::size_t index = 1; index < interfaces.size(); ++index) {
-    const ListeningSocket* listening = nullptr;
-    const Status status = open(interfaces[index], &listening);
+Status ListeningSockets::open_all(const std::vector<NetworkInterface>& interfaces,
+                                  std::vector<const ListeningSocket*>* listening) {
+  listening->clear();
+  Status first_failure;
+  for (const NetworkInterface& interface : interfaces) {
+    const ListeningSocket* opened = nullptr;
+    const Status status = open(interface, &opened);
     if (status.is_ok()) {
-      addresses.push_back({listening->address.bytes(), listening->address.port()});
+      listening->push_back(opened);
       continue;
     }
-    log_->add_if_due(LogLevel::kWarn, "listen " + interfaces[index].name, [&] {
-      return "Bagua-Net: peers cannot use " + interfaces[index].name +
+    if (first_failure.is_ok()) first_failure = status;
+    if (interfaces.size() == 1) break;
+    log_->add_if_due(LogLevel::kWarn, "listen " + interface.name, [&] {
+      return "Bagua-Net: peers cannot use " + interface.name +
              ", and the other interfaces carry its share: " + status.message();
     });
   }
-  return addresses;
+  return listening->empty() ? first_failure : Status::ok();
 }
 
 void ListeningSockets::close_all() { sockets_.clear(); }

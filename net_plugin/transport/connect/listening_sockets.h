@@ -27,6 +27,9 @@ struct ListeningSocket {
   std::int64_t paused_until_ms = 0;  // after it ran out of descriptors; 0: not paused
 };
 
+// Names where they listen: at least one, and all of one family.
+void put_addresses(const std::vector<const ListeningSocket*>& sockets, ConnectHandle* handle);
+
 class ListeningSockets {
  public:
   ListeningSockets(EpollPoller* poller, std::uint64_t* next_id, RareLog* log)
@@ -34,8 +37,8 @@ class ListeningSockets {
 
   // *listening stays there until close_all().
   Status open(const NetworkInterface& interface, const ListeningSocket** listening);
-  // The addresses of all interfaces after the first. One that cannot be listened on is logged and left out.
-  std::vector<HandleAddress> open_further(const std::vector<NetworkInterface>& interfaces);
+  // The same for several. One that cannot be listened on is logged and left out; an error if that is so for all.
+  Status open_all(const std::vector<NetworkInterface>& interfaces, std::vector<const ListeningSocket*>* listening);
   void close_all();
 
   // nullptr: the poller's id is not one of these.

@@ -1,6 +1,7 @@
 #include "transport/connect/nic_paths.h"
 
 #include <algorithm>
+#include <set>
 
 #include "os/local_address.h"
 #include "transport/connect/handle_address.h"
@@ -119,14 +120,14 @@ std::size_t PathExperience::nearest(const std::vector<NicPath>& paths, std::int6
   return best;
 }
 
-void PathExperience::on_failed(const NicPath& path, const std::string& why, std::int64_t now_ms) {
+void PathExperience::on_failed(const NicPath& path, const Status& why, std::int64_t now_ms) {
   Record& record = records_[key_of(path)];
   if (++record.failures < kFailuresToLeaveOut || record.has_worked || now_ms < record.left_out_until_ms) return;
   record.left_out_until_ms = now_ms + kTryAgainMs;
   record.failures = 0;
   log_->add_if_due(LogLevel::kWarn, "path " + path.interface.name + path.address.host(), [&] {
     return "Bagua-Net: " + path.address.host() + " cannot be reached over " + path.interface.name + " (" +
-           path.interface.address.host() + "): " + why +
+           path.interface.address.host() + "): " + why.message() +
            ". This pair of interfaces is left out, and others carry its share";
   });
 }

@@ -9,12 +9,12 @@
 
 #include <cstdint>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/rare_log.h"
+#include "base/status.h"
 #include "os/network_interface.h"
 #include "os/socket_address.h"
 #include "wire/connect_handle.h"
@@ -53,7 +53,7 @@ class PathExperience {
   // Of the paths to use, the first, or another with a much shorter round trip.
   std::size_t nearest(const std::vector<NicPath>& paths, std::int64_t now_ms) const;
   // No answer, or not from the listener.
-  void on_failed(const NicPath& path, const std::string& why, std::int64_t now_ms);
+  void on_failed(const NicPath& path, const Status& why, std::int64_t now_ms);
 
  private:
   struct Record {

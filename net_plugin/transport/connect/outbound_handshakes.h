@@ -80,6 +80,7 @@ class OutboundHandshakes {
     bool is_bound = false;        // to its interface (transport/connect/interface_binding.h)
     bool was_closed = false;      // by the listener, before it replied
     std::int64_t refused_ms = 0;  // of a join: since when; 0: it is not
+    std::size_t refused_path = 0;
   };
   struct Attempt {
     JoinTicket ticket;

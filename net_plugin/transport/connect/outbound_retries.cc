@@ -35,7 +35,7 @@ void OutboundHandshakes::change_path(Attempt& attempt, std::size_t index, int er
   const std::int64_t now_ms = monotonic_ms();
   // A process that is stopped or overloaded answers late over every path.
   if (!is_shortage(error_number) && !(answered && error_number == ETIMEDOUT)) {
-    experience_.on_failed(path, Status::system_error("", error_number).message().substr(2), now_ms);
+    experience_.on_failed(path, Status::system_error("connect", error_number), now_ms);
   }
   // The first stream decides whether there is a connection, and a comm waits for a replacement.
   const bool is_urgent = attempt.is_join ? attempt.ticket.joining() != Joining::kMore : index == 0;
@@ -78,9 +78,11 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
     return;
   }
   if (!is_refused || !attempt.is_join) {
-    stream.refused_ms = 0;
+    // Another path may be silent while the host refuses over this one.
+    if (stream.path == stream.refused_path) stream.refused_ms = 0;
   } else if (stream.refused_ms == 0) {
     stream.refused_ms = now_ms;
+    stream.refused_path = stream.path;
   } else if (now_ms - stream.refused_ms >= kRefusedMs) {
     fail(attempt, Status::remote_error(error_number == ECONNREFUSED
                                            ? "nobody listens at " + address +

@@ -1,0 +1,38 @@
+#include "transport/connect/path_probes.h"
+
+#include <poll.h>
+
+#include "os/tcp_socket.h"
+#include "transport/recovery/recovery_timing.h"
+
+namespace bagua_net {
+namespace {
+
+// Comms ask once a second, and all are to get the same answer.
+constexpr std::int64_t kKnownMs = 1000;
+
+}  // namespace
+
+bool PathProbes::works(const NicPath& path, std::int64_t now_ms) {
+  const MutexLock lock(mutex_);
+  Probe& probe = probes_[{path.interface.name, path.address.to_string()}];
+  if (probe.opened_ms != 0 && now_ms - probe.opened_ms < kKnownMs) return true;
+  if (probe.socket.is_open()) {
+    pollfd state{probe.socket.get(), POLLOUT, 0};
+    const bool is_answered = ::poll(&state, 1, 0) > 0;
+    if (is_answered && tcp_connect_result(probe.socket.get()) == 0) {
+      probe.opened_ms = now_ms;
+      probe.socket.reset();
+      return true;
+    }
+    if (is_answered || now_ms - probe.asked_ms >= kConnectAnswerMs) probe.socket.reset();
+  }
+  if (!probe.socket.is_open() && now_ms - probe.asked_ms >= kConnectAgainMs) {
+    probe.asked_ms = now_ms;
+    // No route, no descriptor: treated like no answer.
+    if (!tcp_connect(path.address, {}, &path.interface, &probe.socket).is_ok()) probe.socket.reset();
+  }
+  return false;
+}
+
+}  // namespace bagua_net
