@@ -145,9 +145,9 @@ nccl::Result devices(int* ndev) {
   return guarded("devices", [&] {
     if (ndev == nullptr) return missing("ndev");
     *ndev = 0;
-    const std::vector<Device>* all = nullptr;
+    DeviceList* all = nullptr;
     BAGUA_NET_RETURN_IF_ERROR(ProcessInstance::get().devices(&all));
-    *ndev = static_cast<int>(all->size());
+    *ndev = all->count();
     return Status::ok();
   });
 }
@@ -156,19 +156,35 @@ nccl::Result device_facts(int dev, const void* props, DeviceFacts* facts) {
   return guarded("getProperties", [&] {
     if (props == nullptr) return missing("props");
     ProcessInstance& process = ProcessInstance::get();
-    const std::vector<Device>* all = nullptr;
+    DeviceList* all = nullptr;
     BAGUA_NET_RETURN_IF_ERROR(process.devices(&all));
-    if (dev < 0 || static_cast<std::size_t>(dev) >= all->size()) {
+    const std::shared_ptr<const Device> device = all->at(dev);
+    if (device == nullptr) {
       return Status::invalid_argument("device " + std::to_string(dev) + " does not exist: there are " +
-                                      std::to_string(all->size()));
+                                      std::to_string(all->count()));
     }
-    const Device& device = (*all)[static_cast<std::size_t>(dev)];
-    facts->index = dev;
-    facts->name = process.interned(device.name);
-    facts->pci_path = device.pci_path.empty() ? nullptr : process.interned(device.pci_path);
-    facts->guid = device.guid;
-    facts->speed_mbps = device.speed_mbps;
-    facts->port = device.port;
+    facts->parts = device->parts.empty() ? std::vector<int>{dev} : device->parts;
+    facts->name = process.interned(device->name);
+    facts->pci_path = device->pci_path.empty() ? nullptr : process.interned(device->pci_path);
+    facts->guid = device->guid;
+    facts->speed_mbps = device->speed_mbps;
+    facts->port = device->port;
+    return Status::ok();
+  });
+}
+
+nccl::Result make_virtual_device(const std::vector<int>& devs, int* dev) {
+  return guarded("makeVDevice", [&] {
+    DeviceList* all = nullptr;
+    BAGUA_NET_RETURN_IF_ERROR(ProcessInstance::get().devices(&all));
+    int number = 0;
+    BAGUA_NET_RETURN_IF_ERROR(all->join(devs, &number));
+    if (dev != nullptr) *dev = number;
+    if (devs.size() == 1) return Status::ok();
+    for (; number < all->count(); ++number) {
+      const std::shared_ptr<const Device> made = all->at(number);
+      BAGUA_NET_INFO("Bagua-Net: NCCL joined " + made->name + ", " + std::to_string(made->speed_mbps) + " Mb/s");
+    }
     return Status::ok();
   });
 }

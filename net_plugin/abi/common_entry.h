@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "abi/net_types_v12.h"
 
@@ -25,7 +26,7 @@ nccl::Result devices(int* ndev);
 
 // What getProperties needs to know of a device; the strings live indefinitely.
 struct DeviceFacts {
-  int index;
+  std::vector<int> parts;  // itself, or the devices that NCCL joined into it
   char* name;
   char* pci_path;  // nullptr for a virtual device
   std::uint64_t guid;
@@ -33,6 +34,9 @@ struct DeviceFacts {
   int port;
 };
 nccl::Result device_facts(int dev, const void* props, DeviceFacts* facts);
+
+// v9+: *dev takes the place of these devices. NCCL counts the devices again afterwards.
+nccl::Result make_virtual_device(const std::vector<int>& devs, int* dev);
 
 // ctx is NULL before v11. The device handle pointers are NULL before v7, and may be NULL later.
 nccl::Result listen(void* ctx, int dev, void* handle, void** listen_comm);

@@ -2,6 +2,9 @@
 // because NCCL passes an uninitialised structure.
 #pragma once
 
+#include <cstddef>
+#include <iterator>
+
 #include "abi/common_entry.h"
 #include "transport/transport_context.h"
 
@@ -30,8 +33,11 @@ void fill_properties(const DeviceFacts& device, Properties* props) {
   }
   if constexpr (kVersion >= 9) {
     props->forceFlush = 0;  // matters with GPU memory only
-    props->vProps.ndevs = 1;
-    props->vProps.devs[0] = device.index;
+    for (const int part : device.parts) {
+      if (static_cast<std::size_t>(props->vProps.ndevs) < std::size(props->vProps.devs)) {
+        props->vProps.devs[props->vProps.ndevs++] = part;
+      }
+    }
     // test reports sizes as int, so no message may be longer than one can say; 0 or above 2^40 would fail connecting.
     props->maxP2pBytes = kMaxMessageBytes;
     props->maxCollBytes = kMaxMessageBytes;

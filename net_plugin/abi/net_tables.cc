@@ -1,4 +1,8 @@
 // The network tables that NCCL finds, v5 to v12: it takes the newest one that both sides know.
+#include <strings.h>
+
+#include <cstdlib>
+
 #include "abi/export_table.h"
 #include "abi/plugin_name.h"
 #include "abi/slots.h"
@@ -6,10 +10,19 @@
 namespace bagua_net::abi {
 namespace {
 
+// NCCL joins devices where the table has makeVDevice, by default those on one card: the two ports of a NIC, and rails
+// of one port, which are there to be apart. Ours are joined where the user has asked NCCL for it; all else stays as it
+// was. Read when NCCL opens the library; NCCL has put what its configuration files say into the environment before.
+bool nccl_is_to_join() {
+  const char* const level = std::getenv("NCCL_NET_MERGE_LEVEL");
+  const char* const groups = std::getenv("NCCL_NET_FORCE_MERGE");
+  return (groups != nullptr && *groups != 0) || (level != nullptr && *level != 0 && strcasecmp(level, "LOC") != 0);
+}
+
 // Slots that stay NULL, as NCCL allows: regMrDmaBuf (no DMABUF in ptrSupport), getDeviceMr and irecvConsumed (no device
-// offload), makeVDevice (NCCL then does not merge NICs), setNetAttr (hints without use here).
+// offload), setNetAttr (hints without use here).
 template <int kVersion, typename Table>
-constexpr Table make_table() {
+Table make_table() {
   Table table{};
   table.name = kPluginName;
   table.init = &slots::init<kVersion>;
@@ -27,6 +40,9 @@ constexpr Table make_table() {
   table.closeSend = &close;
   table.closeRecv = &close;
   table.closeListen = &close;
+  if constexpr (kVersion >= 9) {
+    if (nccl_is_to_join()) table.makeVDevice = &slots::make_virtual_device;
+  }
   if constexpr (kVersion >= 11) table.finalize = &finalize;
   return table;
 }

@@ -60,6 +60,8 @@ Device placeholder_device() {
 
 }  // namespace
 
+ProcessInstance::ProcessInstance() : placeholder_devices_({placeholder_device()}) {}
+
 ProcessInstance& ProcessInstance::get() {
   static std::once_flag registered;
   std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, &abandon_parents_instance); });
@@ -81,12 +83,12 @@ Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, n
     switch (startup.outcome) {
       case Startup::Outcome::kStarted:
         transport_ = std::move(startup.transport);
+        transport_->devices().restore(joins_);
         current_epoch.store(last_epoch.fetch_add(1) + 1, std::memory_order_release);
         if (!std::exchange(announced_, true)) log_active(table_version, startup.summary);
         break;
       case Startup::Outcome::kRefusing:
         refusal_ = startup.failure;
-        placeholder_devices_ = {placeholder_device()};
         BAGUA_NET_WARN(refusal_.message());
         break;
       case Startup::Outcome::kDeclined: *declined = true; return Status::ok();
@@ -129,6 +131,7 @@ void ProcessInstance::finalize(Communicator* communicator) {
   if (communicators_.erase(communicator) == 0) return;
   if (!communicators_.empty() || has_user_without_finalize_) return;
   current_epoch.store(0, std::memory_order_release);
+  if (transport_ != nullptr) joins_ = transport_->devices().joins();
   transport_.reset();
   refusal_ = Status::ok();
   if (trace_ != nullptr) {
@@ -173,7 +176,7 @@ Status ProcessInstance::transport(TransportContext** transport) {
   return Status::ok();
 }
 
-Status ProcessInstance::devices(const std::vector<Device>** devices) {
+Status ProcessInstance::devices(DeviceList** devices) {
   const MutexLock lock(mutex_);
   if (transport_ == nullptr && refusal_.is_ok()) return startup_failure();
   *devices = transport_ != nullptr ? &transport_->devices() : &placeholder_devices_;

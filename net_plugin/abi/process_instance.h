@@ -59,7 +59,7 @@ class ProcessInstance {
   // The transport, or why there is none.
   Status transport(TransportContext** transport);
   // The devices shown to NCCL: the transport's, or the placeholder of a plugin that refuses to work.
-  Status devices(const std::vector<Device>** devices);
+  Status devices(DeviceList** devices);
 
   // What records NCCL's own events in the trace of BAGUA_NET_TRACE; nullptr: there is none. Started by NCCL's profiler.
   Profiler* start_profiler();
@@ -80,7 +80,7 @@ class ProcessInstance {
   char* interned(const std::string& text);
 
  private:
-  ProcessInstance() = default;
+  ProcessInstance();
   void open_trace() REQUIRES(mutex_);  // once
   Status startup_failure() const REQUIRES(mutex_);
   static void close_in_transport(const OpenComm& open);
@@ -97,8 +97,9 @@ class ProcessInstance {
   std::unique_ptr<Profiler> owned_profiler_ GUARDED_BY(mutex_);
   std::atomic<nccl::ProfilerCallback*> profiler_callback_{nullptr};  // of tables without owners
   std::atomic<Profiler*> profiler_{nullptr};                         // the same, for all threads
-  Status refusal_ GUARDED_BY(mutex_);  // not ok: connections fail with it, see [Note: BAGUA_NET_REQUIRED]
-  std::vector<Device> placeholder_devices_ GUARDED_BY(mutex_);   // one while refusal_ is set
+  Status refusal_ GUARDED_BY(mutex_);           // not ok: connections fail with it, see [Note: BAGUA_NET_REQUIRED]
+  DeviceList placeholder_devices_;              // shown while refusal_ is set
+  DeviceList::Joins joins_ GUARDED_BY(mutex_);  // of the transport before
   std::unordered_set<std::string> interned_ GUARDED_BY(mutex_);  // node based: text stays where it is
 
   Mutex comms_mutex_;

@@ -2,8 +2,11 @@
 // that it has had: the type of the slot in a version's table chooses (net_tables.cc). They convert and do nothing else.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <vector>
 
 #include "abi/common_entry.h"
 #include "abi/device_properties.h"
@@ -43,6 +46,14 @@ Result get_properties(int dev, Properties* props) {
   const Result result = device_facts(dev, props, &facts);
   if (result == Result::kSuccess) fill_properties<kVersion>(facts, props);
   return result;
+}
+
+template <typename Properties>
+Result make_virtual_device(int* dev, Properties* props) {
+  constexpr int kMost = static_cast<int>(std::size(Properties{}.devs));
+  const int count = props == nullptr ? 0 : std::clamp(props->ndevs, 0, kMost);
+  return abi::make_virtual_device(count == 0 ? std::vector<int>() : std::vector<int>(props->devs, props->devs + count),
+                                  dev);
 }
 
 using abi::listen;  // v11

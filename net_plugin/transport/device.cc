@@ -29,6 +29,8 @@ int default_rail_count(int nic_speed_mbps) {
   return nic_speed_mbps > 0 && nic_speed_mbps <= kOneRailIsEnoughMbps ? 1 : kFastNicRails;
 }
 
+std::string rail_suffix(int rail) { return rail == 0 ? "" : "#" + std::to_string(rail); }
+
 std::string Device::nic_name() const {
   std::string joined;
   for (const NetworkInterface& interface : interfaces) joined += (joined.empty() ? "" : "+") + interface.name;
@@ -58,7 +60,8 @@ std::vector<Device> make_devices(const std::vector<NicGroup>& groups, std::optio
       for (const NetworkInterface& interface : groups[i]) {
         nic_mbps += interface.speed_mbps > 0 ? interface.speed_mbps : kUnknownNicMbps;
       }
-      device.name = device.nic_name() + (rail == 0 ? "" : "#" + std::to_string(rail));
+      device.rail = rail;
+      device.name = device.nic_name() + rail_suffix(rail);
       device.pci_path = groups[i].front().pci_path;
       // By position, as NCCL's own transport does: every process of a host sees the same list, so the same rail has
       // the same guid in all of them, which NCCL needs to merge their views of the host. The rail is part of it

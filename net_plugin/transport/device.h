@@ -20,12 +20,17 @@ struct Device {
   int speed_mbps = 10000;  // this device's share of the NIC's speed; 10000 in all if the NIC does not tell
   int port = 0;
   NicGroup interfaces{1};  // over which its connections go
+  int rail = 0;            // which one of these interfaces it is
+  std::vector<int> parts;  // the numbers of the devices that NCCL joined into it; empty: it was made by the plugin
 
   // "eth0", or "eth0+eth1".
   std::string nic_name() const;
   // Of all its interfaces; 0: that of some is unknown.
   int nic_mbps() const;
 };
+
+// What distinguishes the name of a rail: "", "#1", "#2".
+std::string rail_suffix(int rail);
 
 // What `rails` is for a NIC of this speed (0: unknown) if nobody says.
 int default_rail_count(int nic_speed_mbps);

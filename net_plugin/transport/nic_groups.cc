@@ -13,8 +13,15 @@ static_assert(kMaxJoinedIpv6 == max_handle_addresses(6));
 
 constexpr char kName[] = "BAGUA_NET_JOIN_NICS";
 
-// Why an interface cannot be in the group that begins with `first`; "": it can.
-std::string obstacle(const NicGroup& group, const NetworkInterface& interface) {
+std::string names_of(const std::vector<NetworkInterface>& interfaces) {
+  std::string names;
+  for (const NetworkInterface& interface : interfaces) names += (names.empty() ? "" : ", ") + interface.name;
+  return names;
+}
+
+}  // namespace
+
+std::string why_not_joined(const NicGroup& group, const NetworkInterface& interface) {
   const NetworkInterface& first = group.front();
   if (interface.is_loopback || first.is_loopback) return "a loopback interface cannot be joined";
   if (interface.address.family() != first.address.family()) {
@@ -25,14 +32,6 @@ std::string obstacle(const NicGroup& group, const NetworkInterface& interface) {
   return "at most " + std::to_string(most) + (first.address.is_ipv6() ? " IPv6" : " IPv4") +
          " interfaces can be joined";
 }
-
-std::string names_of(const std::vector<NetworkInterface>& interfaces) {
-  std::string names;
-  for (const NetworkInterface& interface : interfaces) names += (names.empty() ? "" : ", ") + interface.name;
-  return names;
-}
-
-}  // namespace
 
 Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface>& interfaces, bool is_selected,
                         std::vector<NicGroup>* groups, std::vector<std::string>* lost) {
@@ -71,7 +70,7 @@ Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface
     const auto begun = std::find(number_of.begin(), number_of.end(), group_of[index]);
     if (group_of[index] >= 0 && begun != number_of.end()) {
       NicGroup& group = (*groups)[static_cast<std::size_t>(begun - number_of.begin())];
-      const std::string why = obstacle(group, interface);
+      const std::string why = why_not_joined(group, interface);
       if (why.empty()) {
         group.push_back(interface);
         continue;

@@ -12,6 +12,9 @@ namespace bagua_net {
 
 using NicGroup = std::vector<NetworkInterface>;  // never empty; the first is where a peer is tried first
 
+// Why an interface cannot be in a group with these; "": it can.
+std::string why_not_joined(const NicGroup& group, const NetworkInterface& interface);
+
 // Every interface is in one group, in the order in which they become devices. is_selected: the user has said which
 // interfaces NCCL uses; without that, "auto" joins none. Hosts of a job may have different interfaces: a group without
 // some of its names, or with interfaces that cannot be joined, is smaller, and *lost says so, one sentence for each. A

@@ -76,24 +76,23 @@ Status TransportContext::create(const PluginConfig& config, std::vector<Device> 
   raise_open_file_limit();
   const CpuBudget budget = measure_cpu_budget(process_environment());
   const int workers = config.workers.value_or(default_worker_count(budget));
-  context->reset(
-      new TransportContext(config, std::move(devices), workers, budget.cpus, std::move(secret), std::move(trace)));
+  context->reset(new TransportContext(config, devices, workers, budget.cpus, std::move(secret), std::move(trace)));
   return Status::ok();
 }
 
-TransportContext::TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers,
+TransportContext::TransportContext(const PluginConfig& config, const std::vector<Device>& devices, int workers,
                                    const cpu_set_t& affinity, std::shared_ptr<const JobSecret> secret,
                                    std::shared_ptr<Trace> trace)
     : config_(config),
-      devices_(std::move(devices)),
+      devices_(devices),
       settings_(handshake_settings(config, workers)),
       faults_(FaultInjector::create(config.faults)),
       stalls_(config.stall_s * 1000, job_position(process_environment()).rank),
-      pool_(workers, config.spin_us, affinity, workers_between_hosts(config, settings_, devices_, workers),
-            {watched_interfaces(devices_),
+      pool_(workers, config.spin_us, affinity, workers_between_hosts(config, settings_, devices, workers),
+            {watched_interfaces(devices),
              [this](const NetworkInterface& interface, LinkState state) { on_link_state(interface, state); }}),
       stats_(std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name,
-                                         workers, watched_interfaces(devices_))),
+                                         workers, watched_interfaces(devices))),
       trace_(std::move(trace)),
       link_track_(trace_ == nullptr ? 0 : trace_->add_tracks(Trace::TrackKind::kNetwork, "network interfaces")) {
   settings_.secret = std::move(secret);
@@ -130,29 +129,28 @@ Status TransportContext::service(ConnectionService** service) {
   return Status::ok();
 }
 
-Status TransportContext::check_device(int device) const {
-  if (device >= 0 && device < static_cast<int>(devices_.size())) return Status::ok();
-  return Status::invalid_argument("device " + std::to_string(device) + " does not exist: there are devices 0 to " +
-                                  std::to_string(devices_.size() - 1));
+Status TransportContext::find_device(int number, std::shared_ptr<const Device>* device) const {
+  *device = devices_.at(number);
+  if (*device != nullptr) return Status::ok();
+  return Status::invalid_argument("device " + std::to_string(number) + " does not exist: there are devices 0 to " +
+                                  std::to_string(devices_.count() - 1));
 }
 
-CommStats TransportContext::comm_stats(CommDirection direction, int device,
+CommStats TransportContext::comm_stats(CommDirection direction, const Device& device,
                                        const EstablishedConnection& connection) const {
-  return CommStats(stats_,
-                   {direction, connection.same_host, devices_[static_cast<std::size_t>(device)].name, connection.peer},
-                   trace_);
+  return CommStats(stats_, {direction, connection.same_host, device.name, connection.peer}, trace_);
 }
 
 Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** listen_comm) {
   *listen_comm = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(check_device(device));
+  std::shared_ptr<const Device> found;
+  BAGUA_NET_RETURN_IF_ERROR(find_device(device, &found));
   const MutexLock lock(mutex_);
   ConnectionService* connections = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(service(&connections));
   auto created = std::make_unique<ListenComm>();
   created->device = device;
-  BAGUA_NET_RETURN_IF_ERROR(
-      connections->listen(devices_[static_cast<std::size_t>(device)].interfaces, handle, &created->id));
+  BAGUA_NET_RETURN_IF_ERROR(connections->listen(found->interfaces, handle, &created->id));
   *listen_comm = created.get();
   listen_comms_.emplace(*listen_comm, std::move(created));
   return Status::ok();
@@ -160,19 +158,19 @@ Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** l
 
 Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** comm) {
   *comm = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(check_device(device));
+  std::shared_ptr<const Device> found;
+  BAGUA_NET_RETURN_IF_ERROR(find_device(device, &found));
   const MutexLock lock(mutex_);
   ConnectionService* connections = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(service(&connections));
   bool ready = false;
   EstablishedConnection connection;
-  BAGUA_NET_RETURN_IF_ERROR(
-      connections->connect(devices_[static_cast<std::size_t>(device)].interfaces, handle, &ready, &connection));
+  BAGUA_NET_RETURN_IF_ERROR(connections->connect(found->interfaces, handle, &ready, &connection));
   if (!ready) return Status::ok();
-  SendPolicy policy = send_policy(device, connection);
+  SendPolicy policy = send_policy(*found, connection);
   std::unique_ptr<SendComm> created;
-  CommStats stats = comm_stats(CommDirection::kSend, device, connection);
-  connection.peer += " over " + devices_[static_cast<std::size_t>(device)].nic_name();
+  CommStats stats = comm_stats(CommDirection::kSend, *found, connection);
+  connection.peer += " over " + found->nic_name();
   BAGUA_NET_RETURN_IF_ERROR(
       SendComm::create(std::move(connection), std::move(policy), &pool_, &created, std::move(stats)));
   *comm = created.get();
@@ -180,7 +178,7 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
   return Status::ok();
 }
 
-SendPolicy TransportContext::send_policy(int device, const EstablishedConnection& connection) {
+SendPolicy TransportContext::send_policy(const Device& device, const EstablishedConnection& connection) {
   SendPolicy policy;
   policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
   policy.measures_rates = !connection.same_host;
@@ -204,7 +202,7 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   // Comms whose peers are reached over as many paths begin with as many connections.
   const std::size_t paths = connection.ticket.paths.size();
   policy.growth = &growth_
-                       .try_emplace(std::pair(devices_[static_cast<std::size_t>(device)].nic_name(), paths),
+                       .try_emplace(std::pair(device.nic_name(), paths),
                                     first_auto_streams(settings_.has_workers, paths), kMaxAutoStreams)
                        .first->second;
   policy.most_streams = connection.most_streams;
@@ -225,9 +223,9 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   BAGUA_NET_RETURN_IF_ERROR(connections->accept(listen_comm->id, &ready, &connection));
   if (!ready) return Status::ok();
   std::unique_ptr<RecvComm> created;
-  const std::string interface = devices_[static_cast<std::size_t>(listen_comm->device)].nic_name();
-  CommStats stats = comm_stats(CommDirection::kReceive, listen_comm->device, connection);
-  connection.peer += " over " + interface;
+  const std::shared_ptr<const Device> device = devices_.at(listen_comm->device);
+  CommStats stats = comm_stats(CommDirection::kReceive, *device, connection);
+  connection.peer += " over " + device->nic_name();
   RecvPolicy policy;
   policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
   policy.max_silence_s = config_.keepalive_s;

@@ -30,7 +30,7 @@
 #include "transport/comm/recv_comm.h"
 #include "transport/comm/send_comm.h"
 #include "transport/connect/connection_service.h"
-#include "transport/device.h"
+#include "transport/device_list.h"
 #include "transport/stream/worker_pool.h"
 #include "transport/tuning/stream_growth.h"
 
@@ -46,7 +46,7 @@ class TransportContext {
                        std::unique_ptr<TransportContext>* context, std::shared_ptr<Trace> trace = nullptr);
   ~TransportContext();  // closes all that is open, and joins all threads
 
-  const std::vector<Device>& devices() const { return devices_; }
+  DeviceList& devices() { return devices_; }
   int worker_count() const { return pool_.size(); }
   const StatsPage& stats() const { return *stats_; }
   const FaultInjector* faults() const { return faults_.get(); }  // nullptr: none are asked for
@@ -61,23 +61,23 @@ class TransportContext {
   void close(Comm* comm);
 
  private:
-  TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers, const cpu_set_t& affinity,
-                   std::shared_ptr<const JobSecret> secret, std::shared_ptr<Trace> trace);
+  TransportContext(const PluginConfig& config, const std::vector<Device>& devices, int workers,
+                   const cpu_set_t& affinity, std::shared_ptr<const JobSecret> secret, std::shared_ptr<Trace> trace);
 
   void on_link_state(const NetworkInterface& interface, LinkState state);
   // The running connection service, started if need be.
   Status service(ConnectionService** service) REQUIRES(mutex_);
-  Status check_device(int device) const;
-  CommStats comm_stats(CommDirection direction, int device, const EstablishedConnection& connection) const;
+  Status find_device(int number, std::shared_ptr<const Device>* device) const;
+  CommStats comm_stats(CommDirection direction, const Device& device, const EstablishedConnection& connection) const;
   // How a send comm over this connection sends.
-  SendPolicy send_policy(int device, const EstablishedConnection& connection) REQUIRES(mutex_);
+  SendPolicy send_policy(const Device& device, const EstablishedConnection& connection) REQUIRES(mutex_);
   StallReport* stalls() { return stalls_.after_ms() > 0 ? &stalls_ : nullptr; }
   bool is_idle() const REQUIRES(mutex_) { return comms_.empty() && listen_comms_.empty() && closing_ == 0; }
   // Ends the threads if nothing is open any more.
   void rest_if_idle() EXCLUDES(mutex_);
 
   const PluginConfig config_;
-  const std::vector<Device> devices_;
+  DeviceList devices_;
   OptionalConnections optional_;  // outlives the comms and the service
   HandshakeSettings settings_;
   const std::unique_ptr<FaultInjector> faults_;  // outlives the comms; nullptr: none are asked for

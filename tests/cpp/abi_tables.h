@@ -5,14 +5,18 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "abi/net_types_v12.h"
 #include "abi/profiler_types.h"
@@ -100,13 +104,15 @@ class Net {
         logger_(log),
         table_(table_of_version<Table>(version, library.table("ncclNetPlugin", version))) {
     // NCCL allows these, and only these, to be missing; each of them has to be, in a plugin without that ability.
+    // makeVDevice is there if NCCL has been told to join.
+    const bool joins = std::getenv("NCCL_NET_FORCE_MERGE") != nullptr;
     visit([&](auto table) {
       if constexpr (table.version >= 6) require_null(table->regMrDmaBuf == nullptr, "regMrDmaBuf");
       if constexpr (table.version >= 7) {
         require_null(table->getDeviceMr == nullptr, "getDeviceMr");
         require_null(table->irecvConsumed == nullptr, "irecvConsumed");
       }
-      if constexpr (table.version >= 9) require_null(table->makeVDevice == nullptr, "makeVDevice");
+      if constexpr (table.version >= 9) require_null((table->makeVDevice == nullptr) != joins, "makeVDevice");
       if constexpr (table.version >= 11) require_null(table->setNetAttr == nullptr, "setNetAttr");
     });
   }
@@ -166,7 +172,7 @@ class Net {
       if constexpr (table.version >= 9) {
         props->forceFlush = own.forceFlush;
         props->vProps.ndevs = own.vProps.ndevs;
-        props->vProps.devs[0] = own.vProps.devs[0];
+        std::copy(std::begin(own.vProps.devs), std::end(own.vProps.devs), props->vProps.devs);
         props->maxP2pBytes = own.maxP2pBytes;
         props->maxCollBytes = own.maxCollBytes;
       }
@@ -176,6 +182,20 @@ class Net {
         props->planeId = own.planeId;
       }
       return result;
+    });
+  }
+
+  // v9+.
+  Result make_virtual_device(int* dev, const std::vector<int>& devs) const {
+    return visit([&](auto table) {
+      if constexpr (table.version >= 9) {
+        decltype(std::declval<typename decltype(table)::record>().vProps) wanted{};
+        wanted.ndevs = static_cast<int>(devs.size());
+        std::copy(devs.begin(), devs.end(), wanted.devs);
+        return table->makeVDevice(dev, &wanted);
+      } else {
+        return Result::kInternalError;
+      }
     });
   }
 
