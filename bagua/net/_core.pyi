@@ -29,6 +29,11 @@ class _Interface(TypedDict):
     reason: str
 
 @type_check_only
+class _NicGroups(TypedDict):
+    groups: list[list[str]]  # names; each group is one NCCL device, or its rails
+    lost: list[str]  # a sentence for each interface that should have been joined and is not
+
+@type_check_only
 class _CpuBudget(TypedDict):
     usable_cpus: int
     local_ranks: int
@@ -58,6 +63,12 @@ def interfaces(environment: Mapping[str, str]) -> list[_Interface]:
     """Every network interface, the used ones first, with the reason for each verdict.
 
     Raises ValueError, with the interfaces that exist, if none can be used or an NCCL variable has a bad value.
+    """
+
+def nic_groups(environment: Mapping[str, str]) -> _NicGroups:
+    """How BAGUA_NET_JOIN_NICS groups the used interfaces.
+
+    Raises ValueError if the host has no interface of a group, and where `interfaces` does.
     """
 
 def launchers() -> list[tuple[str, str, str, str, str]]:

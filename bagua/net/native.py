@@ -27,6 +27,14 @@ class Interface:
 
 
 @dataclass(frozen=True)
+class NicGroups:
+    """How BAGUA_NET_JOIN_NICS groups the used interfaces."""
+
+    groups: list[list[str]]  # names; each group is one NCCL device, or its rails
+    lost: list[str]  # a sentence for each interface that should have been joined and is not
+
+
+@dataclass(frozen=True)
 class Knob:
     name: str
     type: str
@@ -42,6 +50,11 @@ class Knob:
 def interfaces(environment: Mapping[str, str]) -> list[Interface]:
     """Every interface with a verdict, the used ones first. Raises ValueError if none can be used."""
     return [Interface(**row) for row in _core().interfaces(dict(environment))]
+
+
+def nic_groups(environment: Mapping[str, str]) -> NicGroups:
+    """Raises ValueError if the host has no interface of a group, and where `interfaces` does."""
+    return NicGroups(**_core().nic_groups(dict(environment)))
 
 
 def invalid_knobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:

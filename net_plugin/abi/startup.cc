@@ -49,20 +49,16 @@ Status start(const EnvironmentReader& environment, const std::shared_ptr<Trace>&
   BAGUA_NET_RETURN_IF_ERROR(parse_plugin_config(environment, &config));
   std::vector<InterfaceChoice> choices;
   BAGUA_NET_RETURN_IF_ERROR(choose_network_interfaces(environment, &choices));
-  std::vector<NetworkInterface> interfaces;
   std::string names;
   for (const InterfaceChoice& choice : choices) {
     if (!choice.used) continue;
     const NetworkInterface& used = choice.interface;
     names +=
         (names.empty() ? "" : ", ") + used.name + " (" + used.address.host() + ", " + speed_text(used.speed_mbps) + ")";
-    interfaces.push_back(used);
   }
   std::vector<NicGroup> groups;
   std::vector<std::string> lost;
-  // NCCL does not heed a shorter one.
-  const bool is_selected = environment("NCCL_SOCKET_IFNAME").value_or("").size() > 1;
-  BAGUA_NET_RETURN_IF_ERROR(group_interfaces(config.join_nics, interfaces, is_selected, &groups, &lost));
+  BAGUA_NET_RETURN_IF_ERROR(group_interfaces(config.join_nics, choices, environment, &groups, &lost));
   for (const std::string& line : lost) BAGUA_NET_WARN("Bagua-Net: " + line);
   std::vector<Device> devices = make_devices(groups, config.rails);
   if (devices.empty()) return Status::internal_error("no network device was made of the interfaces " + names);

@@ -16,6 +16,7 @@
 #include "os/cpu_budget.h"
 #include "os/launcher.h"
 #include "os/network_interface.h"
+#include "transport/nic_groups.h"
 
 namespace py = pybind11;
 using namespace py::literals;  // _a
@@ -132,6 +133,31 @@ py::list interfaces(const py::object& environment) {
   return rows;
 }
 
+py::dict nic_groups(const py::object& environment) {
+  const EnvironmentReader reader = reader_of(environment_of(environment));
+  PluginConfig config;
+  read_plugin_config(reader, &config);  // what is wrong in it is reported by invalid_knobs
+  std::vector<InterfaceChoice> choices;
+  std::vector<NicGroup> groups;
+  std::vector<std::string> lost;
+  Status status;
+  {
+    const py::gil_scoped_release unlocked;
+    status = choose_network_interfaces(reader, &choices);
+    if (status.is_ok()) status = group_interfaces(config.join_nics, choices, reader, &groups, &lost);
+  }
+  raise_if_error(status);
+  py::list rows;
+  for (const NicGroup& group : groups) {
+    py::list names;
+    for (const NetworkInterface& interface : group) names.append(interface.name);
+    rows.append(names);
+  }
+  py::list sentences;
+  for (const std::string& sentence : lost) sentences.append(text_of(sentence));
+  return py::dict("groups"_a = rows, "lost"_a = sentences);
+}
+
 py::list launcher_variables() {
   py::list rows;
   for (const LauncherVariables& names : launchers()) {
@@ -178,6 +204,9 @@ PYBIND11_MODULE(_core, module) {
   module.def("interfaces", &bagua_net::interfaces, py::arg("environment"),
              "Every network interface, the used ones first, with the reason for each verdict. Raises ValueError, with "
              "the interfaces that exist, if none can be used or an NCCL variable has a bad value.");
+  module.def("nic_groups", &bagua_net::nic_groups, py::arg("environment"),
+             "The used interfaces, those that BAGUA_NET_JOIN_NICS joins in one group, and a sentence for each that it "
+             "should have joined and did not. Raises ValueError if the host has no interface of a group.");
   module.def(
       "launchers", &bagua_net::launcher_variables,
       "Of each launcher its name and the variables for rank, world size, local rank and local world size, in the "

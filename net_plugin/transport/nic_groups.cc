@@ -63,6 +63,10 @@ Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface
     lost->push_back(said + " on this host: joined without");
   }
   if (join.is_auto && is_selected) group_of.assign(interfaces.size(), 0);
+  if (join.is_auto && !is_selected && interfaces.size() > 1) {
+    lost->push_back(std::string(kName) + "=auto joins only what NCCL_SOCKET_IFNAME selects, and that is not set: " +
+                    names_of(interfaces) + " are a device each");
+  }
 
   std::vector<int> number_of;  // of each group that was begun
   for (std::size_t index = 0; index < interfaces.size(); ++index) {
@@ -82,6 +86,18 @@ Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface
     number_of.push_back(group_of[index]);
   }
   return Status::ok();
+}
+
+Status group_interfaces(const JoinNics& join, const std::vector<InterfaceChoice>& choices,
+                        const EnvironmentReader& environment, std::vector<NicGroup>* groups,
+                        std::vector<std::string>* lost) {
+  std::vector<NetworkInterface> used;
+  for (const InterfaceChoice& choice : choices) {
+    if (choice.used) used.push_back(choice.interface);
+  }
+  // NCCL does not heed a shorter one.
+  const bool is_selected = environment("NCCL_SOCKET_IFNAME").value_or("").size() > 1;
+  return group_interfaces(join, used, is_selected, groups, lost);
 }
 
 }  // namespace bagua_net

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/environment_reader.h"
 #include "base/status.h"
 #include "config/join_nics.h"
 #include "os/network_interface.h"
@@ -16,10 +17,14 @@ using NicGroup = std::vector<NetworkInterface>;  // never empty; the first is wh
 std::string why_not_joined(const NicGroup& group, const NetworkInterface& interface);
 
 // Every interface is in one group, in the order in which they become devices. is_selected: the user has said which
-// interfaces NCCL uses; without that, "auto" joins none. Hosts of a job may have different interfaces: a group without
-// some of its names, or with interfaces that cannot be joined, is smaller, and *lost says so, one sentence for each. A
-// group of which the host has none is an error.
+// interfaces NCCL uses; without that, "auto" joins none, and *lost says so. Hosts of a job may have different
+// interfaces: a group without some of its names, or with interfaces that cannot be joined, is smaller, and *lost has a
+// sentence for each. A group of which the host has none is an error.
 Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface>& interfaces, bool is_selected,
                         std::vector<NicGroup>* groups, std::vector<std::string>* lost);
+// The same, for the interfaces that were chosen in this environment.
+Status group_interfaces(const JoinNics& join, const std::vector<InterfaceChoice>& choices,
+                        const EnvironmentReader& environment, std::vector<NicGroup>* groups,
+                        std::vector<std::string>* lost);
 
 }  // namespace bagua_net

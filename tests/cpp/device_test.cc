@@ -158,8 +158,14 @@ TEST_CASE(interfaces_are_grouped_as_the_setting_says) {
   CHECK_EQ(grouped({false, {{"eth3", "eth1"}, {"eth2", "eth0"}}}, four, true, &lost),
            std::string("eth0+eth2 eth1+eth3"));
   CHECK_EQ(grouped({true, {}}, four, true, &lost), std::string("eth0+eth1+eth2+eth3"));
+  CHECK(lost.empty());
   // Nobody has said which interfaces a job may use.
   CHECK_EQ(grouped({true, {}}, four, false, &lost), std::string("eth0 eth1 eth2 eth3"));
+  CHECK_EQ(lost.size(), std::size_t{1});
+  CHECK_EQ(lost[0],
+           "BAGUA_NET_JOIN_NICS=auto joins only what NCCL_SOCKET_IFNAME selects, and that is not set: "
+           "eth0, eth1, eth2, eth3 are a device each");
+  CHECK_EQ(grouped({true, {}}, {four[0]}, false, &lost), std::string("eth0"));
   CHECK(lost.empty());
 }
 

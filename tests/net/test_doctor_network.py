@@ -118,3 +118,28 @@ def test_rdma(ports: list[rdma.RdmaPort], inactive: list[rdma.RdmaPort], has_dev
     assert said in only(section).text
     switched_off = network_check.check_rdma(ports, {"NCCL_IB_DISABLE": "1"}, inactive, has_device_files=False)
     assert only(switched_off).status is Status.OK
+
+
+def test_joined_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [_ETH0, replace(_ETH1, used=True, speed_mbps=2500), replace(_ETH0, name="eth2")]
+    lost = "BAGUA_NET_JOIN_NICS names eth7, and NCCL uses eth0, eth1, eth2 on this host: joined without"
+    monkeypatch.setattr(native, "interfaces", lambda _: rows)
+    monkeypatch.setattr(native, "nic_groups", lambda _: native.NicGroups([["eth0", "eth1"], ["eth2"]], [lost]))
+    monkeypatch.setattr(interface_state, "has_lost_carrier", lambda _: False)
+    section = network_check.check_interfaces({})
+    _, joined, left_out = section.findings
+    assert joined.status is Status.OK
+    assert joined.text == "one device: eth0 (192.0.2.1, 25 Gb/s) + eth1 (192.0.2.2, 2.5 Gb/s), 27.5 Gb/s in all"
+    assert (left_out.status, left_out.text) == (Status.WARN, lost)
+    assert section.facts["joined"] == [["eth0", "eth1"]]
+
+
+def test_a_host_without_any_interface_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> native.NicGroups:
+        raise ValueError("BAGUA_NET_JOIN_NICS names eth8, eth9\nName interfaces that NCCL_SOCKET_IFNAME selects")
+
+    monkeypatch.setattr(native, "interfaces", lambda _: [_ETH0])
+    monkeypatch.setattr(native, "nic_groups", refuse)
+    section = network_check.check_interfaces({})
+    assert section.status is Status.FAIL
+    assert section.findings[1].remedy == "Name interfaces that NCCL_SOCKET_IFNAME selects"

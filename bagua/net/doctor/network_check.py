@@ -12,6 +12,7 @@ from bagua.net.doctor.finding import Finding, Section, Status, ok, split_message
 # Bridges to containers and virtual machines of the same host. Their usual addresses are the same everywhere.
 _BRIDGES = ("docker", "virbr", "lxcbr", "podman", "cni-podman")
 _ADDRESSES_OF_EVERY_HOST = ("172.17.0.1", "192.168.122.1", "10.0.3.1")
+_JOIN_REMEDY = "name in BAGUA_NET_JOIN_NICS and NCCL_SOCKET_IFNAME the interfaces to join"
 _FILTERS = ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY")
 
 
@@ -24,7 +25,8 @@ def check_interfaces(environment: Mapping[str, str]) -> Section:
     # Without a link there is nothing to use, whatever the address says.
     dead = [row for row in rows if row.pci_path and row.address and interface_state.has_lost_carrier(row.name)]
     usable = [row for row in rows if row.pci_path and row.address and not row.loopback and row not in dead]
-    findings = [_verdict(used), *_left_out(used, usable), *map(_without_link, dead)]
+    joined, join_findings = _joined(environment, {row.name: row for row in rows})
+    findings = [_verdict(used), *join_findings, *_left_out(used, usable), *map(_without_link, dead)]
     table = [("interface", "address", "speed", "NUMA", "used", "why")]
     for row in rows:
         numa = str(row.numa_node) if row.numa_node >= 0 else "-"
@@ -32,6 +34,7 @@ def check_interfaces(environment: Mapping[str, str]) -> Section:
         table.append((row.name, row.address or "-", _speed(row.speed_mbps), numa, verdict, row.reason))
     facts = {
         "interfaces": [row.as_json() for row in rows],
+        "joined": joined,
         "filters": {name: environment[name] for name in _FILTERS if name in environment},
     }
     return Section("interfaces", "Interfaces", tuple(findings), facts, tuple(table))
@@ -58,6 +61,26 @@ def _verdict(used: Sequence[native.Interface]) -> Finding:
             "leave it out of NCCL_SOCKET_IFNAME",
         )
     return ok(f"used: {names}")
+
+
+def _joined(
+    environment: Mapping[str, str], rows: Mapping[str, native.Interface]
+) -> tuple[list[list[str]], list[Finding]]:
+    """The groups of several interfaces, and what there is to say of them."""
+    try:
+        found = native.nic_groups(environment)
+    except (ValueError, RuntimeError) as error:
+        return [], [split_message(Status.FAIL, str(error))]
+    groups = [group for group in found.groups if len(group) > 1]
+    findings = []
+    for group in groups:
+        parts = [rows[name] for name in group]
+        known = all(part.speed_mbps > 0 for part in parts)
+        total = f", {_speed(sum(part.speed_mbps for part in parts))} in all" if known else ""
+        shown = " + ".join(f"{part.name} ({part.address}, {_speed(part.speed_mbps)})" for part in parts)
+        findings.append(ok(f"one device: {shown}{total}"))
+    findings += [warn(sentence, _JOIN_REMEDY) for sentence in found.lost]
+    return groups, findings
 
 
 def _left_out(used: Sequence[native.Interface], usable: Sequence[native.Interface]) -> list[Finding]:

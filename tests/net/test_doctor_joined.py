@@ -1,0 +1,45 @@
+"""What `bagua-net doctor` says of joined interfaces is what the plugin does on that host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from support.labs import NEEDS_LAB, Lab
+
+pytestmark = NEEDS_LAB
+
+
+def _interfaces_section(lab: Lab, **variables: str) -> dict[str, Any]:
+    environment = {**os.environ, **lab.rank_environment(0), **variables}
+    with lab.inside(0):
+        result = subprocess.run(
+            [sys.executable, "-m", "bagua.cli.net", "doctor", "--json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    section: dict[str, Any] = json.loads(result.stdout)["sections"]["interfaces"]
+    return section
+
+
+def test_joined_interfaces_of_a_host() -> None:
+    with Lab(nics=3, ip_versions=(4,)) as lab:
+        for value, selected, joined in (
+            ("eth2+eth0", "=eth0,eth1,eth2", [["eth0", "eth2"]]),
+            ("auto", "=eth0,eth1", [["eth0", "eth1"]]),
+            ("off", "=eth0,eth1", []),
+        ):
+            section = _interfaces_section(lab, BAGUA_NET_JOIN_NICS=value, NCCL_SOCKET_IFNAME=selected)
+            assert section["facts"]["joined"] == joined, value
+        section = _interfaces_section(lab, BAGUA_NET_JOIN_NICS="auto", NCCL_SOCKET_IFNAME="")
+        assert section["facts"]["joined"] == []
+        assert "auto joins only what NCCL_SOCKET_IFNAME selects, and that is not set" in json.dumps(section)
+        section = _interfaces_section(lab, BAGUA_NET_JOIN_NICS="eth8+eth9", NCCL_SOCKET_IFNAME="=eth0")
+        assert section["status"] == "fail"
+        assert "names eth8, eth9, and NCCL uses eth0 on this host" in json.dumps(section)
