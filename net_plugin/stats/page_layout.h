@@ -37,7 +37,7 @@ using Word = std::atomic<std::uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4);
 
 constexpr char kPageMagic[8] = {'B', 'A', 'G', 'U', 'A', 'N', 'E', 'T'};
-constexpr std::uint32_t kPageVersion = 2;
+constexpr std::uint32_t kPageVersion = 3;
 constexpr std::size_t kCommSlots = 2048;
 constexpr std::size_t kStreamSlots = 8192;
 constexpr std::size_t kRequestSlots = 64;  // of a comm
@@ -95,7 +95,7 @@ struct alignas(64) CommSlot {
   Word growth_trials;   // growth, of the interface: trials of more connections,
   Word growth_gains;    // and those that gained
   Counter opened_ms;    // monotonic clock
-  char interface[24];
+  char interface[56];  // of the device: "eth0", "eth0#1"; four joined interfaces with long names fit
   char peer[128];  // "10.0.0.2:4711 (host node2, process 4242)"
   CommCounters counters;
   // By request: when it was posted, in milliseconds of the monotonic clock modulo 2^32; 0: not outstanding.
@@ -168,7 +168,7 @@ constexpr std::size_t kPageBytes = kStreamsOffset + kStreamSlots * sizeof(Stream
 static_assert(offsetof(PageHeader, generation) == 200 && offsetof(PageHeader, closed_comms) == 504 &&
               offsetof(PageHeader, closed_streams) == 672 && offsetof(PageHeader, nics) == 832 &&
               sizeof(PageHeader) == 1856);
-static_assert(offsetof(CommSlot, counters) == 184 && offsetof(CommSlot, posted_ms) == 352 && sizeof(CommSlot) == 640);
+static_assert(offsetof(CommSlot, counters) == 216 && offsetof(CommSlot, posted_ms) == 384 && sizeof(CommSlot) == 640);
 static_assert(offsetof(StreamSlot, counters) == 16 && offsetof(StreamSlot, sampled_ms) == 136 &&
               sizeof(StreamSlot) == 192);
 static_assert(offsetof(NicSlot, since_ms) == 16 && offsetof(NicSlot, name) == 40 && sizeof(NicSlot) == 64);

@@ -1,4 +1,5 @@
-// makeVDevice, in the tables that have it: NCCL joins devices if the user has asked it to.
+// Joined devices: those of BAGUA_NET_JOIN_NICS in every table, and those that NCCL asks for (makeVDevice) in the tables
+// that have it.
 #include <sched.h>
 #include <sys/mount.h>
 
@@ -116,6 +117,33 @@ void joins_nics(int version) {
   CHECK_EQ(count, 8);
 }
 
+// BAGUA_NET_JOIN_NICS needs nothing of a table.
+void shows_what_the_setting_joins(int version) {
+  if (!enter_host_with_nics()) {
+    std::puts("skipped: it takes root to make a network");
+    return;
+  }
+  const Session session(version);
+  const Net& net = session.net();
+  int count = 0;
+  CHECK_SUCCESS(net.devices(&count));
+  CHECK_EQ(count, 2);
+  Properties props{};
+  CHECK_SUCCESS(net.properties(0, &props));
+  CHECK_EQ(std::string(props.name), "nic0+nic1");
+  CHECK_EQ(props.speed, 35000);
+  CHECK_EQ(std::string(props.pciPath), "/sys/devices/pci0000:3a/0000:3b:00.0");
+  if (version >= 9) {
+    CHECK_EQ(props.vProps.ndevs, 1);
+    CHECK_EQ(props.vProps.devs[0], 0);
+  }
+  CHECK(CapturedLog::get().informed("joined nic0+nic1"));
+  Connection connection = connect_both_ends(net, session.ctx());
+  for (const std::size_t bytes : {std::size_t{8}, std::size_t{3} << 20})
+    exchange(net, connection, bytes, bytes, 0, 3, 1);
+  close_both_ends(net, &connection);
+}
+
 void refuses_what_cannot_be_joined(int version) {
   const Session session(version);
   const Net& net = session.net();
@@ -156,8 +184,14 @@ void refuses_what_cannot_be_joined(int version) {
 }
 
 bool register_all() {
-  for (int version = kOldestJoining; version <= kNewestVersion; ++version) {
+  for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
     const std::string suffix = "_v" + std::to_string(version);
+    register_case("shows_what_the_setting_joins" + suffix, [=] {
+      in_own_process(
+          {{"BAGUA_NET_JOIN_NICS", "nic0+nic1"}, {"NCCL_SOCKET_IFNAME", "nic,tun"}, {"BAGUA_NET_RAILS", "1"}},
+          [=] { shows_what_the_setting_joins(version); });
+    });
+    if (version < kOldestJoining) continue;
     register_case("joins_nics" + suffix, [=] {
       in_own_process(
           {{"NCCL_NET_FORCE_MERGE", "nic0,nic1"}, {"NCCL_SOCKET_IFNAME", "nic,tun"}, {"BAGUA_NET_RAILS", "2"}},

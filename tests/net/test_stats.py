@@ -134,7 +134,7 @@ class TestOfBadPages:
         with page_of_this_process(page_bytes(version=7)):
             found = own()
         assert found.processes == []
-        assert "version 7; this bagua-net reads version 2" in found.problems[0]
+        assert "version 7; this bagua-net reads version 3" in found.problems[0]
         assert "Bagua-Net 9.9" in found.problems[0]
 
     @pytest.mark.parametrize("content", [b"", b"BAGUANET", os.urandom(100_000)], ids=["empty", "short", "random"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,7 +118,7 @@ def test_metrics_of_nics() -> None:
         "received_bytes": [5, 0],
         "up": [1, 0],
         "downs": [0, 2],
-        "streams": [2, 1],
+        "streams": [2, 0],
     }
     assert [one.labels[2] for one in families["bagua_net_nic_up"].samples] == ["eth0", "eth1"]
 
@@ -162,3 +162,63 @@ def test_a_nic_that_is_cut_off_is_shown_with_its_state_and_its_traffic(tmp_path:
     assert names.index("eth1 lost its address 10.77.1.1") < names.index("eth1 is up")
     connected = [event["args"]["detail"] for event in events if event["name"] == "connected"]
     assert {detail.rpartition(" over ")[2] for detail in connected} == {"eth0", "eth1"}
+
+
+@needs_lab
+def test_the_nics_of_a_joined_device_are_shown_apart(tmp_path: Path) -> None:
+    trace = str(tmp_path / "%r.%h.%p.json")
+    environment = {"BAGUA_NET_JOIN_NICS": "auto", "BAGUA_NET_RAILS": "1", "BAGUA_NET_TRACE": trace}
+    size = 8 << 20
+    with (
+        Lab(nics=2, rate_mbit=(400, 200), ip_versions=(4,)) as lab,
+        Ring(lab, env=environment, timeout_ms=60_000) as ring,
+    ):
+        ring.connect()
+        pid = ring.pid(0)
+
+        def between(work: Callable[[], None]) -> tuple[ProcessReport, list[int]]:
+            """What is reported of that time, and what the interfaces sent according to the kernel."""
+            paths = [f"/sys/class/net/eth{nic}/statistics/tx_bytes" for nic in range(2)]
+            sent = [lab.run(0, ["cat", *paths], check=True).stdout.split()]
+            earlier = snapshot(pid)
+            work()
+            later = snapshot(pid)
+            sent.append(lab.run(0, ["cat", *paths], check=True).stdout.split())
+            return report(earlier, later).processes[0], [int(b) - int(a) for a, b in zip(*sent, strict=True)]
+
+        def some() -> None:
+            for _ in range(3):
+                ring.verify(size)
+
+        some()
+        found, sent = between(some)
+        assert [(one.name, one.state, one.streams_lost) for one in found.nics] == [("eth0", "up", 0), ("eth1", "up", 0)]
+        shares = [one.share or 0 for one in found.nics]
+        assert sum(shares) == pytest.approx(1)
+        assert shares[0] == pytest.approx(sent[0] / sum(sent), abs=0.1)
+        assert 0.05 < shares[1] < shares[0]
+        assert {comm.interface for comm in found.comms} == {"eth0+eth1"}
+
+        ring.start_verify(4 * size)
+        with cut_nic(lab, 0, 1, "link down"):
+            ring.finish_verify(4 * size)
+            found, _ = between(some)
+            eth0, eth1 = found.nics
+            assert (eth1.state, eth1.downs, eth1.streams_live, eth1.sent_bytes_per_s) == ("down", 1, 0, 0)
+            assert eth1.streams_lost > 0
+            assert (eth0.state, eth0.share, eth0.streams_lost) == ("up", 1, 0)
+            assert (host_line([found.nics]) or "").endswith("eth1 0 B/s, 0 %, down")
+            values = {
+                (sample.labels[2], family.name): sample.value
+                for family in families_of(report(None, snapshot(pid)), PeerSums())
+                for sample in family.samples
+                if family.name in ("bagua_net_nic_up", "bagua_net_nic_streams", "bagua_net_nic_streams_lost")
+            }
+            assert values["eth1", "bagua_net_nic_up"] == 0
+            assert values["eth1", "bagua_net_nic_streams"] == 0
+        wait_until(lambda: (between(some)[0].nics[1].share or 0) > 0.05, "its return", 30)
+        ring.quit()
+    [path] = tmp_path.glob("0.*.json")
+    names = [event["name"] for event in TraceFile.read(path).events]
+    assert any(name.startswith(("eth1 is down", "eth1 was set down")) for name in names), names
+    assert "eth1 is up" in names

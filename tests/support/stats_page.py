@@ -94,12 +94,12 @@ def page_bytes(
     for number, comm in enumerate(comms):
         begin = number * layout.COMM_BYTES
         struct.pack_into(
-            "=6IQ24s128s", comm_slots, begin, comm.state, comm.direction, 0, 0, 0, 0, comm.opened_ms,
+            "=6IQ56s128s", comm_slots, begin, comm.state, comm.direction, 0, 0, 0, 0, comm.opened_ms,
             comm.interface.encode(), comm.peer.encode(),
         )  # fmt: skip
-        comm_slots[begin + 184 : begin + 352] = counters_of(layout.CommCounters, comm.counters)
+        comm_slots[begin + 216 : begin + 384] = counters_of(layout.CommCounters, comm.counters)
         posted_ms = [one % (1 << 32) or 1 for one in comm.posted_ms]  # negative: before the machine was started
-        struct.pack_into(f"={len(posted_ms)}I", comm_slots, begin + 352, *posted_ms)
+        struct.pack_into(f"={len(posted_ms)}I", comm_slots, begin + 384, *posted_ms)
     stream_slots = bytearray(max(1, len(streams)) * layout.STREAM_BYTES)
     for number, (comm_number, stream) in enumerate(streams):
         begin = number * layout.STREAM_BYTES

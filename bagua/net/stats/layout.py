@@ -11,7 +11,7 @@ from bagua.net.stats.errors import StatsError
 from bagua.net.stats.quantities import printable
 
 MAGIC = b"BAGUANET"
-VERSION = 2
+VERSION = 3
 
 HEADER_BYTES = 1856
 COMM_BYTES = 640
@@ -32,10 +32,10 @@ _PROCESS_OFFSET = _PREFIX.size
 _USE_OFFSET = 200
 _CLOSED_COMMS_OFFSET = 504
 _CLOSED_STREAMS_OFFSET = 672
-_COMM = struct.Struct("=6IQ24s128s")
+_COMM = struct.Struct("=6IQ56s128s")
 _REQUESTS = struct.Struct("=64I")
-_COMM_COUNTERS_OFFSET = 184
-_REQUESTS_OFFSET = 352
+_COMM_COUNTERS_OFFSET = 216
+_REQUESTS_OFFSET = 384
 _STREAM = struct.Struct("=4I")
 _SAMPLE = struct.Struct("=5Q")
 _NIC = struct.Struct("=4I3Q24s")

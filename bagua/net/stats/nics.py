@@ -42,7 +42,8 @@ def nic_reports(earlier: Page | None, later: Page, elapsed_s: float | None, now_
             sent_bytes_per_s=sent[slot],
             received_bytes_per_s=received[slot],
             share=((sent[slot] or 0.0) + (received[slot] or 0.0)) / total if total else None,
-            streams_live=carried[slot].streams_live,
+            # The peer's connections over it are open until it opens others, and carry nothing.
+            streams_live=carried[slot].streams_live if nic.state == "up" else 0,
             streams_lost=nic.streams_lost,
             downs=nic.downs,
             retransmits=carried[slot].retransmits,
