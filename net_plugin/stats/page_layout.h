@@ -95,8 +95,8 @@ struct alignas(64) CommSlot {
   Word growth_trials;   // growth, of the interface: trials of more connections,
   Word growth_gains;    // and those that gained
   Counter opened_ms;    // monotonic clock
-  char interface[56];  // of the device: "eth0", "eth0#1"; four joined interfaces with long names fit
-  char peer[128];  // "10.0.0.2:4711 (host node2, process 4242)"
+  char interface[56];   // of the device: "eth0", "eth0#1"; four joined interfaces with long names fit
+  char peer[128];       // "10.0.0.2:4711 (host node2, process 4242)"
   CommCounters counters;
   // By request: when it was posted, in milliseconds of the monotonic clock modulo 2^32; 0: not outstanding.
   std::array<Word, kRequestSlots> posted_ms;
