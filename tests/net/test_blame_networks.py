@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.fresh_process import RunCommand
-from support.labs import NEEDS_LAB, Lab
+from support.lab_ring import Ring
+from support.labs import NEEDS_LAB, Lab, cut_nic
 from support.load_driver import LoadDriver, connect_ring, plugin_library
 from support.processes import wait_until
 
@@ -74,3 +75,33 @@ def test_a_rank_that_is_cut_off_and_then_dies(
         ranks[2].process.kill()
         ranks[2].process.wait()
         wait_until(lambda: (pids[2], "ended") in blamed(), "the rank that died")
+
+
+def test_a_joined_device_whose_last_nic_is_cut_off(run_command: RunCommand, environment: dict[str, str]) -> None:
+    """The device is named as NCCL knows it, and the NIC that its host lost."""
+
+    def culprits() -> list[dict[str, str]]:
+        words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", "0.5", "--json"]
+        shown = run_command(words, environment)
+        found: list[dict[str, str]] = json.loads(shown.stdout)["culprits"]
+        return found
+
+    settings = {**environment, "BAGUA_NET_JOIN_NICS": "auto", "BAGUA_NET_RAILS": "1", "BAGUA_NET_KEEPALIVE_S": "120"}
+    with (
+        Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab,
+        Ring(lab, env=settings, timeout_ms=120_000) as ring,
+    ):
+        ring.connect()
+        ring.verify(4 << 20)
+        with cut_nic(lab, 0, 1, "address removed"):
+            ring.verify(4 << 20)
+            assert culprits() == []
+            with cut_nic(lab, 0, 0, "silent"):
+                ring.start_verify(LARGE)
+                wait_until(lambda: len(culprits()) == 2, "a path in each direction")
+                for one in culprits():
+                    assert one["kind"] == "network"
+                    assert "over eth0+eth1" in one["problem"]
+                    assert "eth1 lost its address" in one["problem"]
+        ring.finish_verify(LARGE)
+        ring.quit()
