@@ -83,6 +83,10 @@ class Netlink:
         with translated(f"setting interface {name} up"):
             self._route.link("set", index=self.interface_index(name), state="up")
 
+    def set_down(self, name: str) -> None:
+        with translated(f"setting interface {name} down"):
+            self._route.link("set", index=self.interface_index(name), state="down")
+
     def wait_until_up(self, name: str) -> None:
         """Setting an interface up is answered before it carries traffic: the kernel batches carrier changes, up to a
         second, and until then there is no IPv6 route and programs see an interface that is not running."""
@@ -127,7 +131,21 @@ class Netlink:
         extra = {"flags": _IFA_F_NODAD} if ":" in address else {}
         with translated(f"giving {name} the address {address}/{prefix_length}"):
             index = self.interface_index(name)
-            self._route.addr("add", index=index, address=address, prefixlen=prefix_length, **extra)
+            # "replace": it may be there already.
+            self._route.addr("replace", index=index, address=address, prefixlen=prefix_length, **extra)
+
+    def remove_address(self, name: str, address: str, prefix_length: int) -> None:
+        with translated(f"taking the address {address}/{prefix_length} from {name}"):
+            self._route.addr("del", index=self.interface_index(name), address=address, prefixlen=prefix_length)
+
+    def set_neighbour(self, name: str, address: str, hardware_address: str | None) -> None:
+        """Where packets to `address` go, whoever has it; None: found out anew."""
+        with translated(f"setting the neighbour {address} of {name}"):
+            index = self.interface_index(name)
+            if hardware_address is None:
+                self._route.neigh("del", ifindex=index, dst=address)
+            else:
+                self._route.neigh("replace", ifindex=index, dst=address, lladdr=hardware_address, state="permanent")
 
     def limit_host_side(self, name: str, plan: LinkPlan) -> None:
         """Limits what a host sends through its NIC: the link's rate, and within it each flow's."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from .lab import PREFIX_LENGTH, Lab
+from .netlink import Netlink
 
 # As an administrator does it; as a lease ends; as a switch fails whose ports stay up.
 NIC_CUTS = ("link down", "address removed", "silent")
@@ -22,41 +23,36 @@ def cut_nic(lab: Lab, host: int, nic: int, way: str) -> Iterator[None]:
         way: one of NIC_CUTS. With `silent`, neither end is told.
     """
     name = f"eth{nic}"
-    own = [lab.hosts[host].address(nic, version) for version in lab.ip_versions]
-    prefixed = [f"{address}/{PREFIX_LENGTH[version]}" for address, version in zip(own, lab.ip_versions, strict=True)]
-    # A NIC that is set down forgets its IPv6 addresses.
-    give_addresses = [_with_address("replace", address, name) for address in prefixed]
-    if way == "link down":
-        cut, undo = {host: [f"link set {name} down"]}, {host: [f"link set {name} up", *give_addresses]}
-    elif way == "address removed":
-        cut, undo = {host: [_with_address("del", address, name) for address in prefixed]}, {host: give_addresses}
-    elif way == "silent":
+    own = {lab.hosts[host].address(nic, version): PREFIX_LENGTH[version] for version in lab.ip_versions}
+    if way == "silent":
         others = [one for one in lab.hosts if one.index != host]
-        unreachable = {one.index: own for one in others}
+        unreachable = {one.index: list(own) for one in others}
         unreachable[host] = [one.address(nic, version) for one in others for version in lab.ip_versions]
-        cut = {
-            index: [f"neigh replace {address} lladdr {_NOBODY} dev {name} nud permanent" for address in addresses]
-            for index, addresses in unreachable.items()
-        }
-        undo = {
-            index: [f"neigh del {address} dev {name}" for address in addresses]
-            for index, addresses in unreachable.items()
-        }
+        _set_neighbours(lab, name, unreachable, _NOBODY)
     else:
-        raise ValueError(f"way is {way!r}; it must be one of {', '.join(map(repr, NIC_CUTS))}")
-    for index, lines in cut.items():
-        _run_ip(lab, index, lines)
+        with lab.inside(host), Netlink() as netlink:
+            if way == "link down":
+                netlink.set_down(name)
+            elif way == "address removed":
+                for address, length in own.items():
+                    netlink.remove_address(name, address, length)
+            else:
+                raise ValueError(f"way is {way!r}; it must be one of {', '.join(map(repr, NIC_CUTS))}")
     try:
         yield
     finally:
-        for index, lines in undo.items():
-            _run_ip(lab, index, lines)
+        if way == "silent":
+            _set_neighbours(lab, name, unreachable, None)
+        else:
+            with lab.inside(host), Netlink() as netlink:
+                netlink.set_up(name)
+                # A NIC that is set down forgets its IPv6 addresses.
+                for address, length in own.items():
+                    netlink.add_address(name, address, length)
 
 
-def _with_address(verb: str, address: str, name: str) -> str:
-    # Without waiting whether another host has it.
-    return f"addr {verb} {address} dev {name}" + (" nodad" if ":" in address and verb != "del" else "")
-
-
-def _run_ip(lab: Lab, host: int, lines: Sequence[str]) -> None:
-    lab.run(host, ["ip", "-batch", "-"], stdin_text="\n".join(lines), check=True)
+def _set_neighbours(lab: Lab, name: str, addresses: Mapping[int, Sequence[str]], hardware_address: str | None) -> None:
+    for host, unreachable in addresses.items():
+        with lab.inside(host), Netlink() as netlink:
+            for address in unreachable:
+                netlink.set_neighbour(name, address, hardware_address)
