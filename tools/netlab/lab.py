@@ -230,6 +230,11 @@ class Lab:
         with self.inside(host), Netlink() as netlink:
             return netlink.flow_usage(f"eth{nic}", plan)
 
+    def sent_bytes(self, host: int, nic: int = 0) -> int:
+        """What a NIC has sent since the lab was built, headers included."""
+        with self.inside(host), Netlink() as netlink:
+            return netlink.sent_bytes(f"eth{nic}")
+
     def delay_usage(self) -> list[DelayUsage]:
         """How well the delay was kept, of each direction of each wire; empty without `delay_ms`."""
         return self._delayed_wires.usage()

@@ -99,6 +99,9 @@ class Netlink:
                 )
             time.sleep(0.01)
 
+    def sent_bytes(self, name: str) -> int:
+        return int(self._route.get_links(self.interface_index(name))[0].get_attr("IFLA_STATS64")["tx_bytes"])
+
     def add_veth(self, name: str, mtu: int, peer_name: str, peer_namespace_fd: int) -> None:
         """A pair of interfaces; the peer is born in the other namespace, so no name is ever taken outside the lab."""
         peer = {"ifname": peer_name, "mtu": mtu, "net_ns_fd": peer_namespace_fd}

@@ -77,7 +77,7 @@ COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def _several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+def several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     def convert(text: str) -> tuple[Any, ...]:
         try:
             return tuple(dict.fromkeys(parse(part) for part in text.split(",") if part != "none"))
@@ -92,7 +92,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     add_networks(parser)
     add_ranks(parser)
     parser.add_argument(
-        "--sizes", type=_several(parse_size), default=(), metavar="LIST", help="of all-reduce (default none)"
+        "--sizes", type=several(parse_size), default=(), metavar="LIST", help="of all-reduce (default none)"
     )
     add_training(parser, ("mlp",), "mlp")
     parser.add_argument(

@@ -1,0 +1,204 @@
+"""NICs that are cut off and returned while ranks work over the joined device: what it costs, and that nothing changes.
+
+On GPUs, torch's DDP trains twice from the same start, once undisturbed: all losses and the final parameters must have
+the same bits. On CPUs, drivers all-reduce and compare every byte.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from netlab import NIC_CUTS, Lab, NetlabError, cut_nic
+
+from bagua.net.bench.endpoint import Event
+from bagua.net.bench.errors import BenchError
+from measure.core.catalogue import REFERENCE
+from measure.nics.lab_ranks import DriverRanks, GpuRanks
+from measure.nics.nic_set import HOSTS
+
+# A NIC carries again when a host has sent so much over it.
+_CARRIES_BYTES = 256 << 10
+_RETURN_SECONDS = 8.0
+_POLL_SECONDS = 0.02
+_PROBE_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Times are those of time.monotonic()."""
+
+    host: int
+    nic: int
+    way: str
+    began: float
+    returned: float
+    carried: float | None  # when the NIC carried data again; None: not until `watched`
+    watched: float
+
+
+@dataclass(frozen=True)
+class CutReport:
+    """
+    Attributes:
+        differences: what is not as without cuts; empty if all bits are the same.
+        undisturbed_s, disturbed_s: of each step or all-reduce.
+        lost_s: of each cut, the longest step that it fell into, less the median without cuts.
+    """
+
+    what: str
+    cuts: list[Cut]
+    differences: list[str]
+    undisturbed_s: list[float]
+    disturbed_s: list[float]
+    lost_s: list[float]
+
+    def lines(self) -> list[str]:
+        typical, most = statistics.median(self.lost_s or [0.0]), max(self.lost_s, default=0.0)
+        without, during = statistics.median(self.undisturbed_s), statistics.fmean(self.disturbed_s)
+        found = [
+            f"{self.what}: {len(self.cuts)} cuts of a NIC during {len(self.disturbed_s)} steps; "
+            + ("the same bits as without cuts" if not self.differences else "; ".join(self.differences)),
+            (
+                f"a step takes {without * 1e3:.1f} ms without cuts, {during * 1e3:.1f} ms on average with them;"
+                f" a cut costs {typical:.2f} s, at most {most:.2f} s"
+            ),
+        ]
+        for way in dict.fromkeys(cut.way for cut in self.cuts):
+            own = [(cut, lost) for cut, lost in zip(self.cuts, self.lost_s, strict=True) if cut.way == way]
+            lost = " ".join(f"{lost:.2f}" for _, lost in own)
+            again = [
+                f"{cut.carried - cut.returned:.1f}"
+                if cut.carried is not None
+                else f"(not within {cut.watched - cut.returned:.1f})"
+                for cut, _ in own
+            ]
+            found.append(f"{way}: lost {lost} s; used again after {' '.join(again)} s")
+        return found
+
+
+class NicCutter:
+    """Cuts one NIC after the other for `down_s`, each in the next way, in a thread; the next one when the last carries
+    again. Every other cut is of the other host. Use as a context manager around the work."""
+
+    def __init__(self, lab: Lab, nics: int, down_s: float) -> None:
+        self._lab, self._nics, self._down_s = lab, nics, down_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nic-cutter")
+        self.cuts: list[Cut] = []
+        self.error: NetlabError | None = None
+
+    def __enter__(self) -> NicCutter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        number = 0
+        try:
+            while not self._stop.wait(self._down_s / 2):
+                nic, way = number % self._nics, NIC_CUTS[number // self._nics % len(NIC_CUTS)]
+                host = number // self._nics % HOSTS
+                began = time.monotonic()
+                with cut_nic(self._lab, host, nic, way):
+                    self._stop.wait(self._down_s)
+                returned, carried = time.monotonic(), self._carried(nic)
+                self.cuts.append(Cut(host, nic, way, began, returned, carried, time.monotonic()))
+                number += 1
+        except NetlabError as error:
+            self.error = error
+
+    def _carried(self, nic: int) -> float | None:
+        before = self._lab.sent_bytes(0, nic)
+        deadline = time.monotonic() + _RETURN_SECONDS
+        while time.monotonic() < deadline and not self._stop.is_set():
+            if self._lab.sent_bytes(0, nic) - before > _CARRIES_BYTES:
+                return time.monotonic()
+            time.sleep(_POLL_SECONDS)
+        return None
+
+
+def lost_seconds(cuts: Sequence[Cut], ended: Sequence[float], seconds: Sequence[float], usual_s: float) -> list[float]:
+    """Of each cut: the longest of the steps that it falls into, or that follow within the time it lasts, less a usual
+    one.
+
+    Args:
+        ended: when each step ended, as the times of the cuts.
+    """
+    found = []
+    for cut in cuts:
+        last = 2 * cut.returned - cut.began
+        own = [length for end, length in zip(ended, seconds, strict=True) if end >= cut.began and end - length <= last]
+        found.append(max(0.0, max(own, default=0.0) - usual_s))
+    return found
+
+
+def all_reduce_with_cuts(
+    ranks: DriverRanks, lab: Lab, nics: int, *, size_bytes: int, seconds: float, down_s: float
+) -> CutReport:
+    """Raises BenchError: a byte is wrong, or a rank failed."""
+
+    def run(until: Callable[[], bool]) -> tuple[list[float], list[float]]:
+        ended, lengths = [], []
+        while not until():
+            began = time.monotonic()
+            ranks.verify(size_bytes)
+            ended.append(time.monotonic())
+            lengths.append(ended[-1] - began)
+        return ended, lengths
+
+    end = time.monotonic() + seconds / 4
+    _, undisturbed = run(lambda: time.monotonic() > end)
+    end = time.monotonic() + seconds
+    with NicCutter(lab, nics, down_s) as cutter:
+        ended, disturbed = run(lambda: time.monotonic() > end)
+    lost = lost_seconds(cutter.cuts, ended, disturbed, statistics.median(undisturbed))
+    differences = [] if cutter.error is None else [str(cutter.error)]
+    return CutReport("all-reduces, all bytes compared", cutter.cuts, differences, undisturbed, disturbed, lost)
+
+
+def train_with_cuts(
+    ranks: GpuRanks, lab: Lab, nics: int, *, size: Mapping[str, Any], seconds: float, down_s: float, timeout_s: float
+) -> CutReport:
+    """Trains for about `seconds` without cuts, and as many steps with them. Raises BenchError: a rank failed."""
+
+    def train(steps: int) -> list[Event]:
+        fields = {"algorithm": REFERENCE, "warmup": 3, **size, "steps": steps}
+        return ranks.team.ask("turn", timeout_s, **fields)
+
+    probe = statistics.median(train(_PROBE_STEPS)[0]["step_seconds"])
+    steps = max(_PROBE_STEPS, round(seconds / probe))
+    undisturbed = train(steps)
+    with NicCutter(lab, nics, down_s) as cutter:
+        disturbed = train(steps)
+        end = time.monotonic()
+    lengths = [max(step) for step in zip(*(event["step_seconds"] for event in disturbed), strict=True)]
+    # The answer comes soon after the last step.
+    ended = [end - sum(lengths[number + 1 :]) for number in range(len(lengths))]
+    usual = [max(step) for step in zip(*(event["step_seconds"] for event in undisturbed), strict=True)]
+    differences = [] if cutter.error is None else [str(cutter.error)]
+    for rank, (event, other) in enumerate(zip(disturbed, undisturbed, strict=True)):
+        if event["losses"] != other["losses"]:
+            first = next(
+                n for n, pair in enumerate(zip(event["losses"], other["losses"], strict=True)) if len(set(pair)) > 1
+            )
+            differences.append(f"losses of rank {rank} differ from step {first} on")
+        if event["fingerprint"] != other["fingerprint"]:
+            differences.append(f"parameters of rank {rank} differ at the end")
+    lost = lost_seconds(cutter.cuts, ended, lengths, statistics.median(usual))
+    return CutReport(
+        f"DDP training, {steps} losses and the parameters compared", cutter.cuts, differences, usual, lengths, lost
+    )
+
+
+def require_cuts(report: CutReport, least: int) -> None:
+    """Raises BenchError: so few cuts show nothing."""
+    if len(report.cuts) < least:
+        raise BenchError(f"{len(report.cuts)} cuts of a NIC in the time there was; allow more with --cuts")
