@@ -6,7 +6,7 @@ import argparse
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,8 @@ from measure.nics.raw_tcp import RawTcp
 from measure.nics.setups import Setup
 
 # Of one turn.
-_ALL_REDUCE_SECONDS = 0.2
-_RAW_SECONDS = 0.4
+_ALL_REDUCE_SECONDS = 0.1
+_RAW_SECONDS = 0.3
 # An all-reduce is done so often in a turn, at least: checked, tried, timed.
 _LEAST_RUNS = 5
 # A setup that would take longer for a turn is left out: with a NIC that loses packets, one may take a minute.
@@ -73,9 +73,12 @@ class NicRun:
             for ranks in self.ranks.values():
                 closing.callback(partial(ranks.close, failed=self._failed))
 
-    def form(self, pool: ThreadPoolExecutor) -> None:
-        """Connects the ranks of all setups. One that fails is left out and is an error."""
-        forming = {name: pool.submit(ranks.form) for name, ranks in self.ranks.items()}
+    def form(self, pool: ThreadPoolExecutor) -> dict[str, Future[None]]:
+        """Begins to connect the ranks of all setups."""
+        return {name: pool.submit(ranks.form) for name, ranks in self.ranks.items()}
+
+    def keep_formed(self, forming: Mapping[str, Future[None]]) -> None:
+        """Waits for what `form` began. A setup that fails is left out and is an error."""
         for name, future in forming.items():
             try:
                 future.result()

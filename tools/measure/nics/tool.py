@@ -134,6 +134,7 @@ class _Findings:
         self.lines: list[str] = []
         self.notes: list[str] = []
         self.errors: list[str] = []
+        self.facts: dict[str, object] = {}
 
     def add(self, run: NicRun, given: argparse.Namespace) -> None:
         name, turns = run.nic_set.name, run.turns
@@ -186,8 +187,7 @@ def _with_cuts(given: argparse.Namespace, run: NicRun) -> CutReport:
     raise BenchError("the ranks with joined NICs were not started, so no NIC is cut")
 
 
-def _measure(given: argparse.Namespace, setups: Sequence[Setup], found: _Findings, logs: Path) -> dict[str, object]:
-    """The facts of the ranks."""
+def _measure(given: argparse.Namespace, setups: Sequence[Setup], found: _Findings, logs: Path) -> None:
     runs: list[NicRun] = []
     turns = given.rounds * (2 + len(given.sizes) * len(setups)) * len(given.networks)
     with ExitStack() as stack, Progress(turns) as progress:
@@ -196,10 +196,13 @@ def _measure(given: argparse.Namespace, setups: Sequence[Setup], found: _Finding
                 runs.append(stack.enter_context(NicRun(given, network, setups, logs)))
             except (BenchError, NetlabError) as error:
                 found.errors.append(f"{network.name}: {error}")
-        with ThreadPoolExecutor(_STARTS_AT_ONCE) as pool:
-            for run in runs:
-                run.form(pool)
-        facts = dict(runs[0].facts) if runs else {}
+        pool = ThreadPoolExecutor(_STARTS_AT_ONCE)
+        # Not waited for, so that an interruption is reported at once.
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        forming = [run.form(pool) for run in runs]
+        for run, ranks in zip(runs, forming, strict=True):
+            run.keep_formed(ranks)
+            found.facts |= run.facts
         lacking = missing_mptcp()
         if lacking is not None:
             found.lines.append(lacking)
@@ -215,7 +218,6 @@ def _measure(given: argparse.Namespace, setups: Sequence[Setup], found: _Finding
                     found.add_cuts(_with_cuts(given, run), run.nic_set.name)
                 except BenchError as error:
                     found.errors.append(f"{run.nic_set.name}, cuts: {error}")
-    return facts
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -223,11 +225,10 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parse_options(words)
     setups = setups_for(given.device)
     found = _Findings()
-    facts: dict[str, object] = {}
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="measure-nics-") as temporary:
-            facts = _measure(given, setups, found, given.output_dir or Path(temporary))
+            _measure(given, setups, found, given.output_dir or Path(temporary))
     except KeyboardInterrupt:
         found.errors.append("interrupted")
     finally:
@@ -235,7 +236,7 @@ def main(words: Sequence[str] | None = None) -> int:
     names = ", ".join(network.name for network in given.networks)
     return Report(
         title=f"All-reduce over several NICs of two hosts: {names}",
-        heading=ranks_text(given, facts),
+        heading=ranks_text(given, found.facts),
         table=render_rows(
             found.rows,
             COLUMNS,
@@ -246,7 +247,7 @@ def main(words: Sequence[str] | None = None) -> int:
         lines=found.lines,
         notes=found.notes,
         errors=found.errors,
-        facts=facts,
+        facts=found.facts,
         rows=found.rows,
         samples=found.samples,
     ).publish(given)
