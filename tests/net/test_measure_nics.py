@@ -1,0 +1,110 @@
+"""`measure nics`: the grammar of NICs, ratios, what a cut costs; and a short run in an emulated network."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+_TOOLS = str(Path(__file__).resolve().parents[2] / "tools")
+if _TOOLS not in sys.path:
+    sys.path.append(_TOOLS)
+
+from netlab import missing_privilege, missing_tap_device  # noqa: E402
+
+pytest.importorskip("torch", reason="needs PyTorch, which the ranks on GPUs use")
+
+from measure.nics import tool  # noqa: E402
+from measure.nics.comparison import RAW_ALL, RAW_CASE, Sample, row_of, size_case, slower_lines  # noqa: E402
+from measure.nics.cuts import Cut, lost_seconds  # noqa: E402
+from measure.nics.nic_set import Nic, parse_nic_set  # noqa: E402
+from measure.nics.setups import ALL, BEST, JOINED  # noqa: E402
+
+from bagua.net.bench.result_file import read_result  # noqa: E402
+from bagua.net.bench.turns import Turns  # noqa: E402
+
+_LACKING = missing_privilege() or missing_tap_device()
+
+
+def test_nics_are_rates_with_delay_and_loss() -> None:
+    found = parse_nic_set("10G/2.5G+5ms~1%/1G~0.1%")
+    assert found.nics == (Nic(10_000), Nic(2500, 5.0, 0.01), Nic(1000, 0.0, 0.001))
+    assert found.interfaces == ["eth0", "eth1", "eth2"]
+    assert found.tcp_buffer_bytes is not None
+    assert parse_nic_set("10G/10G").tcp_buffer_bytes is None, "the machine's own"
+    for wrong in ("10G", "10G/", "10/10", "10G/10G@1G", "10G/1G~1", "/".join(["1G"] * 9)):
+        with pytest.raises(ValueError, match=r"write|give"):
+            parse_nic_set(wrong)
+
+
+def _turns(size_bytes: int, **seconds: list[float]) -> Turns[Sample]:
+    found: Turns[Sample] = Turns()
+    names = {"best": BEST.name, "every": ALL.name, "joined": JOINED.name}
+    for variant, values in seconds.items():
+        case, name = (RAW_CASE, RAW_ALL) if variant == "raw" else (size_case(size_bytes), names[variant])
+        found.samples[case, name] = {
+            number: Sample("x", case, name, number, value) for number, value in enumerate(values)
+        }
+    return found
+
+
+def test_joined_nics_are_compared_with_the_others_and_with_raw_tcp() -> None:
+    times = {"best": [0.4, 0.8, 0.8], "every": [0.2, 0.2, 0.2], "joined": [0.2, 0.2, 0.4]}
+    row = row_of(_turns(100_000_000, raw=[1.0, 1.25], **times), "x", 100_000_000)
+    assert row is not None
+    assert (row.over[BEST.name].low, row.over[BEST.name].median, row.over[BEST.name].high) == (2, 2, 4)
+    assert row.over[ALL.name].median == 1
+    # 0.1 GB in 0.2 s, of 1 GB in 1.125 s.
+    assert row.of_raw == pytest.approx(0.5 * 1.125)
+    assert slower_lines([row]) == []
+
+
+def test_joined_nics_that_are_slower_than_the_best_one_are_named() -> None:
+    def said(*joined: float) -> list[str]:
+        row = row_of(_turns(1024, best=[1.0] * len(joined), joined=list(joined)), "10G/1G", 1024)
+        assert row is not None
+        return slower_lines([row])
+
+    assert said(1.01, 1.01, 1.01) == said(0.5, 0.9, 1.5) == []
+    (sure,) = said(1.2, 1.25, 1.3)
+    assert sure == "10G/1G, all-reduce 1 KiB: joined NICs have 0.80x the speed of the best NIC alone (0.77..0.83)"
+    (unsure,) = said(0.9, 1.25, 1.3)
+    assert unsure.endswith("which may be noise")
+    (few,) = said(1.25, 1.25)
+    assert "2 rounds" in few
+
+
+def test_a_cut_costs_the_longest_step_that_it_falls_into() -> None:
+    def cut(began: float, returned: float) -> Cut:
+        return Cut(0, 0, "link down", began, returned, None, returned)
+
+    lengths = [1.0, 1.0, 4.0, 1.0, 1.0, 1.0, 1.0, 2.0]
+    ended = [sum(lengths[: number + 1]) for number in range(len(lengths))]
+    assert lost_seconds([cut(1.5, 2.5), cut(7.2, 7.4)], ended, lengths, 1.0) == [3.0, 0.0]
+    assert lost_seconds([cut(9.9, 10.9)], ended, lengths, 1.0) == [1.0], "noticed after its end"
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))
+def test_the_best_nic_alone_and_all_are_measured_and_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    details, result = (tmp_path / name for name in ("details.json", "nics.json"))
+    words = ["--networks", "100M/50M,100M/100M+2ms~1%", "--device", "cpu", "--sizes", "8,256K", "--rounds", "1"]
+    words += ["--time-limit", "10", "--cuts", "4", "--down", "0.2"]
+    code = tool.main([*words, "--details", str(details), "--json", str(result)])
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    rows = json.loads(details.read_text())["summary"]
+    assert [(row["network"], row["size_bytes"]) for row in rows] == [
+        (network, size) for network in ("100M/50M", "100M/100M+2ms~1%") for size in (8, 256 << 10)
+    ]
+    found = read_result(result)
+    alone = found.find("time", nics="100M/50M", size_bytes=256 << 10, backend=BEST.name)
+    assert alone.median > 10e3, "the network is really between the ranks: 256 KiB at 100 Mb/s take 21 ms"
+    assert found.find("busbw", nics="100M/50M", backend="raw, all NICs").median == pytest.approx(18.75e-3, rel=0.3)
+    assert found.find("lost_by_cut", nics="100M/50M").repetitions >= 1, printed
+    assert "the same bits as without cuts" in printed
+    assert not list(Path("/run/netns").glob(f"netlab-{os.getpid()}-*"))
