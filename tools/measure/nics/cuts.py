@@ -21,7 +21,7 @@ from measure.core.catalogue import REFERENCE
 from measure.nics.lab_ranks import DriverRanks, GpuRanks
 from measure.nics.nic_set import HOSTS
 
-# A NIC carries again when a host has sent so much over it.
+# A NIC carries again when each host has sent so much over it.
 _CARRIES_BYTES = 256 << 10
 _RETURN_SECONDS = 8.0
 _POLL_SECONDS = 0.02
@@ -116,10 +116,11 @@ class NicCutter:
             self.error = error
 
     def _carried(self, nic: int) -> float | None:
-        before = self._lab.sent_bytes(0, nic)
+        """When both hosts have sent over it again."""
+        before = [self._lab.sent_bytes(host, nic) for host in range(HOSTS)]
         deadline = time.monotonic() + _RETURN_SECONDS
         while time.monotonic() < deadline and not self._stop.is_set():
-            if self._lab.sent_bytes(0, nic) - before > _CARRIES_BYTES:
+            if all(self._lab.sent_bytes(host, nic) - sent > _CARRIES_BYTES for host, sent in enumerate(before)):
                 return time.monotonic()
             time.sleep(_POLL_SECONDS)
         return None
