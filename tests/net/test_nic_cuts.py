@@ -3,7 +3,7 @@
 The host, the NIC, the way, the moment and the duration are drawn from a seed. With one NIC the transfer waits for its
 return, so no cut is longer than recovery allows; with several it has to end during the cut. Long form:
 
-    BAGUA_TEST_CUTS=1000 BAGUA_TEST_SEED=7 BAGUA_TEST_NICS=1 python -m pytest -s tests/net/test_nic_cuts.py
+    BAGUA_TEST_CUTS=1000 BAGUA_TEST_SEED=7 BAGUA_TEST_NICS=2 python -m pytest -s tests/net/test_nic_cuts.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [*NEEDS_LAB, pytest.mark.timeout(0 if "BAGUA_TEST_CUTS" in os.envir
 
 _CUTS = int(os.environ.get("BAGUA_TEST_CUTS", "4"))
 _SEED = int(os.environ.get("BAGUA_TEST_SEED", "0"))
-_NICS = int(os.environ.get("BAGUA_TEST_NICS", "1"))
+_NICS = [int(word) for word in os.environ.get("BAGUA_TEST_NICS", "1,2").split(",")]
 _RATE_MBIT = 100
 # All-reduces one after the other: bytes, and how many. Of all but the smallest, that is 0.6 s of traffic.
 _SERIES = ((8, 300), (64 << 10, 120), ((1 << 20) - 1, 8), (8 << 20, 1))
@@ -41,30 +41,31 @@ class _Cut:
     seconds: float
 
     @classmethod
-    def draw(cls, rng: random.Random) -> _Cut:
+    def draw(cls, rng: random.Random, nics: int) -> _Cut:
         return cls(
             *rng.choice(_SERIES),
             round(rng.uniform(*_MOMENTS_S), 3),
             rng.randrange(2),
-            rng.randrange(_NICS),
+            rng.randrange(nics),
             rng.choice(NIC_CUTS),
             rng.choice((0.02, 0.3, 1.0)),
         )
 
 
-def test_cuts_that_are_drawn_from_a_seed() -> None:
+@pytest.mark.parametrize("nics", _NICS)
+def test_cuts_that_are_drawn_from_a_seed(nics: int) -> None:
     rng = random.Random(_SEED)
     environment = {"BAGUA_NET_RAILS": "1"}
-    if _NICS > 1:
+    if nics > 1:
         environment["BAGUA_NET_JOIN_NICS"] = "auto"
     waits: list[float] = []
     with (
-        Lab(nics=_NICS, rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab,
+        Lab(nics=nics, rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab,
         Ring(lab, env=environment, timeout_ms=120_000) as ring,
     ):
         ring.connect()
         for number in range(_CUTS):
-            cut = _Cut.draw(rng)
+            cut = _Cut.draw(rng, nics)
             print(f"seed {_SEED}, cut {number}: {cut}", end="", flush=True)
             for _ in range(cut.count):
                 ring.start_verify(cut.size)
@@ -72,7 +73,7 @@ def test_cuts_that_are_drawn_from_a_seed() -> None:
             with ExitStack() as returns:
                 returns.enter_context(cut_nic(lab, cut.host, cut.nic, cut.way))
                 began = time.monotonic()
-                if _NICS == 1:
+                if nics == 1:
                     time.sleep(cut.seconds)  # the cut itself
                     returns.close()
                     began = time.monotonic()
