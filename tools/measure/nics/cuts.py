@@ -16,7 +16,6 @@ from typing import Any
 from netlab import NIC_CUTS, Lab, NetlabError, cut_nic
 
 from bagua.net.bench.endpoint import Event
-from bagua.net.bench.errors import BenchError
 from measure.core.catalogue import REFERENCE
 from measure.nics.lab_ranks import DriverRanks, GpuRanks
 from measure.nics.nic_set import HOSTS
@@ -197,9 +196,3 @@ def train_with_cuts(
     return CutReport(
         f"DDP training, {steps} losses and the parameters compared", cutter.cuts, differences, usual, lengths, lost
     )
-
-
-def require_cuts(report: CutReport, least: int) -> None:
-    """Raises BenchError: so few cuts show nothing."""
-    if len(report.cuts) < least:
-        raise BenchError(f"{len(report.cuts)} cuts of a NIC in the time there was; allow more with --cuts")
