@@ -36,6 +36,8 @@ bool enter_host_with_nics() {
     run("ip link add " + name + " type veth peer name " + peer + " && ip link set " + peer +
         " up && ip addr add 10.1." + std::to_string(number++) + ".1/24 dev " + name + " && ip link set " + name +
         " up");
+    // The kernel notices the carrier a moment later, and the plugin uses no interface without it.
+    run("for i in $(seq 1000); do ip link show " + name + " | grep -q 'state UP' && exit 0; sleep 0.01; done; exit 1");
     run("mkdir -p /sys/class/net/" + name);
     if (nic.pci == nullptr) continue;
     const std::string device = std::string("/sys/devices/pci0000:3a/") + nic.pci;
