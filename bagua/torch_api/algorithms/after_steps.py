@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bagua.error_text import listed
 from bagua.torch_api.algorithms.base import AlgorithmImpl, communicated
-from bagua.torch_api.algorithms.rounds import Round, RoundEvent, RoundState
+from bagua.torch_api.algorithms.rounds import Round, RoundEvent, RoundState, steppers
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -46,9 +46,7 @@ class ExchangeAfterSteps(AlgorithmImpl):
         return communicated(bagua_ddp)
 
     def _find_steppers(self, bagua_ddp: AlgorithmFacade) -> None:
-        stepper_of: dict[int, int] = {}
-        for position, optimizer in enumerate(bagua_ddp.bagua_optimizers):
-            stepper_of.update((id(tensor), position) for tensor in bagua_ddp.tensors_of(optimizer))
+        stepper_of = steppers(bagua_ddp)
         named = bagua_ddp.synchronized_parameters
         missing = [name for name, parameter in named if id(parameter) not in stepper_of]
         if missing:

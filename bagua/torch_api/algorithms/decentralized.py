@@ -19,22 +19,25 @@ import torch
 from torch import Tensor
 
 from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.collectives.purpose_groups import group_for
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.peer_selection import check_peer_selection
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, communicated
-from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, UnheardSteps, check_interval
+from bagua.torch_api.algorithms.rounds import (
+    Interval,
+    Round,
+    RoundEvent,
+    RoundState,
+    UnheardSteps,
+    check_interval,
+    group_of_weights,
+    steppers,
+)
 from bagua.torch_api.algorithms.saved_layout import check_layout
 
 if TYPE_CHECKING:
     from bagua.engine.algorithm_facade import AlgorithmFacade
     from bagua.engine.comm_scheduler import CommScheduler
-
-# An exchange goes on in the background of whatever else the ranks tell each other (buffers, a logged loss, gradients of
-# another module), and messages of one group need one order. So exchanges have a group of their own. All modules share
-# it: their exchanges are launched in the order of the program, and one stream or thread carries them.
-_PURPOSE = "exchanges of weights"
 
 
 class PeerWeightBucket(WeightBucket):
@@ -138,14 +141,8 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self._is_stepping = False
         self._exchanges = self._buckets[0].operation.exchanges if self._buckets else 0
         self._unheard = UnheardSteps(bagua_ddp.bagua_module_name, self.process_group.size)
-        named = bagua_ddp.synchronized_parameters
-        listed = {
-            id(parameter)
-            for optimizer in bagua_ddp.bagua_optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        self._sees_steps = all(id(parameter) in listed for _, parameter in named)
+        stepped = steppers(bagua_ddp)
+        self._sees_steps = all(id(parameter) in stepped for _, parameter in bagua_ddp.synchronized_parameters)
         return communicated(bagua_ddp)
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> list[PeerWeightBucket]:
@@ -167,7 +164,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             bucket._peer_weight,
             hierarchical=self.hierarchical,
             peer_selection_mode=self.peer_selection_mode,
-            group=group_for(_PURPOSE, self.process_group),
+            group=group_of_weights(self.process_group),
         )
         bucket.operation.exchanges = self._exchanges
 

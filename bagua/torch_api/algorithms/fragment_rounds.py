@@ -11,22 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from bagua.codecs import Codec
-from bagua.collectives.purpose_groups import group_for
 from bagua.comm_ops.compressed import CompressedAllReduce, compressed_alignment
 from bagua.comm_ops.public_bucket import BaguaBucket
-from bagua.comm_ops.round_exchange import MeanOverRanks, RoundCheck
+from bagua.comm_ops.round_check import RoundCheck
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
 from bagua.torch_api.algorithms.base import idle_codec
 from bagua.torch_api.algorithms.fragments import Fragment, FragmentBucket, OuterOptimizer, split
+from bagua.torch_api.algorithms.rounds import group_of_weights
 from bagua.torch_api.algorithms.saved_layout import check_layout
 from bagua.torch_api.algorithms.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.algorithm_facade import AlgorithmFacade
-
-# As in bagua.torch_api.algorithms.decentralized: an exchange goes on while ranks communicate something else.
-_PURPOSE = "exchanges of weights"
 
 
 class FragmentRounds(ExchangeAfterSteps):
@@ -35,30 +32,30 @@ class FragmentRounds(ExchangeAfterSteps):
 
     Args:
         process_group: the ranks that train together.
+        warm_up: before the first round.
         interval: steps of a round.
         fragments: of the model.
         delay: steps that an exchange has, less than `interval`.
         alpha: see bagua.torch_api.algorithms.fragments.
         outer_optimizer: None: weights are averaged.
-        codec: by which differences are compressed; None: not at all.
-        warm_up: before the first round; None: there is none.
         momentum_rounds: see bagua.torch_api.algorithms.fragments.
+        codec: by which differences are compressed; None: not at all.
     """
 
     def __init__(
         self,
         process_group: BaguaProcessGroup,
+        warm_up: WarmUp,
         interval: int,
-        fragments: int = 1,
-        delay: int = 0,
-        alpha: float = 0.0,
-        outer_optimizer: OuterOptimizer | None = None,
-        codec: Codec | None = None,
-        warm_up: WarmUp | None = None,
-        momentum_rounds: int = 0,
+        fragments: int,
+        delay: int,
+        alpha: float,
+        outer_optimizer: OuterOptimizer | None,
+        momentum_rounds: int,
+        codec: Codec | None,
     ) -> None:
         super().__init__(process_group)
-        self._warm_up = warm_up or WarmUp(process_group, steps=0)
+        self._warm_up = warm_up
         self._interval, self._delay, self._alpha = interval, delay, alpha
         self._fragment_count = fragments
         self._outer_optimizer, self._momentum_rounds = outer_optimizer, momentum_rounds
@@ -121,7 +118,7 @@ class FragmentRounds(ExchangeAfterSteps):
         if self.ranks_in_step:
             self._warm_up.algorithm.init_operations(bagua_ddp, bucket)
             return
-        group = group_for(_PURPOSE, self.process_group)
+        group = group_of_weights(self.process_group)
         communicator = group.get_global_communicator()
         bucket.clear_ops()
         if any(bucket is fragment.buckets[0] for fragment in self._fragments) and group.size > 1:
@@ -131,7 +128,7 @@ class FragmentRounds(ExchangeAfterSteps):
         if self._codec is not None and bucket.dtype in self._codec.dtypes:
             bucket.append_op(CompressedAllReduce(group, average=True, everybody=communicator, codec=self._codec))
         else:
-            bucket.append_op(MeanOverRanks(communicator))
+            bucket.append_decentralized_synchronous_op(bucket.flattened_tensor(), hierarchical=False, group=group)
 
     def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
         found = idle_codec("codec", self._codec, bagua_ddp)
@@ -172,8 +169,7 @@ class FragmentRounds(ExchangeAfterSteps):
         self.steps += 1
         # More steps than in a round: the state of a longer one was loaded.
         if self.steps >= self._interval - self._delay and not self._is_under_way:
-            group = group_for(_PURPOSE, self.process_group)
-            self._fragment.begin(group, bagua_ddp.scheduler.recorder, self._what)
+            self._fragment.begin(group_of_weights(self.process_group), bagua_ddp.scheduler.recorder, self._what)
             self._is_under_way = True
         if self.steps >= self._interval:
             self._end_round()

@@ -52,6 +52,11 @@ class LocalSGDAlgorithm(Algorithm):
         RuntimeError: when a module is wrapped: a parameter is in none of the optimizers.
     """
 
+    # Of the algorithms below, which give them other values.
+    fragments, delay, alpha, momentum_rounds = 1, 0, 0.0, 0
+    _make_outer: OuterOptimizer | None = None
+    _codec: Codec | None = None
+
     def __init__(self, sync_every: int, warmup_steps: int = 0, warmup_codec: str | Codec | None = None) -> None:
         _check_steps("sync_every", sync_every)
         check_warm_up(warmup_steps)
@@ -59,11 +64,18 @@ class LocalSGDAlgorithm(Algorithm):
         self._warmup_codec = None if warmup_codec is None else get_codec(warmup_codec)
         self.warmup_codec = None if self._warmup_codec is None else self._warmup_codec.name
 
-    def _warm_up(self, process_group: BaguaProcessGroup) -> WarmUp:
-        return WarmUp(process_group, self.warmup_steps, self._warmup_codec)
-
     def reify(self, process_group: BaguaProcessGroup) -> FragmentRounds:
-        return FragmentRounds(process_group, self.sync_every, warm_up=self._warm_up(process_group))
+        return FragmentRounds(
+            process_group,
+            WarmUp(process_group, self.warmup_steps, self._warmup_codec),
+            self.sync_every // self.fragments,
+            self.fragments,
+            self.delay,
+            self.alpha,
+            self._make_outer,
+            self.momentum_rounds,
+            self._codec,
+        )
 
 
 class DiLoCoAlgorithm(LocalSGDAlgorithm):
@@ -102,15 +114,7 @@ class DiLoCoAlgorithm(LocalSGDAlgorithm):
                 " lambda parameters: torch.optim.SGD(parameters, lr=0.7)."
             )
         self.outer_optimizer = outer_optimizer
-
-    def reify(self, process_group: BaguaProcessGroup) -> FragmentRounds:
-        return FragmentRounds(
-            process_group,
-            self.sync_every,
-            outer_optimizer=self.outer_optimizer or default_outer_optimizer,
-            warm_up=self._warm_up(process_group),
-            momentum_rounds=self.momentum_rounds,
-        )
+        self._make_outer = outer_optimizer or default_outer_optimizer
 
 
 class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
@@ -164,19 +168,6 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
         self.fragments, self.delay, self.alpha = fragments, delay, alpha
         self._codec = None if codec is None else get_codec(codec)
         self.codec = None if self._codec is None else self._codec.name
-
-    def reify(self, process_group: BaguaProcessGroup) -> FragmentRounds:
-        return FragmentRounds(
-            process_group,
-            self.sync_every // self.fragments,
-            self.fragments,
-            self.delay,
-            self.alpha,
-            self.outer_optimizer or default_outer_optimizer,
-            self._codec,
-            self._warm_up(process_group),
-            self.momentum_rounds,
-        )
 
 
 def _nearest(sync_every: int, fragments: int) -> str:

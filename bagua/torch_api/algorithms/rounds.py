@@ -11,10 +11,14 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+from bagua.collectives.purpose_groups import group_for
 from bagua.engine.step_state import StateMachine
 
 if TYPE_CHECKING:
     import torch
+
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 # Steps in a row after backward passes to which no forward pass in training belongs. A few may be a loss of another kind
 # now and then; who makes so many does not exchange at all.
@@ -130,6 +134,23 @@ class Interval:
         """Count a round. Whether it exchanges."""
         self.rounds += 1
         return (self.rounds - 1) % self.interval == 0
+
+
+def group_of_weights(process_group: BaguaProcessGroup) -> BaguaProcessGroup:
+    """The same ranks, for exchanges of weights alone: these go on in the background of whatever else the ranks tell
+    each other (buffers, a logged loss, gradients of another module), and messages of one group need one order. All
+    modules share it: their exchanges are launched in the order of the program, and one stream or thread carries them.
+    """
+    return group_for("exchanges of weights", process_group)
+
+
+def steppers(bagua_ddp: AlgorithmFacade) -> dict[int, int]:
+    """By the id of a parameter, the position of the last listed optimizer that steps it."""
+    return {
+        id(tensor): position
+        for position, optimizer in enumerate(bagua_ddp.bagua_optimizers)
+        for tensor in bagua_ddp.tensors_of(optimizer)
+    }
 
 
 class UnheardSteps:

@@ -1,7 +1,4 @@
-"""What ranks exchange that meet after a number of local steps: which round it is, and a mean.
-
-Operations of a bucket (bagua.engine.bucket), without threads of their own.
-"""
+"""A check that ranks which meet after local steps are in the same round: an operation of a bucket."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bagua.comm_ops.weight_exchange import MeanOfAll, as_real
 from bagua.job import torch_internals
 
 if TYPE_CHECKING:
@@ -85,22 +81,3 @@ class RoundCheck:
 
 def _digest(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
-
-
-class MeanOverRanks:
-    """The bucket becomes its mean over all ranks, the same bits on all of them.
-
-    Args:
-        communicator: of all ranks.
-    """
-
-    inline = False
-
-    def __init__(self, communicator: BaguaCommunicator) -> None:
-        ranks = communicator.nranks()
-        self._mean = MeanOfAll(communicator, [1 / ranks] * ranks)
-
-    def run(self, bucket: Bucket) -> None:
-        flat = bucket.flattened_tensor()
-        if flat.numel():
-            self._mean.mix(as_real(flat), 0)
