@@ -11,8 +11,10 @@ import torch
 from support.algorithm_cases import CASES, WARMUP_STEPS, Case, pulling, step
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.training import TWO_NODES_OF_TWO, begin, check_equal, engine_of, message_of, mlp
+from support.training import TWO_NODES_OF_TWO, begin, check_equal, engine_of, loss_of, message_of, mlp
+from torch import nn
 
+SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1000"}  # of which these models have several
 AFTER = 5  # more than the interval, and enough for shift_one to meet all partners
 
 DETERMINISTIC = [
@@ -59,6 +61,7 @@ def _go_on(case: Case, steps: int, how: str, folder: str) -> None:
     model, optimizer = _made(case, rank, device, how, seed=50)
     middle = torch.load(Path(folder, f"{rank}.middle"), weights_only=True, map_location=device)
     end = torch.load(Path(folder, f"{rank}.end"), weights_only=True, map_location=device)
+    loss_of(model, pulling(rank, 1, device)[0])  # may begin an exchange, which is none of the state's
     _load(model, optimizer, middle)
     for batch in pulling(rank, steps + AFTER, device)[steps:]:
         step(model, optimizer, batch)
@@ -87,8 +90,8 @@ def _check_same(one: Any, other: Any, what: str) -> None:
 @pytest.mark.parametrize("steps", [1, 7])
 @every_algorithm
 def test_other_processes_go_on(case: Case, steps: int, tmp_path: Path) -> None:
-    run_ranks(4, _save, case, steps, "with_bagua", str(tmp_path), reuse=True)
-    run_ranks(4, _go_on, case, steps, "with_bagua", str(tmp_path), reuse=True)
+    for play in (_save, _go_on):
+        run_ranks(4, play, case, steps, "with_bagua", str(tmp_path), env=SMALL_BUCKETS, reuse=True)
 
 
 @pytest.mark.parametrize("how", ["with_bagua unflattened", "wrapper"])
@@ -108,16 +111,21 @@ def test_on_nodes(case: Case, tmp_path: Path) -> None:
 @every_algorithm
 @on_ranks(2)
 def test_fresh_objects_go_on_from_any_step(rank: int, device: torch.device, case: Case) -> None:
-    """Saved before each step, about QAdam's switch too, and loaded by fresh objects in this process."""
+    """Saved before each step and within it, about QAdam's switch too, and loaded by fresh objects in this process."""
     model, optimizer = _made(case, rank, device, "with_bagua")
     for number, batch in enumerate(pulling(rank, WARMUP_STEPS + 3, device)):
         # An optimizer works on with the tensors that it is given.
-        state = copy.deepcopy(_state(model, optimizer))
-        other, another = _made(case, rank, device, "with_bagua", seed=70)
-        _load(other, another, state)
-        step(other, another, batch)
-        step(model, optimizer, batch)
-        check_equal(other, model, f"{case} after {number} steps")
+        states = [copy.deepcopy(_state(model, optimizer))]
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        states.append(copy.deepcopy(_state(model, optimizer)))
+        loss.backward()
+        optimizer.step()
+        for state in states:
+            other, another = _made(case, rank, device, "with_bagua", seed=70)
+            _load(other, another, state)
+            step(other, another, batch)
+            check_equal(other, model, f"{case} after {number} steps")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -134,3 +142,19 @@ def test_the_state_of_another_algorithm_is_refused(rank: int, device: torch.devi
             message_of(ValueError, lambda: engine_of(wrong).load_state_dict(saved))  # noqa: B023
         other.stop(wrong)
     message_of(ValueError, lambda: engine_of(model).load_state_dict({"algorithm": {}}))
+
+
+@on_ranks(2)
+def test_the_state_of_another_model_is_refused(rank: int, device: torch.device) -> None:
+    texts = {
+        "decentralized": "The state is of another model.",
+        "low_precision_decentralized": "another model, or of buckets of another size (BAGUA_DEFAULT_BUCKET_SIZE",
+        "streaming_diloco": "another model, or has another number of fragments",
+    }
+    for case in CASES:
+        if case.name in texts and not case.even:
+            model, _ = _made(case, rank, device, "with_bagua")
+            other = nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 4)).to(device)
+            wrong = engine_of(case.wrap(other, case.optimizer(other))).state_dict()
+            told = message_of(ValueError, lambda: engine_of(model).load_state_dict(wrong))  # noqa: B023
+            assert texts[case.name] in told

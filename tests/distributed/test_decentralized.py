@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.decentralized import BOTH, Case, Job, adam, check_peer_weights, several
+from support.decentralized import BOTH, Case, adam, check_peer_weights, several
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.replicas import (
@@ -36,8 +34,6 @@ from support.training import (
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
-from bagua.job import failure_report
-from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from bagua.torch_api.bucket import BaguaBucket
@@ -265,27 +261,3 @@ def test_arguments_of_the_operation(device: torch.device) -> None:
     )
     assert "'shift_one'" in told
     assert not bucket.ops
-
-
-# --- failure ---------------------------------------------------------------------------------------------------------
-
-
-def _partner_dies() -> tuple[int, ...]:
-    rank, device = begin()
-    failure_report.ROLL_CALL_S = 1.0
-    job = Job(rank, device, mode="shift_one")
-    job.normal_round("all are there")
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        for _ in range(3):
-            job.normal_round("one is gone")
-    except CollectiveError as error:
-        return error.missing_ranks
-    raise AssertionError("went on without the rank that died")
-
-
-def test_a_partner_that_dies_is_named() -> None:
-    if os.environ.get("BAGUA_TEST_DEVICE") == "cuda":
-        pytest.skip("NCCL notices on the GPU, and torch's watchdog ends the process: nothing is raised")
-    assert run_ranks(2, _partner_dies, expect_death={1}) == [(1,), None]

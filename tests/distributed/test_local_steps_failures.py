@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.dying_rank import VICTIM, begin_to_lose_one, die
-from support.local_steps import RATE, batch, loss_of, model_of
+from support.local_steps import RATE, make_step, model_of
 from support.processes import wait_until
 from support.ranks import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
@@ -39,17 +39,11 @@ def _sharded(device: torch.device, algorithm: Algorithm) -> tuple[Any, torch.opt
     return model, optimizer
 
 
-def _step(model: Any, optimizer: torch.optim.Optimizer, number: int, rank: int, device: torch.device) -> None:
-    optimizer.zero_grad()
-    loss_of(model, batch(number, rank).to(device)).backward()
-    optimizer.step()
-
-
 def _train(folder: str, name: str, options: dict[str, Any], how: str, is_sharded: bool) -> str | None:
     rank, device = begin_to_lose_one()
     model, optimizer = (_sharded if is_sharded else _wrapped)(device, Algorithm.init(name, **options))
     for number in range(STEPS):
-        _step(model, optimizer, number, rank, device)
+        make_step(model, [optimizer], number, rank)
     told = Path(folder, "told")
     if rank == VICTIM:
         # Only then has it made all of the exchanges.
@@ -65,7 +59,7 @@ def _train(folder: str, name: str, options: dict[str, Any], how: str, is_sharded
 
     def go_on() -> None:
         for number in range(STEPS, 2 * STEPS):
-            _step(model, optimizer, number, rank, device)
+            make_step(model, [optimizer], number, rank)
 
     with pytest.raises(CollectiveError) as raised:
         go_on()
@@ -78,6 +72,7 @@ def _train(folder: str, name: str, options: dict[str, Any], how: str, is_sharded
 
 HOW = {"killed": "exited.", "silent": "did not respond within 3 s.", "leaves": "ended normally, after fewer"}
 EXCHANGE = "waiting for the weights exchanged in round "
+WEIGHTS = "waiting for exchanged weights "
 GRADIENTS = "waiting for the gradients of a backward pass ("
 
 
@@ -89,7 +84,8 @@ GRADIENTS = "waiting for the gradients of a backward pass ("
         ("streaming_diloco", {"sync_every": 6, "delay": 1}, "leaves", False, f"{EXCHANGE}2, fragment 2 of 2 ("),
         ("diloco", {"sync_every": 3, "warmup_steps": 9}, "leaves", False, GRADIENTS),
         ("async", {"warmup_steps": 9}, "leaves", False, GRADIENTS),
-        ("decentralized", {"hierarchical": False}, "leaves", False, "waiting for exchanged weights ("),
+        ("decentralized", {"hierarchical": False}, "leaves", False, f"{WEIGHTS}("),
+        ("decentralized", {"hierarchical": False, "peer_selection_mode": "shift_one"}, "killed", False, f"{WEIGHTS}("),
     ],
 )
 def test_a_rank_is_missing(

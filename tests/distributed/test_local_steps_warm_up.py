@@ -22,7 +22,7 @@ WARM_UP, STEPS = 3, 11
 CASES: list[tuple[str, dict[str, Any], str | None]] = [
     ("local_sgd", {"sync_every": 3}, None),
     ("diloco", {"sync_every": 2}, None),
-    ("streaming_diloco", {"sync_every": 4, "delay": 1, "alpha": 0.5, "codec": "int8"}, "int4"),
+    ("streaming_diloco", {"sync_every": 4, "delay": 1, "alpha": 0.5, "codec": "int8", "momentum_rounds": 2}, "int4"),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 

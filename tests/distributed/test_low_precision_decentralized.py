@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.decentralized import check_resumed
 from support.low_precision_ring import Case, Job, bucket_names, check_replicas, several
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
@@ -31,7 +30,7 @@ from support.training import (
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms import Algorithm
-from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm, LowPrecisionDecentralizedAlgorithm
+from bagua.torch_api.algorithms.decentralized import LowPrecisionDecentralizedAlgorithm
 from bagua.torch_api.bucket import BaguaBucket
 
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1000"}
@@ -292,35 +291,8 @@ def test_weights_that_are_not_finite_are_seen(rank: int, device: torch.device) -
 # --- state -----------------------------------------------------------------------------------------------------------
 
 
-def _resumed(cases: Sequence[Case]) -> None:
-    rank, device = begin()
-    for case in cases:
-        net, other = check_resumed(case, rank, device)
-        for ours, theirs in zip(other.bagua_buckets, net.bagua_buckets, strict=True):
-            assert all(map(torch.equal, ours.replicas, theirs.replicas))
-        check_replicas(other, case.nodes or [[one] for one in range(dist.get_world_size())], "resumed")
-
-
-def test_a_resumed_run_goes_on_bit_for_bit() -> None:
-    cases = [Case(make_optimizers=momentum), Case("", 3, make_optimizers=several, dtype=torch.bfloat16)]
-    run_ranks(3, _resumed, cases, env=SMALL_BUCKETS)
-    run_ranks(4, _resumed, [Case(hierarchical=True, nodes=[[0, 1], [2, 3]])], env=TWO_NODES_OF_TWO)
-
-
-def _wrong_states() -> None:
-    rank, device = begin()
-    net: Any = mlp(rank, device)
-    net.with_bagua(sgd(net), LowPrecisionDecentralizedAlgorithm())
-    good = net.bagua_ddp.state_dict()
-    other: Any = mlp(rank, device)
-    other.with_bagua(sgd(other), DecentralizedAlgorithm())
-    message_of(ValueError, lambda: net.bagua_ddp.load_state_dict(other.bagua_ddp.state_dict()), "replicas")
-    smaller = {**good, "algorithm": {**good["algorithm"], "replicas": [[torch.zeros(3)] * 3]}}
-    assert "BAGUA_DEFAULT_BUCKET_SIZE" in message_of(ValueError, lambda: net.bagua_ddp.load_state_dict(smaller))
-
-
-def _other_neighbors() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_state_of_other_neighbors_is_refused(rank: int, device: torch.device) -> None:
     states = []
     for hierarchical in (False, True):
         net: Any = mlp(rank, device)
@@ -328,11 +300,6 @@ def _other_neighbors() -> None:
         states.append(net.bagua_ddp.state_dict())
     assert "hierarchical=True" in message_of(ValueError, lambda: net.bagua_ddp.load_state_dict(states[0]))
     net.bagua_ddp.load_state_dict(states[1])
-
-
-def test_states_of_something_else_are_refused() -> None:
-    run_ranks(1, _wrong_states)
-    run_ranks(2, _other_neighbors)
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support.local_steps import RATE, Reference, batch, loss_of, model_of
+from support.local_steps import RATE, Reference, make_step, model_of
 from support.ranks import run_ranks
 from support.training import begin, message_of
 from torch import nn
@@ -45,13 +45,6 @@ def _sharded(device: torch.device, mesh: Any, seed: int) -> tuple[Any, list[torc
     return model, [torch.optim.SGD(parameters[:2], lr=RATE), torch.optim.SGD(parameters[2:], lr=RATE)]
 
 
-def _step(model: Any, optimizers: list[torch.optim.Optimizer], number: int, replica: int, device: torch.device) -> None:
-    loss_of(model, batch(number, replica).to(device)).backward()
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def _weights(model: Any) -> list[torch.Tensor]:
     return [parameter.detach().full_tensor().cpu() for parameter in model.parameters()]
 
@@ -73,7 +66,7 @@ def _two_replicas_of_two(folder: str) -> None:
                 states = (model.state_dict(), [one.state_dict() for one in optimizers], exchange.state_dict())
                 saved = copy.deepcopy([{k: v.to_local() for k, v in states[0].items()}, *states[1:]])
                 torch.save(saved, path)
-            _step(model, optimizers, number, replica, device)
+            make_step(model, optimizers, number, replica)
             reference.step(number)
             for mine, theirs in zip(_weights(model), reference.replicas[replica].parameters(), strict=True):
                 assert torch.allclose(mine, theirs, atol=2e-6), f"{name}, step {number}"
@@ -90,13 +83,13 @@ def _two_replicas_of_two(folder: str) -> None:
             one.load_state_dict(state)
         going_on.load_state_dict(rounds)
         for number in range(5, STEPS):
-            _step(resumed, others, number, replica, device)
+            make_step(resumed, others, number, replica)
         assert all(torch.equal(one, other) for one, other in zip(_weights(model), _weights(resumed), strict=True)), name
 
         # After the end, replicas train alone.
         exchange.remove()
         for number in range(interval):
-            _step(model, optimizers, number, replica, device)
+            make_step(model, optimizers, number, replica)
         first = _weights(model)[0].to(device)
         found = [torch.empty_like(first) for _ in range(2)]
         dist.all_gather(found, first, group=replicas)

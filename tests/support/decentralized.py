@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
-from support.replicas import Replicas, SideBySide, gathered, sgd, train_step
-from support.training import batches, check_equal, check_tensor_on_ranks, mlp, wrap_with
+from support.replicas import Replicas, SideBySide, gathered, sgd
+from support.training import check_tensor_on_ranks, mlp, wrap_with
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms import Algorithm
@@ -97,28 +95,6 @@ class Case:
 
     def wrap(self, net: Any, optimizers: list[torch.optim.Optimizer]) -> Any:
         return wrap_with(self.how, net, optimizers, self.algorithm(), **self.wrapper_options)
-
-
-def check_resumed(case: Case, rank: int, device: torch.device) -> tuple[Any, Any]:
-    """A run goes on bit for bit from states that were saved in its middle. Returns its module and the resumed one."""
-    ranks = dist.get_world_size()
-    model, net, optimizers, _ = case.build(rank, ranks, device)
-    data = batches(rank, 10, device)
-    saved = io.BytesIO()
-    for step, batch in enumerate(data):
-        if step == 5:
-            torch.save([one.state_dict() for one in (net, *optimizers, net.bagua_ddp)], saved)
-        train_step(model, optimizers, batch)
-    model, other, optimizers, _ = case.build(rank, ranks, device, seed=77)
-    model(data[0][0].to(case.dtype))  # may begin an exchange, which is none of the state's
-    saved.seek(0)
-    for one, state in zip((other, *optimizers, other.bagua_ddp), torch.load(saved, map_location=device), strict=True):
-        one.load_state_dict(state)
-    for batch in data[5:]:
-        train_step(model, optimizers, batch)
-    check_equal(other, net, f"resumed {case}")
-    assert other.bagua_train_step_counter == net.bagua_train_step_counter == 10
-    return net, other
 
 
 def check_peer_weights(net: Any, case: Case, rank: int, ranks: int, exchanges: int) -> None:

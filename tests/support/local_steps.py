@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,15 @@ def batch(step: int, rank: int) -> Tensor:
 
 def loss_of(model: nn.Module, inputs: Tensor) -> Tensor:
     return (model(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
+
+
+def make_step(model: Any, optimizers: Sequence[torch.optim.Optimizer], number: int, replica: int) -> None:
+    device = next(model.parameters()).device
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss_of(model, batch(number, replica).to(device)).backward()
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 class Reference:
