@@ -131,7 +131,6 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_unusual_rounds[with_bagua]",
         "test_other_communication_does_not_get_in_between",
     ],
-    "decentralized_resume": ["test_a_state_of_an_exchange_that_is_under_way"],
     "low_precision_decentralized": [
         "test_weights_are_those_of_the_formula_and_replicas_those_of_the_neighbours[2]",
         "test_nodes_form_the_ring[two nodes of two]",
@@ -156,6 +155,7 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_several_models_with_different_algorithms",
     ],
     "algorithms_resume": [
+        "test_fresh_objects_go_on_from_any_step[decentralized]",
         "test_fresh_objects_go_on_from_any_step[low_precision_decentralized]",
         f"test_other_processes_go_on[{_SHIFT_ONE}-7]",
     ],
