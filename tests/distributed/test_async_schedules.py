@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import gc
 import random
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.async_runs import DEADLINE_S, threads, until
 from support.rank_tests import on_ranks
 from support.training import batches, check_ranks_equal, loss_of, mlp, with_algorithm
 
@@ -24,7 +23,6 @@ from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgo
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 SCHEDULES = 50
-DEADLINE_S = 60.0
 
 
 class _InterruptedError(Exception):
@@ -136,10 +134,7 @@ def _train_until_averaged(trainer: _Trainer) -> None:
     trainer.algorithm.resume(trainer.model)
     staleness = trainer.algorithm.staleness
     before = staleness.count
-    deadline = time.monotonic() + DEADLINE_S
-    while staleness.count == before:
-        assert time.monotonic() < deadline, "nothing was averaged"
-        trainer.step()
+    until(lambda: staleness.count > before, trainer.step)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -169,7 +164,4 @@ def test_no_schedule_hangs(rank: int, device: torch.device) -> None:
     trainer.abort()
     trainer = None
     gc.collect()
-    deadline = time.monotonic() + DEADLINE_S
-    while any(thread.name == "bagua-average" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, "a loop did not end"
-        time.sleep(0.01)
+    until(lambda: threads() == 0)

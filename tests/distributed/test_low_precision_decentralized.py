@@ -18,14 +18,12 @@ from support.round_situations import SITUATIONS
 from support.training import (
     NODES_OF_TWO_AND_ONE,
     TWO_NODES_OF_TWO,
-    Branches,
     MixedDtypes,
     batches,
     begin,
     launched_on,
     message_of,
     mlp,
-    wrap_with,
 )
 from torch import Tensor, nn
 
@@ -253,27 +251,6 @@ def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
         job.normal_round("the first round")
         situation(job)
         job.normal_round(f"after {situation.__name__}")
-
-
-@on_ranks(2)
-def test_parameters_that_are_not_used_are_mixed(rank: int, device: torch.device) -> None:
-    for find_unused in (False, True):
-        torch.manual_seed(0)
-        net: Any = Branches().to(device)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        how = "wrapper finding unused" if find_unused else "wrapper"
-        model = wrap_with(how, net, [optimizer], LowPrecisionDecentralizedAlgorithm(False))
-        with torch.no_grad():
-            net.never.weight.add_(rank)
-        for step in range(12):
-            x = batches(rank, 1, device, seed=step)[0][0]
-            optimizer.zero_grad()
-            model(x, take=("left",) if (rank + step) % 2 else ("right",)).square().mean().backward()
-            optimizer.step()
-            check_replicas(net, [[0], [1]], f"step {step}")
-        # By a factor of 3 with each exchange, but for the levels.
-        first, second = gathered(net.never.weight.detach())
-        assert (first - second).abs().max() < 1e-3
 
 
 @on_ranks(2)

@@ -167,7 +167,6 @@ CHOICE: dict[str, Sequence[str]] = {
     "async_model_average": [
         "test_an_average_moves_replicas_to_their_mean_and_not_the_mean[2-MixedDtypes]",
         "test_ranks_at_different_paces[2]",
-        "test_abort_and_resume[with_bagua-0]",
         "test_another_algorithm_takes_over",
     ],
     "async_ends": [

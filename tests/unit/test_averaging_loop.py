@@ -101,20 +101,6 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(averaging_loop, "QUIET_PAUSE_S", 0.001)
 
 
-def test_ranks_that_do_not_move_meet_at_their_mean() -> None:
-    ranks = _start(3, [(1.0,), (2.0,), (6.0,)])
-
-    def have_met() -> bool:
-        for rank in ranks:
-            rank.safe_point()
-        return {rank.value() for rank in ranks} == {3.0}
-
-    _wait_until(have_met)
-    _all([rank.end for rank in ranks])
-    assert {rank.value() for rank in ranks} == {3.0}
-    assert not any(rank.loop.is_alive for rank in ranks)
-
-
 def test_an_end_without_a_step_between_gives_all_ranks_the_same_bits() -> None:
     ranks = _start(3, [(0.1,), (0.2,), (0.7,)])
     for turn in range(50):
@@ -152,11 +138,27 @@ def test_ranks_that_are_all_at_rest_exchange_nothing() -> None:
     assert [rank.value() for rank in ranks] == [0.0, 8.0]
 
 
-def test_the_pause_is_kept_but_not_by_an_end() -> None:
+def test_the_pause_is_kept_but_not_by_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = _start(2, [(0.0,), (8.0,)], interval_s=1000.0)
     _wait_until(lambda: all(rank.loop._phase is Phase.PAUSE for rank in ranks))
     _all([rank.end for rank in ranks])
     assert {rank.value() for rank in ranks} == {4.0}
+
+    # Nor by who asked for it a turn before the other.
+    monkeypatch.setattr(averaging_loop, "PATIENCE_S", 1000.0)
+    meeting = Meeting(2)
+    first, second = (Rank(ThreadRank(meeting, rank), (8.0 * rank,), 1000.0) for rank in range(2))
+    for rank in (first, second):
+        rank.begin()
+        rank.start()
+    with ThreadPoolExecutor(1) as threads:
+        end = threads.submit(first.end)
+        _wait_until(lambda: first.ranks.agreements == 1 and second.loop._phase is Phase.COPY)
+        second.safe_point()
+        _wait_until(lambda: second.loop.exchanges == 1)
+        second.end()
+        end.result(DEADLINE_S)
+    assert first.value() == second.value() == 4.0
 
 
 def test_who_leaves_takes_part_until_all_do_and_gives_the_group_back() -> None:
