@@ -1,5 +1,7 @@
 // Joined devices: those of BAGUA_NET_JOIN_NICS in every table, and those that NCCL asks for (makeVDevice) in the tables
 // that have it.
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <sched.h>
 #include <sys/mount.h>
 
@@ -43,6 +45,19 @@ bool enter_host_with_nics() {
     const std::string device = std::string("/sys/devices/pci0000:3a/") + nic.pci;
     run("mkdir -p " + device + " && ln -s " + device + " /sys/class/net/" + name + "/device && echo 0 > " + device +
         "/numa_node && echo " + std::to_string(nic.mbps) + " > /sys/class/net/" + name + "/speed");
+  }
+  // The kernel reports the carrier a moment later, up to a second if links change often.
+  for (const auto& nic : nics) {
+    wait_until("a link that is up", [&] {
+      ifaddrs* rows = nullptr;
+      if (::getifaddrs(&rows) != 0) return false;
+      bool is_running = false;
+      for (const ifaddrs* row = rows; row != nullptr; row = row->ifa_next) {
+        is_running |= std::string(row->ifa_name) == nic.name && (row->ifa_flags & IFF_RUNNING) != 0;
+      }
+      ::freeifaddrs(rows);
+      return is_running;
+    });
   }
   return true;
 }
