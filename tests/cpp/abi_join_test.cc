@@ -19,12 +19,13 @@ void run(const std::string& command) {
   if (std::system(command.c_str()) != 0) throw std::runtime_error("failed: " + command);
 }
 
-// Two NICs with 25 and 10 Gb/s, and a virtual interface, in a network and a /sys of this process. False: it may not
-// have these.
+// Two NICs with 25 and 10 Gb/s, and a virtual interface, in a network and a /sys of this process. False: it cannot have
+// these, for want of root, of `ip` or of the kernel's veth.
 bool enter_host_with_nics() {
   if (::unshare(CLONE_NEWNET | CLONE_NEWNS) != 0) return false;
   if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return false;
   if (::mount("sysfs", "/sys", "tmpfs", 0, nullptr) != 0) return false;
+  if (std::system("ip link add probe type veth peer name peer-probe 2>&1 && ip link del probe") != 0) return false;
   run("ip link set lo up");
   const struct {
     const char* name;
@@ -64,7 +65,7 @@ bool enter_host_with_nics() {
 
 void joins_nics(int version) {
   if (!enter_host_with_nics()) {
-    std::puts("skipped: it takes root to make a network");
+    std::puts("skipped: it takes root, ip and veth to make a network");
     return;
   }
   int first = -1;
@@ -137,7 +138,7 @@ void joins_nics(int version) {
 // BAGUA_NET_JOIN_NICS needs nothing of a table.
 void shows_what_the_setting_joins(int version) {
   if (!enter_host_with_nics()) {
-    std::puts("skipped: it takes root to make a network");
+    std::puts("skipped: it takes root, ip and veth to make a network");
     return;
   }
   const Session session(version);
