@@ -60,14 +60,14 @@ Status start(const EnvironmentReader& environment, const std::shared_ptr<Trace>&
   std::vector<std::string> lost;
   BAGUA_NET_RETURN_IF_ERROR(group_interfaces(config.join_nics, choices, environment, &groups, &lost));
   for (const std::string& line : lost) BAGUA_NET_WARN("Bagua-Net: " + line);
-  std::vector<Device> devices = make_devices(groups, config.rails);
+  const std::vector<Device> devices = make_devices(groups, config.rails);
   if (devices.empty()) return Status::internal_error("no network device was made of the interfaces " + names);
   const std::size_t device_count = devices.size();
   std::string joined;
   for (const Device& device : devices) {
     if (device.interfaces.size() > 1 && device.name == device.nic_name()) joined += ", joined " + device.name;
   }
-  BAGUA_NET_RETURN_IF_ERROR(TransportContext::create(config, std::move(devices), &startup->transport, trace));
+  BAGUA_NET_RETURN_IF_ERROR(TransportContext::create(config, devices, &startup->transport, trace));
   startup->summary = "interfaces " + names + joined + ", streams " +
                      (config.streams ? std::to_string(*config.streams) : "auto") + ", workers " +
                      std::to_string(startup->transport->worker_count()) + ", devices " + std::to_string(device_count);

@@ -68,7 +68,7 @@ std::vector<NetworkInterface> watched_interfaces(const std::vector<Device>& devi
 
 }  // namespace
 
-Status TransportContext::create(const PluginConfig& config, std::vector<Device> devices,
+Status TransportContext::create(const PluginConfig& config, const std::vector<Device>& devices,
                                 std::unique_ptr<TransportContext>* context, std::shared_ptr<Trace> trace) {
   if (devices.empty()) return Status::invalid_argument("no network device to use");
   std::shared_ptr<const JobSecret> secret;

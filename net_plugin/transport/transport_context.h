@@ -42,7 +42,7 @@ constexpr std::size_t kMaxMessageBytes = 1u << 30;         // what every NCCL ve
 class TransportContext {
  public:
   // trace: where it records what it does; nullptr: nowhere.
-  static Status create(const PluginConfig& config, std::vector<Device> devices,
+  static Status create(const PluginConfig& config, const std::vector<Device>& devices,
                        std::unique_ptr<TransportContext>* context, std::shared_ptr<Trace> trace = nullptr);
   ~TransportContext();  // closes all that is open, and joins all threads
 
