@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "abi/plugin_name.h"
