@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.decentralized import BOTH, Job, Reference, mixed
-from support.low_precision_ring import check_replicas
 from support.rank_tests import on_ranks
 from support.replicas import (
     every_rank,
@@ -20,18 +19,15 @@ from support.replicas import (
 )
 from support.round_situations import SITUATIONS, finish, two_losses
 from support.training import (
-    Branches,
-    batches,
     message_of,
     mlp,
-    wrap_with,
 )
 from torch import Tensor, nn
 
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.weight_exchange import MeanOfAll, MeanOfPairs
 from bagua.engine.bucket import Bucket
-from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm, LowPrecisionDecentralizedAlgorithm
+from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 # --- rounds that are not one forward, one backward and one step ------------------------------------------------------
@@ -233,30 +229,6 @@ def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
         situation(job)
         if situation not in (_stale_graph, _frozen_meanwhile):
             job.normal_round(f"after {situation.__name__}")
-
-
-@pytest.mark.parametrize("algorithm", [DecentralizedAlgorithm, LowPrecisionDecentralizedAlgorithm])
-@on_ranks(2)
-def test_parameters_that_are_not_used_are_mixed(rank: int, device: torch.device, algorithm: Any) -> None:
-    """A parameter that the loss does not reach is mixed all the same, with and without looking for such ones."""
-    for how in ("with_bagua", "wrapper", "wrapper finding unused"):
-        torch.manual_seed(0)
-        net: Any = Branches().to(device)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        model = wrap_with(how, net, [optimizer], algorithm(False))
-        with torch.no_grad():
-            net.never.weight.add_(rank)
-        expected = net.never.weight.detach() - rank + 0.5
-        for step in range(12):  # of the ring, each brings them closer by a factor of 3, but for the levels
-            x = batches(rank, 1, device, seed=step)[0][0]
-            optimizer.zero_grad()
-            model(x, take=("left",) if (rank + step) % 2 else ("right",)).square().mean().backward()
-            optimizer.step()
-            if algorithm is LowPrecisionDecentralizedAlgorithm:
-                check_replicas(net, [[0], [1]], f"step {step}")
-        torch.testing.assert_close(net.never.weight.detach(), expected, atol=1e-3, rtol=0)
-        # And the steps were made: each with its own gradient.
-        assert net.left.weight.grad is not None or net.right.weight.grad is not None
 
 
 # --- the exchange runs meanwhile -------------------------------------------------------------------------------------
