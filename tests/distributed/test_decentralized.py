@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.decentralized import BOTH, Case, adam, check_peer_weights, several
+from support.decentralized import BOTH, Case, adam, check_formula, several
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.replicas import (
-    every_rank,
-    flat_weights,
-    gathered,
     momentum,
     sgd,
     train_step,
@@ -41,26 +38,6 @@ from bagua.torch_api.bucket import BaguaBucket
 # --- the formula -----------------------------------------------------------------------------------------------------
 
 
-def _cases(cases: Sequence[Case]) -> None:
-    rank, device = begin()
-    ranks = dist.get_world_size()
-    for case in cases:
-        model, net, optimizers, reference = case.build(rank, ranks, device)
-        for step in range(case.steps):
-            data = every_rank(step, ranks, device)
-            train_step(model, optimizers, data[rank])
-            reference.round(data, exchange=step % case.interval == 0)
-            reference.check(net, rank, f"{case}, step {step}")
-        assert len(net.bagua_buckets) == 1
-        exchanges = -(-case.steps // case.interval)
-        assert net.bagua_buckets[0].operation.exchanges == reference.exchanges == exchanges
-        check_peer_weights(net, case, rank, ranks, exchanges)
-        # What is not mixed differs: the reference would not notice a rank that only copies.
-        if ranks > 1:
-            every = gathered(flat_weights(net))
-            assert not torch.equal(every[0], every[-1]), case
-
-
 HOWS = ("with_bagua", "with_bagua unflattened", "wrapper", "wrapper unlisted", "wrapper unlisted unflattened")
 OF_TWO = (
     *(Case(mode, interval) for mode in BOTH for interval in (1, 2, 3)),
@@ -81,7 +58,7 @@ OF_FOUR = (
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, OF_TWO), (3, OF_THREE), (4, OF_FOUR)])
 def test_weights_and_peer_weights_are_those_of_the_formula(ranks: int, cases: Sequence[Case]) -> None:
-    run_ranks(ranks, _cases, cases)
+    run_ranks(ranks, check_formula, cases)
 
 
 @pytest.mark.parametrize("hierarchical", [False, True])
@@ -91,7 +68,7 @@ def test_one_rank_alone_trains_as_without(hierarchical: bool) -> None:
         for mode in BOTH
         for how in ("with_bagua", "wrapper unlisted")
     ]
-    run_ranks(1, _cases, cases)
+    run_ranks(1, check_formula, cases)
 
 
 NODES = {
@@ -112,12 +89,12 @@ def test_nodes_exchange_their_means(name: str) -> None:
             (1, "with_bagua", torch.bfloat16),
         )
     ]
-    run_ranks(len(env), _cases, cases, env=env)
+    run_ranks(len(env), check_formula, cases, env=env)
 
 
 def test_all_ranks_on_one_node_are_one_node_also_if_they_are_odd() -> None:
     cases = [Case(mode, hierarchical=True, steps=4, nodes=[[0, 1, 2]]) for mode in BOTH]
-    run_ranks(3, _cases, cases)
+    run_ranks(3, check_formula, cases)
 
 
 @on_ranks(2)

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from support.low_precision_ring import Case, Job, bucket_names, check_replicas, several
+from support.decentralized import check_formula, several
+from support.low_precision_ring import Case, Job, bucket_names, check_replicas
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.replicas import every_rank, flat_weights, gathered, momentum, sgd, train_step
+from support.replicas import flat_weights, gathered, momentum, sgd, train_step
 from support.round_situations import SITUATIONS
 from support.training import (
     NODES_OF_TWO_AND_ONE,
     TWO_NODES_OF_TWO,
     MixedDtypes,
     batches,
-    begin,
     launched_on,
     message_of,
     mlp,
@@ -32,25 +31,6 @@ from bagua.torch_api.algorithms.decentralized import LowPrecisionDecentralizedAl
 from bagua.torch_api.bucket import BaguaBucket
 
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1000"}
-
-
-def _cases(cases: Sequence[Case]) -> int:
-    rank, device = begin()
-    ranks = dist.get_world_size()
-    for case in cases:
-        model, net, optimizers, reference = case.build(rank, ranks, device)
-        for step in range(case.steps):
-            data = every_rank(step, ranks, device)
-            exchanges = step % case.interval == 0
-            train_step(model, optimizers, data[rank])
-            reference.round(data, exchange=exchanges)
-            reference.check(net, rank, f"{case}, step {step}")
-            if exchanges:
-                check_replicas(net, reference.nodes, f"{case}, step {step}")
-        if len(reference.nodes) > 1:
-            every = gathered(flat_weights(net))
-            assert not torch.equal(every[0], every[-1]), case
-    return len(net.bagua_buckets)
 
 
 HOWS = ("with_bagua", "with_bagua unflattened", "wrapper", "wrapper unflattened")
@@ -68,7 +48,7 @@ CASES = {
 
 @pytest.mark.parametrize("ranks", CASES)
 def test_weights_are_those_of_the_formula_and_replicas_those_of_the_neighbours(ranks: int) -> None:
-    buckets = run_ranks(ranks, _cases, CASES[ranks], env=SMALL_BUCKETS)
+    buckets = run_ranks(ranks, check_formula, CASES[ranks], env=SMALL_BUCKETS)
     assert min(buckets) > 1
 
 
@@ -91,7 +71,7 @@ def test_nodes_form_the_ring(name: str) -> None:
             (1, "with_bagua", torch.bfloat16),
         )
     ]
-    run_ranks(len(env), _cases, cases, env=env)
+    run_ranks(len(env), check_formula, cases, env=env)
 
 
 @on_ranks(3)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from support.replicas import Replicas, SideBySide, gathered, sgd
-from support.training import check_tensor_on_ranks, mlp, wrap_with
+import torch.distributed as dist
+from support.replicas import Replicas, SideBySide, every_rank, flat_weights, gathered, sgd, train_step
+from support.training import begin, check_tensor_on_ranks, mlp, wrap_with
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms import Algorithm
@@ -86,28 +87,48 @@ class Case:
         """Of the wrapped `net`, whose replicas begin as `start`."""
         return Reference(start, ranks, self.make_optimizers, self.mode, self.nodes)
 
-    def build(self, rank: int, ranks: int, device: torch.device, seed: int = 0) -> tuple[Any, Any, Any, Any]:
+    def build(self, rank: int, ranks: int, device: torch.device) -> tuple[Any, Any, Any, Any]:
         """(wrapped model, its module, optimizers, reference). Each rank has other weights until it is wrapped."""
-        net: Any = mlp(seed + rank, device).to(self.dtype)
+        net: Any = mlp(rank, device).to(self.dtype)
         optimizers = self.make_optimizers(net)
         model = self.wrap(net, optimizers)
-        return model, net, optimizers, self.reference(mlp(seed, device).to(self.dtype), ranks, net)
+        return model, net, optimizers, self.reference(mlp(0, device).to(self.dtype), ranks, net)
 
     def wrap(self, net: Any, optimizers: list[torch.optim.Optimizer]) -> Any:
         return wrap_with(self.how, net, optimizers, self.algorithm(), **self.wrapper_options)
 
-
-def check_peer_weights(net: Any, case: Case, rank: int, ranks: int, exchanges: int) -> None:
-    """Those of all ranks, or of partners, are the same bits."""
-    for bucket in net.bagua_buckets:
-        if case.mode == "all":
+    def check_exchange(self, net: Any, reference: Any, rank: int) -> None:
+        """Peer weights of all ranks, or of partners, are the same bits."""
+        (bucket,) = net.bagua_buckets
+        assert bucket.operation.exchanges == reference.exchanges
+        if self.mode == "all":
             check_tensor_on_ranks(bucket._peer_weight, "peer weight")
-            continue
+            return
         every = gathered(bucket._peer_weight)
-        places = case.nodes if case.nodes is not None else [[one] for one in range(ranks)]
+        places = self.nodes if self.nodes is not None else [[one] for one in range(len(every))]
         mine = next(place for place, members in enumerate(places) if rank in members)
-        for other in (*places[mine], *places[partner_of(mine, len(places), exchanges - 1)]):
+        for other in (*places[mine], *places[partner_of(mine, len(places), reference.exchanges - 1)]):
             assert torch.equal(every[other], bucket._peer_weight), (rank, other)
+
+
+def check_formula(cases: Sequence[Case]) -> int:
+    """Trains beside the reference, in each case. Returns how many buckets the last one had."""
+    rank, device = begin()
+    ranks = dist.get_world_size()
+    for case in cases:
+        model, net, optimizers, reference = case.build(rank, ranks, device)
+        for step in range(case.steps):
+            data = every_rank(step, ranks, device)
+            exchanges = step % case.interval == 0
+            train_step(model, optimizers, data[rank])
+            reference.round(data, exchange=exchanges)
+            reference.check(net, rank, f"{case}, step {step}")
+            if exchanges:
+                case.check_exchange(net, reference, rank)
+        # The reference's tolerance would not notice a rank that only copies.
+        weights, expected = gathered(flat_weights(net)), reference.weights()
+        assert torch.equal(weights[0], weights[-1]) == torch.equal(expected[0], expected[-1]), case
+    return len(net.bagua_buckets)
 
 
 class Job(SideBySide):

@@ -77,11 +77,6 @@ class Ring(Replicas):
         assert distance.max() < (4e-2 if short else 2e-3), f"{what}: {float(distance.max()):.2e} away on rank {rank}"
 
 
-def several(net: nn.Module) -> list[torch.optim.Optimizer]:
-    parameters = list(net.parameters())
-    return [torch.optim.SGD(parameters[:3], lr=0.1), torch.optim.SGD(parameters[3:], lr=0.05, momentum=0.9)]
-
-
 class Case(decentralized.Case):
     wrapper_options: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 1e-3}
 
@@ -90,6 +85,9 @@ class Case(decentralized.Case):
 
     def reference(self, start: nn.Module, ranks: int, net: Any) -> Ring:
         return Ring(start, ranks, self.make_optimizers, bucket_names(net), self.nodes)
+
+    def check_exchange(self, net: Any, reference: Any, rank: int) -> None:
+        check_replicas(net, reference.nodes, f"{self}")
 
 
 def bucket_names(net: Any) -> list[list[str]]:
