@@ -14,12 +14,14 @@ constexpr double kMegabytesPerSecond = 1e-3;  // in bytes per ns
 
 // A scheduler with one message for streams of known rates.
 struct Sending {
-  ChunkScheduler scheduler{{1, 65536, 524288}};
+  ChunkScheduler scheduler;
   Request message;
   Chunk chunk;
   int better = -1;
 
-  Sending(std::size_t bytes, const std::vector<double>& rates, double round_trip_ms = 0) {
+  Sending(std::size_t bytes, const std::vector<double>& rates, double round_trip_ms = 0,
+          const ChunkPolicy& policy = {1, 65536, 524288})
+      : scheduler(policy) {
     scheduler.set_streams(0, static_cast<int>(rates.size()));
     for (std::size_t i = 0; i < rates.size(); ++i) {
       if (rates[i] > 0)
@@ -100,6 +102,25 @@ TEST_CASE(a_fast_stream_takes_whole_chunks_beside_one_that_tcp_permits_anything)
   Sending sending(64u << 20, {300, 100000});
   CHECK(sending.pull(0, 0) == Pull::kChunk);
   CHECK_EQ(sending.chunk.bytes, std::size_t{524288});
+}
+
+TEST_CASE(with_several_paths_a_small_message_has_less_slack_than_a_large_one) {
+  // 64 KiB take 2.2 ms on one path and 3.3 ms on the other.
+  const std::vector<double> rates = {30, 20};
+  Sending one_path(65536, rates);
+  CHECK(one_path.pull(1, 0) == Pull::kChunk);
+  const auto with_paths = [&](std::size_t bytes) {
+    Sending sending(bytes, rates, 0, {1, 65536, 524288, ~std::size_t{0}, true});
+    const Pull pulled = sending.pull(1, 0);
+    CHECK(pulled == Pull::kChunk || sending.better == 0);
+    return pulled;
+  };
+  CHECK(with_paths(65536) == Pull::kPassedOver);
+  CHECK(with_paths(8u << 20) == Pull::kPassedOver);  // of a chunk of 512 KiB: 26 and 17 ms
+  // Both take the same time, as behind a chunk of the fast one.
+  Sending later(131072, rates, 0, {1, 65536, 524288, ~std::size_t{0}, true});
+  CHECK(later.pull(0, 0) == Pull::kChunk);
+  CHECK(later.pull(1, 0) == Pull::kChunk);
 }
 
 TEST_CASE(a_slow_stream_leaves_the_chunk_to_a_fast_one_however_much_waits) {

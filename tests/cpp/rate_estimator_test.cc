@@ -125,6 +125,30 @@ TEST_CASE(a_rate_follows_the_stream) {
   CHECK(is_close(stream.pace(), 50));
 }
 
+// Otherwise a slow stream delays a chunk of each small message, which never keep it busy for long enough to be
+// measured.
+TEST_CASE(an_old_rate_is_tried_with_one_chunk_at_a_time) {
+  Watched stream(100, 1000);
+  stream.run(500, 5, 1);
+  stream.run(1100, 0, 0);
+  CHECK(stream.meter.pace().is_old);
+  // 64 KiB would take 13 ms.
+  stream.meter.begin_trial(65536, stream.now_ns);
+  CHECK(!stream.meter.pace().is_old);
+  stream.run(4, 5, 0);
+  CHECK(!stream.meter.pace().is_old);
+  stream.run(10, 5, 0);
+  CHECK(!stream.meter.pace().is_old);  // it takes as long as the rate says: that holds for another second
+  stream.run(900, 0, 0);
+  CHECK(!stream.meter.pace().is_old);
+  stream.run(200, 0, 0);
+  CHECK(stream.meter.pace().is_old);
+  // Now it is fast: it may take the next one at once, until there is a new rate.
+  stream.meter.begin_trial(65536, stream.now_ns);
+  stream.run(4, 50, 0);
+  CHECK(stream.meter.pace().is_old);
+}
+
 }  // namespace bagua_net
 
 CHECK_MAIN

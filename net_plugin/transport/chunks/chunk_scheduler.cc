@@ -13,6 +13,8 @@ constexpr double kSlowShare = 0.5;
 constexpr std::size_t kMinSlowBytes = 16384;
 // Rates are estimates, and chunks differ in size. A chunk that is late by no more than this does not count as late.
 constexpr double kSlackNs = 2e6;
+// With several paths, the share of the time for what waits: a small message would notice 2 ms, a large one does not.
+constexpr double kPathSlack = 0.25;
 // If each connection is limited, the slack is shorter than a chunk takes: a stream that already has one counts as late.
 constexpr double kLimitedSlack = 0.5;
 
@@ -101,8 +103,9 @@ double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes) cons
 bool ChunkScheduler::would_be_late(const Puller& puller, std::size_t bytes, int* better) const {
   if (puller.pace.bytes_per_ns == 0 || puller.pace.is_old) return false;
   // The stream that would deliver the chunk first takes it, so some stream always does.
-  const double slack_ns =
-      flows_are_limited_ ? std::min(kSlackNs, kLimitedSlack * static_cast<double>(bytes) / fastest_) : kSlackNs;
+  double slack_ns = kSlackNs;
+  if (flows_are_limited_) slack_ns = std::min(slack_ns, kLimitedSlack * static_cast<double>(bytes) / fastest_);
+  if (policy_.has_paths) slack_ns = std::min(slack_ns, kPathSlack * static_cast<double>(waiting_bytes_) / fastest_);
   double first_ns = delivery_ns(puller, bytes) - slack_ns;
   int first = -1;
   for (const int other : streams_) {

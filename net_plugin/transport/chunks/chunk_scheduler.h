@@ -34,6 +34,7 @@ struct ChunkPolicy {
   std::size_t min_bytes = 65536;
   std::size_t max_bytes = 524288;
   std::size_t max_alone_bytes = ~std::size_t{0};  // with one stream
+  bool has_paths = false;                         // streams go over different networks, which may differ much in speed
 
   // With one stream: the whole rest, because smaller chunks only reduce what is sent again after a loss. With several
   // streams: a fraction of the rest, so that chunks get smaller towards the end and all streams finish together.

@@ -79,6 +79,10 @@ bool SendStream::pull_chunk() {
   chunk_ = std::move(chunk);
   has_chunk_ = true;
   replays_.store(false, std::memory_order_relaxed);
+  if (kick_ != nullptr && rate_estimator_.pace().is_old) {
+    rate_estimator_.begin_trial(backlog_.under_way + chunk_.bytes, monotonic_ns());
+    scheduler_->set_pace(index(), rate_estimator_.pace());
+  }
   return true;
 }
 

@@ -8,6 +8,7 @@
 // Called by the driver of the stream.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -26,13 +27,22 @@ class RateEstimator {
   // Looks come in the order of time.
   void look(const Delivery& delivery, std::int64_t now_ns);
   Pace pace() const { return pace_; }
+  // A stream whose pace is old has taken a chunk, so that these bytes are under way. Until the peer has them, or they
+  // take as long as the old pace says, it is not old: otherwise each message would try a slow stream again.
+  void begin_trial(std::size_t under_way, std::int64_t now_ns);
 
  private:
   void sample(const Delivery& delivery, std::int64_t now_ns);
+  void judge_trial(const Delivery& delivery, std::int64_t now_ns);
 
   Pace pace_;
   double measured_ = 0;  // bytes per ns; 0: never
   std::int64_t measured_ns_ = 0;
+  std::uint64_t delivered_ = 0;  // bytes, at the last look
+  // The trial under way.
+  std::uint64_t trial_end_ = 0;  // delivered bytes; 0: there is none
+  std::int64_t trial_ns_ = 0;
+  double trial_expected_ns_ = 0;
   // The sample that is being taken.
   std::optional<Delivery> begin_;
   bool app_limited_ = false;        // at some time in it nothing was queued
