@@ -186,7 +186,7 @@ SendPolicy TransportContext::send_policy(const Device& device, const Established
   policy.max_silence_s = config_.keepalive_s;
   policy.faults = faults_.get();
   policy.stalls = stalls();
-  policy.probes = &probes_;
+  policy.path_health = &path_health_;
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges && !settings_.encrypts;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,

@@ -82,7 +82,7 @@ class TransportContext {
   HandshakeSettings settings_;
   const std::unique_ptr<FaultInjector> faults_;  // outlives the comms; nullptr: none are asked for
   StallReport stalls_;                           // outlives the comms
-  PathProbes probes_;                            // outlives the comms
+  PathHealth path_health_;                       // outlives the comms
   WorkerPool pool_;
   const std::shared_ptr<StatsPage> stats_;
   const std::shared_ptr<Trace> trace_;

@@ -7,7 +7,7 @@
 #include "support/check.h"
 #include "support/connection_ends.h"
 #include "support/cut_connections.h"
-#include "transport/connect/path_probes.h"
+#include "transport/connect/path_health.h"
 
 namespace bagua_net {
 namespace {
@@ -87,7 +87,7 @@ TEST_CASE(interfaces_without_their_address_are_left_out_of_the_handle) {
 }
 
 TEST_CASE(a_path_works_again_once_a_connection_was_opened_over_it) {
-  PathProbes probes;
+  PathHealth probes;
   std::optional<RawListener> listener(std::in_place);
   const NicPath path = path_to(listener->address);
   std::int64_t now_ms = 1000000;

@@ -83,11 +83,14 @@ TEST_CASE(with_recovery_a_silent_stream_is_replaced_sooner_if_another_is_answere
 TEST_CASE(with_several_paths_a_silent_one_is_left_though_the_others_have_nothing_to_send) {
   PeerSilence silence(kMaxSilenceS, true, true);
   const std::int64_t now_ms = 1000000;
-  CHECK(is_healthy(check(silence, {unanswered(9000, 0), unanswered(1499)}, now_ms)));
-  CHECK_EQ(check(silence, {unanswered(9000, 0), unanswered(1500)}, now_ms).streams.size(), 1u);
-  // All are silent: it is the host.
+  CHECK(is_healthy(check(silence, {unanswered(9000, 0), unanswered(699)}, now_ms)));
+  // A long path is sent again late.
+  CHECK(is_healthy(check(silence, {unanswered(9000, 0), unanswered(1400, 1)}, now_ms)));
+  CHECK_EQ(check(silence, {unanswered(9000, 0), unanswered(700, 2)}, now_ms).streams.size(), 1u);
+  // All are silent: it is the host, or they go over one path.
   PeerSilence outage(kMaxSilenceS, true, true);
-  CHECK(is_healthy(check(outage, {unanswered(9000), unanswered(9000)}, now_ms)));
+  CHECK(is_healthy(check(outage, {unanswered(1499), unanswered(1499)}, now_ms)));
+  CHECK_EQ(check(outage, {unanswered(1500), unanswered(1500)}, now_ms).streams.size(), 2u);
 }
 
 TEST_CASE(with_recovery_silent_streams_are_replaced_after_a_third_of_the_limit) {

@@ -17,7 +17,7 @@ bool fails(std::size_t /*path*/) { return false; }
 
 TEST_CASE(one_path_is_never_left) {
   PlacePaths paths({0, 0}, 0, 1);
-  paths.on_lost(1, 0);
+  paths.on_lost(1, false, 0);
   CHECK_EQ(paths.replacement_path(1, 0b01), std::size_t{0});
   CHECK_EQ(paths.places_to_move(0b11, works, 100000), std::uint64_t{0});
   CHECK(!PlacePaths({}, 0, 0).has_choice());
@@ -27,7 +27,7 @@ TEST_CASE(one_path_is_never_left) {
 TEST_CASE(a_lost_stream_goes_over_another_path_and_returns) {
   PlacePaths paths = two_paths();
   for (const std::size_t place : {1, 3}) {
-    paths.on_lost(place, 100000);
+    paths.on_lost(place, false, 100000);
     CHECK_EQ(paths.replacement_path(place, 0b0101), std::size_t{0});
     paths.on_joined(place, 0, false, 100000);
   }
@@ -35,7 +35,7 @@ TEST_CASE(a_lost_stream_goes_over_another_path_and_returns) {
   CHECK_EQ(paths.places_to_move(kAll, works, 102000), std::uint64_t{0b1010});
   // They are lost on purpose, and tried over their own path first.
   for (const std::size_t place : {1, 3}) {
-    paths.on_lost(place, 102000);
+    paths.on_lost(place, false, 102000);
     CHECK_EQ(paths.replacement_path(place, 0b0101), std::size_t{1});
     paths.on_joined(place, 1, false, 102000);
   }
@@ -59,7 +59,7 @@ TEST_CASE(a_path_that_loses_what_returned_is_tried_less_often) {
   PlacePaths paths = two_paths();
   std::int64_t now_ms = 1000000;
   std::int64_t last_pause_ms = 0;
-  paths.on_lost(1, now_ms);
+  paths.on_lost(1, false, now_ms);
   paths.on_joined(1, 0, false, now_ms);
   for (int cut = 0; cut < 8; ++cut) {
     const std::int64_t lost_ms = now_ms;
@@ -67,10 +67,10 @@ TEST_CASE(a_path_that_loses_what_returned_is_tried_less_often) {
     const std::int64_t pause_ms = now_ms - lost_ms;
     CHECK(pause_ms >= last_pause_ms && pause_ms <= 60000);
     last_pause_ms = pause_ms;
-    paths.on_lost(1, now_ms);
+    paths.on_lost(1, false, now_ms);
     paths.on_joined(1, 1, false, now_ms);
     now_ms += 1000;  // and at once it is lost again
-    paths.on_lost(1, now_ms);
+    paths.on_lost(1, false, now_ms);
     paths.on_joined(1, 0, false, now_ms);
   }
   CHECK_EQ(last_pause_ms, std::int64_t{60000});
@@ -79,12 +79,31 @@ TEST_CASE(a_path_that_loses_what_returned_is_tried_less_often) {
 TEST_CASE(a_cable_that_is_pulled_every_five_seconds_is_used_each_time) {
   PlacePaths paths = two_paths();
   for (std::int64_t now_ms = 1000000; now_ms < 1100000; now_ms += 6000) {
-    paths.on_lost(1, now_ms);
+    paths.on_lost(1, false, now_ms);
     paths.on_joined(1, 0, false, now_ms);
     CHECK_EQ(paths.places_to_move(kAll, works, now_ms + 1000), std::uint64_t{0b10});
-    paths.on_lost(1, now_ms + 1000);
+    paths.on_lost(1, false, now_ms + 1000);
     paths.on_joined(1, 1, false, now_ms + 1000);
   }
+}
+
+TEST_CASE(a_path_that_the_kernel_announces_as_lost_is_used_whenever_it_returns) {
+  PlacePaths paths = two_paths();
+  std::int64_t now_ms = 1000000;
+  for (int cut = 0; cut < 20; ++cut, now_ms += 1000) {
+    paths.on_lost(1, true, now_ms);
+    CHECK_EQ(paths.replacement_path(1, 0b0101), std::size_t{0});
+    paths.on_joined(1, 0, false, now_ms);
+    CHECK_EQ(paths.places_to_move(kAll, works, now_ms), std::uint64_t{0b10});
+    paths.on_lost(1, false, now_ms);
+    paths.on_joined(1, 1, false, now_ms);
+  }
+  // Also if that happens on the way back.
+  paths.on_lost(1, true, now_ms);
+  paths.on_joined(1, 0, false, now_ms);
+  CHECK_EQ(paths.places_to_move(kAll, works, now_ms), std::uint64_t{0b10});
+  paths.on_lost(1, true, now_ms);
+  CHECK_EQ(paths.replacement_path(1, 0b0101), std::size_t{1});
 }
 
 TEST_CASE(small_messages_move_to_the_path_that_turned_out_nearest) {

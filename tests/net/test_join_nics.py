@@ -5,6 +5,7 @@ Load drivers on the hosts of a netlab network check every byte of each all-reduc
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -164,6 +165,60 @@ def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, wo
         _traffic_until(ring, lambda: _carries(lab, ring, nic))
         # Within 5 s; the machine may be busy.
         assert time.monotonic() - begin < 15
+        ring.quit()
+
+
+@pytest.mark.parametrize("what", ["address", "route"])
+@pytest.mark.parametrize("host", [0, 1])
+def test_an_interface_without_its_address_or_route_is_done_without_and_used_again(host: int, what: str) -> None:
+    """The link stays up, as with a switch in between: the other host is told nothing."""
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
+        ring.connect()
+        ring.verify(_BYTES)
+        own, peer = lab.hosts[host].address(1), lab.hosts[1 - host].address(1)
+        if what == "address":
+            words, said = [f"{own}/24", "dev", "eth1"], "the network interface eth1 is gone"
+        else:
+            words, said = ["10.77.1.0/24", "dev", "eth1", "src", own], f"there is no route to {peer} over eth1"
+        ring.start_verify(_BYTES)
+        _ip(lab, host, what, "del", *words)
+        begin = time.monotonic()
+        ring.finish_verify(_BYTES)
+        assert time.monotonic() - begin < 9  # a third of BAGUA_NET_KEEPALIVE_S, the time for one interface, is 10
+        assert not _carries(lab, ring, 1)
+        assert said in ring.drivers[host].log(), ring.drivers[host].log()
+        _ip(lab, host, what, "add", *words)
+        _traffic_until(ring, lambda: _carries(lab, ring, 1))
+        ring.quit()
+
+
+@pytest.mark.parametrize("nic", [0, 1])
+def test_an_interface_that_flaps_is_used_after_each_return(nic: int) -> None:
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
+        ring.connect()
+        ring.verify(_BYTES)
+        for _ in range(4):
+            _ip(lab, 1, "link", "set", f"eth{nic}", "down")
+            _traffic_until(ring, lambda: not _carries(lab, ring, nic))
+            _ip(lab, 1, "link", "set", f"eth{nic}", "up")
+            _traffic_until(ring, lambda: _carries(lab, ring, nic))
+        ring.quit()
+
+
+def test_slow_networks_and_peers_that_do_not_read_lose_no_path() -> None:
+    """The situations that are nearest to a silent path: a long one, and a process that stands still for seconds."""
+    with Lab(nics=2, rate_mbit=400, delay_ms=(2.5, 150), ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
+        ring.connect()
+        ring.verify(_BYTES)
+        ring.start_verify(_BYTES)
+        process = ring.drivers[1].process
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        process.send_signal(signal.SIGCONT)
+        ring.finish_verify(_BYTES)
+        ring.verify(_BYTES)
+        for driver in ring.drivers:
+            assert "was lost (" not in driver.log(), driver.log()
         ring.quit()
 
 

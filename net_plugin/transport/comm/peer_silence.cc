@@ -9,6 +9,7 @@ namespace bagua_net {
 namespace {
 
 constexpr int kCheckMs = 1000;
+constexpr int kCheckPathsMs = 200;
 constexpr int kForgetMs = 5000;
 
 }  // namespace
@@ -17,7 +18,7 @@ bool PeerSilence::is_due(std::int64_t now_ms) {
   if (max_silence_s_ == 0 || now_ms < due_ms_) return false;
   // Observations from before a pause without traffic do not apply to what is sent now.
   if (now_ms - due_ms_ > kForgetMs) answered_ms_.fill(now_ms);
-  due_ms_ = now_ms + kCheckMs;
+  due_ms_ = now_ms + (has_paths_ ? kCheckPathsMs : kCheckMs);
   return true;
 }
 
@@ -34,7 +35,7 @@ PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::i
     last_answer_ms = std::min(last_answer_ms, liveness.ms);
     if (liveness.transmissions == 0) {
       answered_ms_[index] = now_ms;
-    } else if (liveness.transmissions >= kUnansweredTransmissions) {
+    } else if (liveness.transmissions >= (has_paths_ ? kUnansweredOfPath : kUnansweredTransmissions)) {
       // The last answer may be old because the stream had nothing to send.
       const std::int64_t silent_ms = std::min(liveness.ms, now_ms - answered_ms_[index]);
       if (silent_ms > 0) silent.push_back({{index, silent_ms}, liveness});
@@ -42,9 +43,11 @@ PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::i
   }
   std::int64_t stream_ms = max_silence_ms / kSilentShare;
   if (last_answer_ms <= kRecentAnswerMs) stream_ms = std::min<std::int64_t>(kSilentStreamMs, stream_ms);
-  // The streams of other paths may have delivered all they had, and have nothing to be answered. If it is an outage of
-  // the host, replacing these streams does no harm.
-  if (has_paths_ && silent.size() < streams) stream_ms = std::min<std::int64_t>(kSilentPathMs, stream_ms);
+  // The streams of other paths may have delivered all they had, and have nothing to be answered. All may go over one
+  // path, until the others work again. If it is an outage of the host, replacing these streams does no harm.
+  if (has_paths_) {
+    stream_ms = std::min<std::int64_t>(silent.size() < streams ? kSilentPathMs : kSilentPathsMs, stream_ms);
+  }
 
   Verdict verdict;
   for (const auto& [stream, liveness] : silent) {

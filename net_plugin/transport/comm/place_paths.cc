@@ -33,8 +33,9 @@ void PlacePaths::on_joined(std::size_t place, std::size_t path, bool is_more, st
   moving_ &= ~bit;
 }
 
-void PlacePaths::on_lost(std::size_t place, std::int64_t now_ms) {
-  if (!has_choice() || (moving_ >> place & 1) != 0) return;
+void PlacePaths::on_lost(std::size_t place, bool is_told, std::int64_t now_ms) {
+  if (is_told) moving_ &= ~(std::uint64_t{1} << place);
+  if (!has_choice() || is_told || (moving_ >> place & 1) != 0) return;
   pause(current_[place], now_ms);
 }
 

@@ -16,7 +16,7 @@ namespace bagua_net {
 
 class PlacePaths {
  public:
-  // Whether connections over a path can be opened (transport/connect/path_probes.h).
+  // Whether connections over a path can be opened (transport/connect/path_health.h).
   using Probe = std::function<bool(std::size_t path)>;
 
   // first: the path of each place that the comm begins with. paths: their number; below two, nothing here has an
@@ -28,7 +28,8 @@ class PlacePaths {
 
   // A stream has joined at that place. is_more: it replaces none, so that path is the place's own from now on.
   void on_joined(std::size_t place, std::size_t path, bool is_more, std::int64_t now_ms);
-  void on_lost(std::size_t place, std::int64_t now_ms);
+  // is_told: the kernel has announced that the path cannot be used, so losing it again costs next to nothing.
+  void on_lost(std::size_t place, bool is_told, std::int64_t now_ms);
   // Of a lost stream's replacement, where to try first. live: places with streams, a bit mask.
   std::size_t replacement_path(std::size_t place, std::uint64_t live) const;
   // Of the places in the bit mask `asked`, the one that a replacement over this path should take. asked is not 0.

@@ -21,6 +21,7 @@ constexpr std::size_t kMaxAloneBytes = 1u << 20;
 
 ChunkPolicy chunk_policy(const SendPolicy& policy) {
   ChunkPolicy chunks{1, std::min(policy.min_chunk_bytes, policy.max_chunk_bytes), policy.max_chunk_bytes};
+  chunks.has_paths = policy.paths.size() > 1;
   if (policy.replace_stream) chunks.max_alone_bytes = std::max(kMaxAloneBytes, chunks.max_bytes);
   return chunks;
 }
@@ -72,6 +73,7 @@ Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
   {
     const MutexLock lock(created->mutex_);
     created->first_is_nearest_ = created->paths_.has_choice();
+    if (created->paths_.has_choice()) created->routed_ = created->look_at_routes();
     created->use_streams(count);
   }
   *comm = std::move(created);
@@ -263,19 +265,29 @@ void SendComm::check_liveness() {
   const std::int64_t now_ms = coarse_monotonic_ms();
   if (!silence_.is_due(now_ms)) return;
   PeerSilence::Observations observations;
+  std::uint64_t silent_elsewhere = 0;  // places
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     SendStream* const looked_at = stream(index);
     if (looked_at == nullptr) continue;
     looked_at->sample_delivery();
     if (looked_at->was_acknowledged()) silence_.on_acknowledgement();
     PeerLiveness liveness;
-    if (looked_at->peer_liveness(&liveness)) observations[index] = liveness;
+    if (!looked_at->peer_liveness(&liveness)) continue;
+    observations[index] = liveness;
+    if (is_silent_elsewhere(index, now_ms - liveness.ms)) silent_elsewhere |= std::uint64_t{1} << index;
+  }
+  if (silent_elsewhere != 0) {
+    lose_streams(silent_elsewhere, "other connections over its network interface are not answered");
+    return;
   }
   const PeerSilence::Verdict verdict = silence_.check(observations, now_ms);
   for (const PeerSilence::Silent& silent : verdict.streams) {
+    if (paths_.has_choice() && policy_.path_health != nullptr) {
+      policy_.path_health->on_silent(policy_.paths[paths_.path_of(silent.index)], now_ms);
+    }
     detach(silent.index);
     stream(silent.index)
-        ->lose(Status::remote_error("no answer for " + std::to_string(silent.ms / 1000) + " s on this connection"));
+        ->lose(Status::remote_error("no answer for " + std::to_string(silent.ms) + " ms on this connection"));
   }
   if (verdict.host.empty()) return;
   fail(Status::remote_error(verdict.host + outstanding()));

@@ -5,6 +5,8 @@
 // With recovery, it opens another connection for each lost one, and sends again there what was not acknowledged.
 #pragma once
 
+#include <array>
+
 #include "transport/chunks/replay_queue.h"
 #include "transport/comm/comm.h"
 #include "transport/comm/comm_growth.h"
@@ -29,6 +31,7 @@ class SendComm final : public Comm {
   // Data of requests that are done may not have arrived yet: closing waits a short time for it.
   bool is_closed(std::int64_t now_ms) override;
   void on_interface_lost(const std::string& interface) override;
+  void on_routes_changed() override;
 
   // *request == nullptr: no room now, call again.
   Status isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
@@ -54,6 +57,11 @@ class SendComm final : public Comm {
   void check_liveness() REQUIRES(mutex_);
   // Takes these streams away from their connections, which work no more, or are to be replaced.
   void lose_streams(std::uint64_t places, const std::string& why) REQUIRES(mutex_);
+  // The same for all that go over this path, of which the kernel says that it cannot be used.
+  void lose_path(std::size_t path, const std::string& why) REQUIRES(mutex_);
+  // Streams of other comms over the same path were not answered, and this one has not been since then.
+  bool is_silent_elsewhere(std::size_t index, std::int64_t answered_ms) REQUIRES(mutex_);
+  std::vector<bool> look_at_routes() const;  // by path
   // Streams whose own path works again move back to it.
   void return_streams() REQUIRES(mutex_);
   bool should_stripe(std::size_t bytes) const REQUIRES(mutex_);
@@ -109,6 +117,9 @@ class SendComm final : public Comm {
   CommGrowth growth_ GUARDED_BY(mutex_);
   PeerSilence silence_ GUARDED_BY(mutex_);
   PlacePaths paths_ GUARDED_BY(mutex_);
+  std::vector<bool> routed_ GUARDED_BY(mutex_);  // by path: it had a route when that was looked at last
+  std::array<std::int64_t, kMaxStreams> joined_ms_ GUARDED_BY(mutex_){};  // by place; 0: the comm began with it
+  std::uint64_t told_ GUARDED_BY(mutex_) = 0;                             // places whose loss the kernel has announced
   std::int64_t return_ms_ GUARDED_BY(mutex_) = 0;  // when to look again whether streams can return
 
   // When to request replacements of the streams in kLost, unless something depends on them earlier.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/monotonic_clock.h"
+#include "os/local_address.h"
 #include "transport/comm/send_comm.h"
 #include "transport/recovery/recovery_timing.h"
 
@@ -29,7 +30,9 @@ StreamPhase SendComm::on_lost(DataStream& stream) {
   std::vector<Chunk> chunks = lost.take_unfinished();
   ++losses_;
   lost_ms_ = monotonic_ms();
-  paths_.on_lost(index, lost_ms_);
+  const std::uint64_t bit = std::uint64_t{1} << index;
+  paths_.on_lost(index, (told_ & bit) != 0, lost_ms_);
+  told_ &= ~bit;
   last_loss_ = "data stream " + std::to_string(index) + ": " + lost.loss().message();
   log("Bagua-Net: a connection to " + peer_ + " was lost (" + last_loss_ + "): opening another one and sending " +
       std::to_string(chunks.size()) + " chunks again; " + std::to_string(losses_) + " lost on this communicator");
@@ -70,7 +73,8 @@ int SendComm::place_of(Joining joining, std::size_t path) {
 }
 
 void SendComm::on_joined(std::size_t index, Joining joining, std::size_t path) {
-  paths_.on_joined(index, path, joining == Joining::kMore, monotonic_ms());
+  joined_ms_[index] = monotonic_ms();
+  paths_.on_joined(index, path, joining == Joining::kMore, joined_ms_[index]);
 }
 
 void SendComm::lose_streams(std::uint64_t places, const std::string& why) {
@@ -83,25 +87,60 @@ void SendComm::lose_streams(std::uint64_t places, const std::string& why) {
 
 void SendComm::return_streams() {
   const std::int64_t now_ms = monotonic_ms();
-  if (!paths_.has_choice() || !recovers_ || policy_.probes == nullptr || now_ms < return_ms_ ||
+  if (!paths_.has_choice() || !recovers_ || policy_.path_health == nullptr || now_ms < return_ms_ ||
       missing_streams() != 0 || close_by_ms_ != 0)
     return;
   return_ms_ = now_ms + kReturnMs;
-  const auto probe = [&](std::size_t path) { return policy_.probes->works(policy_.paths[path], now_ms); };
+  const auto probe = [&](std::size_t path) REQUIRES(mutex_) {
+    return routed_[path] && policy_.path_health->works(policy_.paths[path], now_ms);
+  };
   const std::uint64_t moving = paths_.places_to_move(live_streams(), probe, now_ms);
   if (moving != 0) lose_streams(moving, "its own network interface works again, and it moves back there");
+}
+
+void SendComm::lose_path(std::size_t path, const std::string& why) {
+  std::uint64_t gone = 0;
+  for (std::uint64_t left = live_streams(); left != 0; left &= left - 1) {
+    if (paths_.path_of(static_cast<std::size_t>(__builtin_ctzll(left))) == path) gone |= left & -left;
+  }
+  if (gone == 0) return;
+  told_ |= gone;
+  lose_streams(gone, why);
 }
 
 void SendComm::on_interface_lost(const std::string& interface) {
   const MutexLock lock(mutex_);
   if (has_stopped() || has_failed() || !paths_.has_choice() || !recovers_) return;
-  std::uint64_t gone = 0;
-  for (std::uint64_t left = live_streams(); left != 0; left &= left - 1) {
-    const auto index = static_cast<std::size_t>(__builtin_ctzll(left));
-    if (policy_.paths[paths_.path_of(index)].interface.name == interface) gone |= left & -left;
-  }
+  const auto goes_over = [&](const NicPath& path) { return path.interface.name == interface; };
   // Without another one, it is waited for as in any outage.
-  if (gone != live_streams()) lose_streams(gone, "the network interface " + interface + " is gone");
+  if (std::all_of(policy_.paths.begin(), policy_.paths.end(), goes_over)) return;
+  for (std::size_t path = 0; path < policy_.paths.size(); ++path) {
+    if (goes_over(policy_.paths[path])) lose_path(path, "the network interface " + interface + " is gone");
+  }
+}
+
+bool SendComm::is_silent_elsewhere(std::size_t index, std::int64_t answered_ms) {
+  if (!paths_.has_choice() || !recovers_ || policy_.path_health == nullptr || stream(index)->is_over()) return false;
+  const std::int64_t silent_ms = policy_.path_health->silent_ms(policy_.paths[paths_.path_of(index)]);
+  return silent_ms != 0 && std::max(answered_ms, joined_ms_[index]) < silent_ms;
+}
+
+std::vector<bool> SendComm::look_at_routes() const {
+  std::vector<bool> routed;
+  for (const NicPath& path : policy_.paths) routed.push_back(has_route_over(path.address, path.interface));
+  return routed;
+}
+
+void SendComm::on_routes_changed() {
+  const MutexLock lock(mutex_);
+  if (has_stopped() || has_failed() || !paths_.has_choice() || !recovers_) return;
+  const std::vector<bool> routed = std::exchange(routed_, look_at_routes());
+  if (std::none_of(routed_.begin(), routed_.end(), [](bool is_routed) { return is_routed; })) return;  // an outage
+  for (std::size_t path = 0; path < policy_.paths.size(); ++path) {
+    if (!routed[path] || routed_[path]) continue;
+    lose_path(path, "there is no route to " + policy_.paths[path].address.host() + " over " +
+                        policy_.paths[path].interface.name + " any more");
+  }
 }
 
 bool SendComm::has_replayed(const DataStream& stream) const {

@@ -9,7 +9,7 @@
 #include "stats/stall_report.h"
 #include "transport/connect/nic_paths.h"
 #include "transport/connect/optional_connections.h"
-#include "transport/connect/path_probes.h"
+#include "transport/connect/path_health.h"
 #include "transport/connect/stream_arrivals.h"
 #include "transport/faults/fault_injector.h"
 #include "transport/tuning/stream_growth.h"
@@ -39,8 +39,8 @@ struct SendPolicy {
   // with. first_path above: where a replacement is tried first.
   std::vector<NicPath> paths;
   std::vector<std::size_t> first_paths;
-  std::size_t small_path = 0;    // for small messages
-  PathProbes* probes = nullptr;  // outlives the comm; nullptr: no stream returns to its path
+  std::size_t small_path = 0;         // for small messages
+  PathHealth* path_health = nullptr;  // outlives the comm; nullptr: no stream returns to its path
 
   bool checksums = false;           // both ends use them
   FaultInjector* faults = nullptr;  // outlives the comm; nullptr: nothing damages its connections

@@ -166,16 +166,20 @@ void RecoveryThread::report_link(std::size_t index, std::int64_t now_ms) {
 }
 
 void RecoveryThread::look_at_links(std::int64_t now_ms) {
-  for (const std::size_t index : links_.update(now_ms).interfaces) {
-    report_link(index, now_ms);
-    if (links_.state(index) == LinkState::kUsable) continue;
-    const MutexLock running(run_mutex_);
-    for (const auto& [id, entry] : entries_) {
-      entry.recoverable->on_interface_lost(links_.watched()[index].name);
-      notify(id);
-    }
-  }
+  const LinkWatch::Changes changes = links_.update(now_ms);
+  for (const std::size_t index : changes.interfaces) report_link(index, now_ms);
+  tell_of_links(changes);
   write_log();
+}
+
+void RecoveryThread::tell_of_links(const LinkWatch::Changes& changes) {
+  const MutexLock running(run_mutex_);
+  for (const auto& [id, entry] : entries_) {
+    for (const std::size_t index : changes.interfaces) {
+      if (links_.state(index) != LinkState::kUsable) entry.recoverable->on_interface_lost(links_.watched()[index].name);
+    }
+    if (changes.routes) entry.recoverable->on_routes_changed();
+  }
 }
 
 void RecoveryThread::write_log() {

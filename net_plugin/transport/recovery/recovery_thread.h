@@ -33,6 +33,8 @@ class Recoverable {
   virtual std::vector<std::string> recover() = 0;
   // The interface cannot be used any more.
   virtual void on_interface_lost(const std::string& /*interface*/) {}
+  // has_route_over() may have another answer than before.
+  virtual void on_routes_changed() {}
   // The thread has ended with this failure.
   virtual void fail(Status status) = 0;
   // Does a step of closing. True: the comm is closed.
@@ -80,6 +82,7 @@ class RecoveryThread {
   // True: some comms need another step.
   bool close_some();
   void watch_links(const WatchedLinks& watched);
+  void tell_of_links(const LinkWatch::Changes& changes) EXCLUDES(run_mutex_);
   void look_at_links(std::int64_t now_ms);
   void report_link(std::size_t index, std::int64_t now_ms);
   void write_log();

@@ -1,4 +1,4 @@
-#include "transport/connect/path_probes.h"
+#include "transport/connect/path_health.h"
 
 #include <poll.h>
 
@@ -13,9 +13,9 @@ constexpr std::int64_t kKnownMs = 1000;
 
 }  // namespace
 
-bool PathProbes::works(const NicPath& path, std::int64_t now_ms) {
+bool PathHealth::works(const NicPath& path, std::int64_t now_ms) {
   const MutexLock lock(mutex_);
-  Probe& probe = probes_[{path.interface.name, path.address.to_string()}];
+  Known& probe = known(path);
   if (probe.opened_ms != 0 && now_ms - probe.opened_ms < kKnownMs) return true;
   if (probe.socket.is_open()) {
     pollfd state{probe.socket.get(), POLLOUT, 0};
@@ -33,6 +33,16 @@ bool PathProbes::works(const NicPath& path, std::int64_t now_ms) {
     if (!tcp_connect(path.address, {}, &path.interface, &probe.socket).is_ok()) probe.socket.reset();
   }
   return false;
+}
+
+void PathHealth::on_silent(const NicPath& path, std::int64_t now_ms) {
+  const MutexLock lock(mutex_);
+  known(path).silent_ms = now_ms;
+}
+
+std::int64_t PathHealth::silent_ms(const NicPath& path) {
+  const MutexLock lock(mutex_);
+  return known(path).silent_ms;
 }
 
 }  // namespace bagua_net
