@@ -85,7 +85,8 @@ TEST_CASE(with_several_paths_a_silent_one_is_left_though_the_others_have_nothing
   const std::int64_t now_ms = 1000000;
   CHECK(is_healthy(check(silence, {unanswered(9000, 0), unanswered(699)}, now_ms)));
   // A long path is sent again late.
-  CHECK(is_healthy(check(silence, {unanswered(9000, 0), unanswered(1400, 1)}, now_ms)));
+  CHECK(is_healthy(check(silence, {unanswered(9000, 0), unanswered(1499, 1)}, now_ms)));
+  CHECK_EQ(check(silence, {unanswered(9000, 0), unanswered(1500, 1)}, now_ms).streams.size(), 1u);
   CHECK_EQ(check(silence, {unanswered(9000, 0), unanswered(700, 2)}, now_ms).streams.size(), 1u);
   // All are silent: it is the host, or they go over one path.
   PeerSilence outage(kMaxSilenceS, true, true);

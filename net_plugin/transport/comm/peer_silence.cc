@@ -35,7 +35,7 @@ PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::i
     last_answer_ms = std::min(last_answer_ms, liveness.ms);
     if (liveness.transmissions == 0) {
       answered_ms_[index] = now_ms;
-    } else if (liveness.transmissions >= (has_paths_ ? kUnansweredOfPath : kUnansweredTransmissions)) {
+    } else if (liveness.transmissions >= (has_paths_ ? 1 : kUnansweredTransmissions)) {
       // The last answer may be old because the stream had nothing to send.
       const std::int64_t silent_ms = std::min(liveness.ms, now_ms - answered_ms_[index]);
       if (silent_ms > 0) silent.push_back({{index, silent_ms}, liveness});
@@ -64,7 +64,8 @@ PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::i
           " sets how long to wait";
       return verdict;
     }
-    if (!recovers_ || stream.ms < stream_ms) continue;
+    const bool is_repeated = !has_paths_ || liveness.transmissions >= kUnansweredOfPath;
+    if (!recovers_ || stream.ms < stream_ms || (!is_repeated && stream.ms < kSilentPathsMs)) continue;
     silent_since_ms_ = now_ms - host_ms;
     verdict.streams.push_back(stream);
   }

@@ -24,7 +24,7 @@ namespace bagua_net {
 
 // One packet may be lost, and the answer to the second may be in flight.
 constexpr int kUnansweredTransmissions = 3;
-// With several paths. The third comes only after seconds where full queues make round trips long.
+// With several paths, or one and kSilentPathsMs: the third comes only after seconds where queues make round trips long.
 constexpr int kUnansweredOfPath = 2;
 
 class PeerSilence {
