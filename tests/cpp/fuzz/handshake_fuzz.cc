@@ -152,7 +152,7 @@ struct Outbound {
     EstablishedConnection connection;
     std::vector<OwnedFd> sockets;
     for (int i = 0; i < 4 && !ready; ++i) {
-      if (!handshakes.connect(loopback(), 0, bytes.data(), &ready, &connection).is_ok()) break;
+      if (!handshakes.connect({loopback()}, {}, bytes.data(), &ready, &connection).is_ok()) break;
       pump(poller, handshakes);
       OwnedFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket.is_open()) continue;
