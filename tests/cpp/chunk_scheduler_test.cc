@@ -181,6 +181,17 @@ TEST_CASE(an_old_rate_does_not_keep_a_stream_idle) {
   CHECK(sending.chunk.bytes < 65536);
 }
 
+TEST_CASE(an_old_rate_does_not_make_a_long_path_shorter) {
+  // Equal rates, and the second path takes 10 ms longer.
+  Sending sending(8u << 20, {125, 125}, 0, {2, 65536, 524288, ~std::size_t{0}, true});
+  sending.scheduler.set_pace(1, {125 * kMegabytesPerSecond, 10e6, true});
+  CHECK(sending.pull(1, 0) == Pull::kPassedOver);
+  CHECK_EQ(sending.better, 0);
+  // 4 MiB are 33 ms: behind these, the second path is sooner.
+  CHECK(sending.pull(0, 4u << 20) == Pull::kPassedOver);
+  CHECK(sending.pull(1, 0) == Pull::kChunk);
+}
+
 TEST_CASE(what_is_on_its_way_over_a_long_path_is_no_queue) {
   // 3 MiB at 100 MB/s are 31 ms, within a round trip; an idle slow stream would need 16 ms on top of one.
   Sending sending(64u << 20, {100, 1}, 40);

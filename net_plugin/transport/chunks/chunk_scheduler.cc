@@ -93,7 +93,10 @@ std::size_t ChunkScheduler::suitable_bytes(const Pace& pace, std::size_t usual) 
 }
 
 double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes) const {
-  const double rate = puller.pace.bytes_per_ns == 0 ? fastest_ : puller.pace.bytes_per_ns;
+  return delivery_ns(puller, bytes, puller.pace.bytes_per_ns == 0 ? fastest_ : puller.pace.bytes_per_ns);
+}
+
+double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes, double rate) const {
   // Bytes wait in the socket or in queues of the network. A round trip's worth of bytes is in flight without waiting.
   const double in_socket_ns = static_cast<double>(puller.backlog.unsent) / rate;
   const double further_on_ns = static_cast<double>(puller.backlog.under_way) / rate - puller.pace.round_trip_ns;
@@ -101,12 +104,13 @@ double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes) cons
 }
 
 bool ChunkScheduler::would_be_late(const Puller& puller, std::size_t bytes, int* better) const {
-  if (puller.pace.bytes_per_ns == 0 || puller.pace.is_old) return false;
+  if (puller.pace.bytes_per_ns == 0 || (puller.pace.is_old && !policy_.has_paths)) return false;
   // The stream that would deliver the chunk first takes it, so some stream always does.
   double slack_ns = kSlackNs;
   if (flows_are_limited_) slack_ns = std::min(slack_ns, kLimitedSlack * static_cast<double>(bytes) / fastest_);
   if (policy_.has_paths) slack_ns = std::min(slack_ns, kPathSlack * static_cast<double>(waiting_bytes_) / fastest_);
-  double first_ns = delivery_ns(puller, bytes) - slack_ns;
+  // A stream may be faster now than when it was measured, but its path is not shorter.
+  double first_ns = (puller.pace.is_old ? delivery_ns(puller, bytes, fastest_) : delivery_ns(puller, bytes)) - slack_ns;
   int first = -1;
   for (const int other : streams_) {
     const double its_ns = delivery_ns(pullers_[static_cast<std::size_t>(other)], bytes);

@@ -82,6 +82,7 @@ class ChunkScheduler {
   std::size_t suitable_bytes(const Pace& pace, std::size_t usual) const REQUIRES(mutex_);
   // The time until the peer has these bytes, if the stream takes them.
   double delivery_ns(const Puller& puller, std::size_t bytes) const REQUIRES(mutex_);
+  double delivery_ns(const Puller& puller, std::size_t bytes, double rate) const REQUIRES(mutex_);
   // Another stream would deliver these bytes noticeably sooner.
   bool would_be_late(const Puller& puller, std::size_t bytes, int* better) const REQUIRES(mutex_);
   void find_fastest() REQUIRES(mutex_);
