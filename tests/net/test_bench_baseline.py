@@ -6,6 +6,7 @@ import csv
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,13 @@ def test_its_drivers_differ_in_the_library_alone() -> None:
     expected = ["/old.so" if word == "/new.so" else word for word in with_baseline.command(mine)]
     assert with_baseline.command(theirs) == expected
     assert with_baseline.process_environment(theirs) == with_baseline.process_environment(mine)
+
+
+def test_the_only_interface_is_joined_with_no_other() -> None:
+    joining = {"BAGUA_NET_JOIN_NICS": "eth0+eth1"}
+    for interface, left in (("lo", {"NCCL_SOCKET_IFNAME": "=lo"}), ("", joining)):
+        one = replace(settings(None), interface=interface, environment=joining)
+        assert one.process_environment(DriverRequest("plugin", 0, 2)) == {"LOCAL_WORLD_SIZE": "2", **left}
 
 
 def test_a_rank_that_was_started_without_the_option_says_so() -> None:

@@ -13,7 +13,7 @@ from support.labs import NEEDS_LAB, Lab
 pytestmark = NEEDS_LAB
 
 
-def _interfaces_section(lab: Lab, **variables: str) -> dict[str, Any]:
+def _sections(lab: Lab, **variables: str) -> dict[str, Any]:
     environment = {**os.environ, **lab.rank_environment(0), **variables}
     with lab.inside(0):
         result = subprocess.run(
@@ -24,8 +24,20 @@ def _interfaces_section(lab: Lab, **variables: str) -> dict[str, Any]:
             timeout=120,
             check=False,
         )
-    section: dict[str, Any] = json.loads(result.stdout)["sections"]["interfaces"]
+    sections: dict[str, Any] = json.loads(result.stdout)["sections"]
+    return sections
+
+
+def _interfaces_section(lab: Lab, **variables: str) -> dict[str, Any]:
+    section: dict[str, Any] = _sections(lab, **variables)["interfaces"]
     return section
+
+
+def test_the_self_test_passes_where_interfaces_are_joined_by_name() -> None:
+    with Lab(nics=2, ip_versions=(4,)) as lab:
+        sections = _sections(lab, BAGUA_NET_JOIN_NICS="eth0+eth1")
+        assert sections["interfaces"]["facts"]["joined"] == [["eth0", "eth1"]]
+        assert sections["self_test"]["facts"]["passed"] is True, sections["self_test"]
 
 
 def test_joined_interfaces_of_a_host() -> None:

@@ -22,7 +22,7 @@ _VERIFIED_BYTES = 1 << 20
 _TIMED_BYTES = 8 << 20
 _ITERATIONS = 10
 # Which interface a job uses is another section's question: here the loopback device must do.
-_NETWORK_CHOICE = ("NCCL_SOCKET_FAMILY", "NCCL_COMM_ID", "NCCL_NET", "NCCL_NET_PLUGIN")
+_NETWORK_CHOICE = ("NCCL_SOCKET_FAMILY", "NCCL_COMM_ID", "NCCL_NET", "NCCL_NET_PLUGIN", "BAGUA_NET_JOIN_NICS")
 _TITLE = "Loopback self-test"
 _REPORT_IT = "run it again with BAGUA_DRIVER_LOG=info, and report what it prints if the cause is not clear from it"
 
