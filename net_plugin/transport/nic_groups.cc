@@ -19,6 +19,16 @@ std::string names_of(const std::vector<NetworkInterface>& interfaces) {
   return names;
 }
 
+// Whether the user has named an interface in full: for "auto", in a list of exact names. A prefix may match others by
+// chance, such as a bridge without ports.
+bool is_to_join(const JoinNics& join, const std::string& filter, const std::string& name) {
+  for (const std::vector<std::string>& group : join.groups) {
+    if (std::find(group.begin(), group.end(), name) != group.end()) return true;
+  }
+  return join.is_auto && filter.substr(0, 1) == "=" &&
+         ("," + filter.substr(1) + ",").find("," + name + ",") != filter.npos;
+}
+
 }  // namespace
 
 std::string why_not_joined(const NicGroup& group, const NetworkInterface& interface) {
@@ -55,12 +65,13 @@ Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface
       ++found;
     }
     if (missing.empty()) continue;
-    const std::string said = std::string(kName) + " names " + missing + ", and NCCL uses " + names_of(interfaces);
+    std::string said = std::string(kName) + " names " + missing + ", and NCCL uses " + names_of(interfaces);
     if (found == 0) {
       return Status::invalid_usage(said + " on this host.\nName interfaces that NCCL_SOCKET_IFNAME selects, or unset " +
                                    kName + ".");
     }
-    lost->push_back(said + " on this host: joined without");
+    said += " on this host: ";
+    lost->push_back(said + (found > 1 ? "joined without" : "nothing is joined"));
   }
   if (join.is_auto && is_selected) group_of.assign(interfaces.size(), 0);
   if (join.is_auto && !is_selected && interfaces.size() > 1) {
@@ -95,9 +106,17 @@ Status group_interfaces(const JoinNics& join, const std::vector<InterfaceChoice>
   for (const InterfaceChoice& choice : choices) {
     if (choice.used) used.push_back(choice.interface);
   }
+  const std::string filter = environment("NCCL_SOCKET_IFNAME").value_or("");
   // NCCL does not heed a shorter one.
-  const bool is_selected = environment("NCCL_SOCKET_IFNAME").value_or("").size() > 1;
-  return group_interfaces(join, used, is_selected, groups, lost);
+  const bool is_selected = filter.size() > 1;
+  BAGUA_NET_RETURN_IF_ERROR(group_interfaces(join, used, is_selected, groups, lost));
+  for (const InterfaceChoice& choice : choices) {
+    const std::string& name = choice.interface.name;
+    if (!choice.used && is_to_join(join, filter, name)) {
+      lost->push_back(name + " is not joined, also if that changes before the job ends: " + choice.reason);
+    }
+  }
+  return Status::ok();
 }
 
 }  // namespace bagua_net

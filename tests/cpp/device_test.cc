@@ -9,6 +9,7 @@
 
 using bagua_net::Device;
 using bagua_net::group_interfaces;
+using bagua_net::InterfaceChoice;
 using bagua_net::JoinNics;
 using bagua_net::make_devices;
 using bagua_net::NetworkInterface;
@@ -179,6 +180,25 @@ TEST_CASE(a_host_without_some_of_the_interfaces_joins_the_others) {
   const auto status = group_interfaces({false, {{"eth8", "eth9"}}}, one, true, &groups, &lost);
   CHECK(!status.is_ok());
   CHECK(status.message().find("BAGUA_NET_JOIN_NICS names eth8, eth9, and NCCL uses eth0") != std::string::npos);
+}
+
+TEST_CASE(an_interface_that_is_named_in_full_and_cannot_be_used_is_told_of) {
+  const InterfaceChoice used = {nic_with_address("eth0", AF_INET), true, "matches"};
+  const InterfaceChoice down = {nic_with_address("eth1", AF_INET), false, "skipped: not running"};
+  const auto said = [&](const JoinNics& join, const std::string& filter) {
+    std::vector<NicGroup> groups;
+    std::vector<std::string> lost;
+    const auto environment = [&](const std::string&) { return std::optional<std::string>(filter); };
+    CHECK_OK(group_interfaces(join, {used, down}, environment, &groups, &lost));
+    return lost.empty() ? std::string() : lost.back();
+  };
+  const std::string told = "eth1 is not joined, also if that changes before the job ends: skipped: not running";
+  CHECK_EQ(said({false, {{"eth0", "eth1"}}}, "eth"), told);
+  CHECK_EQ(said({true, {}}, "=eth0,eth1"), told);
+  CHECK_EQ(said({true, {}}, "eth0"), std::string());
+  CHECK_EQ(said({true, {}}, "=eth0,eth12"), std::string());
+  CHECK_EQ(said({true, {}}, ""), std::string());
+  CHECK_EQ(said({}, "=eth0,eth1"), std::string());
 }
 
 TEST_CASE(what_cannot_be_joined_is_a_device_of_its_own) {

@@ -122,7 +122,7 @@ def test_two_interfaces_here_and_one_there() -> None:
 def test_interfaces_that_this_host_does_not_have_are_named() -> None:
     with Lab(nics=2, ip_versions=(4,)) as lab:
         for value, said in (
-            ("eth0+eth7", "BAGUA_NET_JOIN_NICS names eth7, and NCCL uses eth0, eth1 on this host: joined without"),
+            ("eth0+eth7", "BAGUA_NET_JOIN_NICS names eth7, and NCCL uses eth0, eth1 on this host: nothing is joined"),
             ("auto", "joined eth0+eth1"),
         ):
             with Ring(lab, env={**_JOINED, "BAGUA_NET_JOIN_NICS": value}) as ring:
@@ -130,6 +130,19 @@ def test_interfaces_that_this_host_does_not_have_are_named() -> None:
                 ring.verify(1 << 20)
                 assert said in ring.drivers[0].log(), ring.drivers[0].log()
                 ring.quit()
+
+
+@pytest.mark.parametrize("value", ["eth0+eth1", "auto"])
+def test_an_interface_without_a_link_at_the_start_is_named(value: str) -> None:
+    with Lab(nics=2, ip_versions=(4,)) as lab:
+        _ip(lab, 1, "link", "set", "eth1", "down")
+        with Ring(lab, env={**_JOINED, "BAGUA_NET_JOIN_NICS": value}) as ring:
+            assert ring.listening[1]["devices"] == ["eth0"]
+            ring.connect()
+            ring.verify(1 << 20)
+            log = ring.drivers[1].log()
+            assert "eth1 is not joined, also if that changes before the job ends: skipped: not running" in log, log
+            ring.quit()
 
 
 def _traffic_until(ring: Ring, is_due: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -160,6 +173,8 @@ def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, wo
         lasted = time.monotonic() - begin
         assert lasted < 8, lasted  # without the other interface: BAGUA_NET_KEEPALIVE_S
         assert not _carries(lab, ring, nic)
+        log = ring.drivers[1].log()
+        assert f" over eth{nic}: the network interface eth{nic} is gone" in log, log
         _ip(lab, 1, "link", "set", f"eth{nic}", "up")
         begin = time.monotonic()
         _traffic_until(ring, lambda: _carries(lab, ring, nic))

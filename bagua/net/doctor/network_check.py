@@ -12,7 +12,9 @@ from bagua.net.doctor.finding import Finding, Section, Status, ok, split_message
 # Bridges to containers and virtual machines of the same host. Their usual addresses are the same everywhere.
 _BRIDGES = ("docker", "virbr", "lxcbr", "podman", "cni-podman")
 _ADDRESSES_OF_EVERY_HOST = ("172.17.0.1", "192.168.122.1", "10.0.3.1")
-_JOIN_REMEDY = "name in BAGUA_NET_JOIN_NICS and NCCL_SOCKET_IFNAME the interfaces to join"
+_JOIN_REMEDY = (
+    "name in BAGUA_NET_JOIN_NICS and NCCL_SOCKET_IFNAME the interfaces to join, and have them up before the job starts"
+)
 _FILTERS = ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY")
 
 
