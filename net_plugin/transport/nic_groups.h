@@ -22,8 +22,8 @@ std::string why_not_joined(const NicGroup& group, const NetworkInterface& interf
 // sentence for each. A group of which the host has none is an error.
 Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface>& interfaces, bool is_selected,
                         std::vector<NicGroup>* groups, std::vector<std::string>* lost);
-// The same, for the interfaces that were chosen in this environment. *lost also has the reason for each that the user has
-// named and that is not used.
+// The same, for the interfaces that were chosen in this environment. *lost also has the reason for each that the user
+// has named and that is not used.
 Status group_interfaces(const JoinNics& join, const std::vector<InterfaceChoice>& choices,
                         const EnvironmentReader& environment, std::vector<NicGroup>* groups,
                         std::vector<std::string>* lost);

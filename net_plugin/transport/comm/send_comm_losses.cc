@@ -30,10 +30,12 @@ StreamPhase SendComm::on_lost(DataStream& stream) {
   std::vector<Chunk> chunks = lost.take_unfinished();
   ++losses_;
   lost_ms_ = monotonic_ms();
+  // The peer's address is that of its listener, whichever way this stream went.
+  const std::string way = paths_.has_choice() ? " over " + policy_.paths[paths_.path_of(index)].interface.name : "";
   const std::uint64_t bit = std::uint64_t{1} << index;
   paths_.on_lost(index, (told_ & bit) != 0, lost_ms_);
   told_ &= ~bit;
-  last_loss_ = "data stream " + std::to_string(index) + ": " + lost.loss().message();
+  last_loss_ = "data stream " + std::to_string(index) + way + ": " + lost.loss().message();
   log("Bagua-Net: a connection to " + peer_ + " was lost (" + last_loss_ + "): opening another one and sending " +
       std::to_string(chunks.size()) + " chunks again; " + std::to_string(losses_) + " lost on this communicator");
   replay_of(index).put(std::move(chunks));
