@@ -26,7 +26,7 @@ bool is_to_join(const JoinNics& join, const std::string& filter, const std::stri
     if (std::find(group.begin(), group.end(), name) != group.end()) return true;
   }
   return join.is_auto && filter.substr(0, 1) == "=" &&
-         ("," + filter.substr(1) + ",").find("," + name + ",") != filter.npos;
+         ("," + filter.substr(1) + ",").find("," + name + ",") != std::string::npos;
 }
 
 }  // namespace
