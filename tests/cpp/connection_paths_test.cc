@@ -1,4 +1,6 @@
 // ConnectionService where a comm has several paths, or a device several interfaces. All of them lead over loopback.
+#include <poll.h>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -100,6 +102,25 @@ TEST_CASE(a_path_works_again_once_a_connection_was_opened_over_it) {
     now_ms += 1000;
     CHECK(!probes.works(path, now_ms));
   }
+}
+
+// However many comms ask, and however soon the answer comes: a firewall may refuse a pair for as long as the job runs.
+TEST_CASE(a_path_is_tried_once_a_second) {
+  PathHealth probes;
+  SocketAddress address = refusing_address();
+  const NicPath path = path_to(address);
+  std::int64_t now_ms = 1000000;
+  CHECK(!probes.works(path, now_ms));
+  OwnedFd listener;
+  CHECK_OK(tcp_listen(&address, &listener));
+  const auto was_tried = [&] {
+    pollfd state{listener.get(), POLLIN, 0};
+    return ::poll(&state, 1, 0) > 0;
+  };
+  for (int comm = 0; comm < 10; ++comm) CHECK(!probes.works(path, now_ms += 99));
+  CHECK(!was_tried());
+  CHECK(!probes.works(path, now_ms += 10));
+  CHECK(was_tried());
 }
 
 }  // namespace bagua_net

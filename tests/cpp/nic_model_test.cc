@@ -112,6 +112,7 @@ class NicModel {
     for (std::size_t stream = 0; stream < streams; ++stream) {
       settings.sending.first_paths.push_back(stream % is_up_.size());
     }
+    settings.sending.own_paths = settings.sending.first_paths;
     settings.sending.replace_stream = [this](Joining joining, std::size_t first_path) {
       const std::lock_guard<std::mutex> lock(asked_mutex_);
       asked_.emplace_back(joining, first_path);

@@ -49,6 +49,16 @@ TEST_CASE(without_a_route_there_is_no_pair_but_one_to_fail_with) {
   CHECK((pair_nics({{kFar, kFar}, {kFar, kFar}}) == Pairs{{0, 0}}));
 }
 
+TEST_CASE(large_messages_have_each_path_whichever_the_first_stream_has) {
+  using Indices = std::vector<std::size_t>;
+  CHECK((share_paths(1, 2, 1, false) == Indices{1}));
+  CHECK((share_paths(2, 2, 0, false) == Indices{0, 1}));
+  CHECK((share_paths(2, 2, 1, false) == Indices{1, 0}));
+  CHECK((share_paths(3, 3, 1, false) == Indices{1, 2, 0}));
+  CHECK((share_paths(5, 2, 1, true) == Indices{1, 0, 1, 0, 1}));
+  CHECK((share_paths(4, 1, 0, true) == Indices{0, 0, 0, 0}));
+}
+
 TEST_CASE(a_pair_that_never_worked_is_left_out_for_a_while) {
   RareLog log;
   PathExperience experience(&log);

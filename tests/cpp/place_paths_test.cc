@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint64_t kAll = 0b1111;  // places
 
-PlacePaths two_paths() { return {{0, 1, 0, 1}, 0, 2}; }
+PlacePaths two_paths() { return {{0, 1, 0, 1}, {0, 1, 0, 1}, 2}; }
 
 bool works(std::size_t /*path*/) { return true; }
 bool fails(std::size_t /*path*/) { return false; }
@@ -16,12 +16,12 @@ bool fails(std::size_t /*path*/) { return false; }
 }  // namespace
 
 TEST_CASE(one_path_is_never_left) {
-  PlacePaths paths({0, 0}, 0, 1);
+  PlacePaths paths({0, 0}, {0, 0}, 1);
   paths.on_lost(1, false, 0);
   CHECK_EQ(paths.replacement_path(1, 0b01), std::size_t{0});
   CHECK_EQ(paths.places_to_move(0b11, works, 100000), std::uint64_t{0});
-  CHECK(!PlacePaths({}, 0, 0).has_choice());
-  CHECK_EQ(PlacePaths({}, 0, 0).replacement_path(0, 0), std::size_t{0});
+  CHECK(!PlacePaths({}, {}, 0).has_choice());
+  CHECK_EQ(PlacePaths({}, {}, 0).replacement_path(0, 0), std::size_t{0});
 }
 
 TEST_CASE(a_lost_stream_goes_over_another_path_and_returns) {
@@ -43,7 +43,7 @@ TEST_CASE(a_lost_stream_goes_over_another_path_and_returns) {
 }
 
 TEST_CASE(without_any_other_stream_the_next_path_is_tried) {
-  PlacePaths paths({0, 1, 2}, 0, 3);
+  PlacePaths paths({0, 1, 2}, {0, 1, 2}, 3);
   CHECK_EQ(paths.replacement_path(2, 0), std::size_t{0});
   CHECK_EQ(paths.replacement_path(0, 0), std::size_t{1});
 }
@@ -107,9 +107,37 @@ TEST_CASE(a_path_that_the_kernel_announces_as_lost_is_used_whenever_it_returns) 
 }
 
 TEST_CASE(small_messages_move_to_the_path_that_turned_out_nearest) {
-  PlacePaths paths({0, 0, 1}, 1, 2);
+  PlacePaths paths({0, 0, 1}, {1, 0, 1}, 2);
   CHECK_EQ(paths.places_to_move(0b111, works, 1000), std::uint64_t{0b001});
   CHECK_EQ(paths.replacement_path(0, 0b110), std::size_t{1});
+}
+
+TEST_CASE(streams_whose_path_could_not_connect_at_the_start_move_there_once_it_works) {
+  PlacePaths paths({0, 0, 0, 0}, {0, 1, 0, 1}, 2);
+  CHECK_EQ(paths.path_of(1), std::size_t{0});
+  CHECK_EQ(paths.places_to_move(kAll, fails, 100000), std::uint64_t{0});
+  CHECK_EQ(paths.places_to_move(kAll, works, 101000), std::uint64_t{0b1010});
+  for (const std::size_t place : {1, 3}) {
+    paths.on_lost(place, false, 101000);
+    CHECK_EQ(paths.replacement_path(place, 0b0101), std::size_t{1});
+    paths.on_joined(place, 1, false, 101000);
+  }
+  CHECK_EQ(paths.places_to_move(kAll, works, 200000), std::uint64_t{0});
+}
+
+// Some firewalls answer for the hosts behind them.
+TEST_CASE(a_path_that_opens_connections_and_no_stream_is_tried_less_often) {
+  PlacePaths paths({0, 0}, {0, 1}, 2);
+  std::int64_t now_ms = 1000000;
+  int moves = 0;
+  for (const std::int64_t end_ms = now_ms + 600000; now_ms < end_ms; now_ms += 1000) {
+    if (paths.places_to_move(0b11, works, now_ms) == 0) continue;
+    ++moves;
+    paths.on_lost(1, false, now_ms);
+    now_ms += 10000;  // the time limit of the handshake
+    paths.on_joined(1, 0, false, now_ms);
+  }
+  CHECK(moves > 5 && moves < 15);
 }
 
 TEST_CASE(a_stream_that_joins_later_belongs_to_its_path) {

@@ -13,11 +13,10 @@ constexpr std::int64_t kLongestPauseMs = 60000;
 
 }  // namespace
 
-PlacePaths::PlacePaths(const std::vector<std::size_t>& first, std::size_t small, std::size_t paths) : pauses_(paths) {
-  for (std::size_t place = 0; place < first.size() && place < kMaxStreams; ++place) {
-    home_[place] = current_[place] = first[place];
-  }
-  home_[0] = small;
+PlacePaths::PlacePaths(const std::vector<std::size_t>& first, const std::vector<std::size_t>& own, std::size_t paths)
+    : pauses_(paths) {
+  std::copy_n(first.begin(), std::min(first.size(), current_.size()), current_.begin());
+  std::copy_n(own.begin(), std::min(own.size(), home_.size()), home_.begin());
 }
 
 void PlacePaths::on_joined(std::size_t place, std::size_t path, bool is_more, std::int64_t now_ms) {
@@ -28,7 +27,8 @@ void PlacePaths::on_joined(std::size_t place, std::size_t path, bool is_more, st
   if (home_[place] == path) {
     pauses_[path].moved_ms = now_ms;
   } else if ((moving_ & bit) != 0) {
-    pause(home_[place], now_ms);  // its host answers, and no stream could be opened
+    pauses_[home_[place]].moved_ms = now_ms;  // its host answers, and no stream could be opened
+    pause(home_[place], now_ms);
   }
   moving_ &= ~bit;
 }

@@ -19,9 +19,9 @@ class PlacePaths {
   // Whether connections over a path can be opened (transport/connect/path_health.h).
   using Probe = std::function<bool(std::size_t path)>;
 
-  // first: the path of each place that the comm begins with. paths: their number; below two, nothing here has an
-  // effect. small: of the first place, which carries small messages, the path that it should go over.
-  PlacePaths(const std::vector<std::size_t>& first, std::size_t small, std::size_t paths);
+  // first, own: of each place that the comm begins with, its path and the one that it should have. They differ where
+  // that one could not connect. paths: their number; below two, nothing here has an effect.
+  PlacePaths(const std::vector<std::size_t>& first, const std::vector<std::size_t>& own, std::size_t paths);
 
   bool has_choice() const { return pauses_.size() > 1; }
   std::size_t path_of(std::size_t place) const { return current_[place]; }

@@ -40,7 +40,7 @@ SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, S
       striped_chunks_(chunk_policy(policy_)),
       growth_(policy_, streams),
       silence_(policy_.max_silence_s, recovers_, policy_.paths.size() > 1),
-      paths_(policy_.first_paths, policy_.small_path, policy_.paths.size()) {}
+      paths_(policy_.first_paths, policy_.own_paths, policy_.paths.size()) {}
 
 SendComm::~SendComm() {
   stop_recovering();
@@ -58,7 +58,7 @@ Status SendComm::create(EstablishedConnection connection, SendPolicy policy, Wor
   policy.checksums = connection.checksums;
   policy.paths = connection.ticket.paths;
   policy.first_paths = connection.paths;
-  policy.small_path = connection.small_path;
+  policy.own_paths = connection.own_paths;
   return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), std::move(policy), pool,
                 comm, std::move(stats));
 }

@@ -35,11 +35,11 @@ struct SendPolicy {
   // Recovery: requests a replacement of a lost stream, which arrives in StreamArrivals, or a failure is reported there.
   // Empty: no recovery.
   std::function<void(Joining joining, std::size_t first_path)> replace_stream;
-  // Over which connections may go (transport/connect/nic_paths.h), and the path of each stream that the comm begins
-  // with. first_path above: where a replacement is tried first.
+  // Over which connections may go (transport/connect/nic_paths.h), and of each stream that the comm begins with: its
+  // path, and the one that it should have. first_path above: where a replacement is tried first.
   std::vector<NicPath> paths;
   std::vector<std::size_t> first_paths;
-  std::size_t small_path = 0;         // for small messages
+  std::vector<std::size_t> own_paths;
   PathHealth* path_health = nullptr;  // outlives the comm; nullptr: no stream returns to its path
 
   bool checksums = false;           // both ends use them

@@ -35,7 +35,8 @@ struct JoinTicket {
 struct EstablishedConnection {
   std::vector<KeyedSocket> sockets;  // by stream index
   std::vector<std::size_t> paths;    // the connecting side: of each socket, in the ticket
-  std::size_t small_path = 0;        // the one with the shortest round trip
+  // The path that each should have, even if it could not connect: of the first the one with the shortest round trip.
+  std::vector<std::size_t> own_paths;
   std::uint32_t max_chunk_bytes = 0;
   std::string peer;           // "10.0.0.2:4711 (host node2, process 4242)"
   bool same_host = false;     // both ends know it

@@ -83,6 +83,12 @@ std::vector<NicPath> find_paths(const std::vector<NetworkInterface>& interfaces,
   return paths;
 }
 
+std::vector<std::size_t> share_paths(std::size_t streams, std::size_t paths, std::size_t first, bool first_is_small) {
+  std::vector<std::size_t> own = {first};
+  for (std::size_t next = first_is_small ? 0 : first + 1; own.size() < streams; ++next) own.push_back(next % paths);
+  return own;
+}
+
 bool PathExperience::is_left_out(const NicPath& path, std::int64_t now_ms) const {
   const auto found = records_.find(key_of(path));
   return found != records_.end() && now_ms < found->second.left_out_until_ms;

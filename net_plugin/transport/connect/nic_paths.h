@@ -4,7 +4,8 @@
 // A path is an interface of this host and an address of the listener. There are enough paths that each interface of
 // either host has one: where there are two here and one there, both lead to the same address. Pairs in one subnet come
 // first, then others that have a route. Connections are bound to their interface. A pair that cannot connect is found
-// by trying: it is left out, by later comms as well, and its connections go over another pair.
+// by trying: it is left out, by later comms as well, and its connections go over another pair until it works
+// (transport/comm/place_paths.h).
 #pragma once
 
 #include <cstdint>
@@ -38,6 +39,10 @@ std::vector<std::pair<std::size_t, std::size_t>> pair_nics(const std::vector<std
 // interfaces: of the device, with their ports. One path if both ends have one interface, or are on one host.
 std::vector<NicPath> find_paths(const std::vector<NetworkInterface>& interfaces,
                                 const std::vector<std::uint16_t>& ports, const ConnectHandle& handle);
+
+// Of that many streams of a new comm, the path that each should have, even if it cannot connect now. first: of the
+// first one. The others are spread evenly, with the first or, if it carries small messages only, without it.
+std::vector<std::size_t> share_paths(std::size_t streams, std::size_t paths, std::size_t first, bool first_is_small);
 
 // What was found out about paths by connecting over them. Not thread-safe: the connection service's mutex guards every
 // call.

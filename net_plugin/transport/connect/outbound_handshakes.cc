@@ -247,10 +247,14 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
     attempt.connection.peer = attempt.path_of(attempt.streams[index]).address.to_string() + " (process " +
                               std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
-    const std::vector<std::size_t> usable = experience_.usable(attempt.ticket.paths, monotonic_ms());
+    attempt.connection.own_paths =
+        share_paths(reply.streams, attempt.ticket.paths.size(), attempt.streams[0].path, settings_.has_workers);
+    const std::int64_t now_ms = monotonic_ms();
+    const std::vector<std::size_t> usable = experience_.usable(attempt.ticket.paths, now_ms);
     for (std::size_t other = 1; other < attempt.streams.size(); ++other) {
-      // Evenly over those that large messages use: all but the first, where workers drive them.
-      attempt.streams[other].path = usable[(settings_.has_workers ? other - 1 : other) % usable.size()];
+      const std::size_t own = attempt.connection.own_paths[other];
+      const bool is_left_out = experience_.is_left_out(attempt.ticket.paths[own], now_ms);
+      attempt.streams[other].path = is_left_out ? usable[own % usable.size()] : own;
     }
     for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {
       start(attempt, number, other);
@@ -269,7 +273,7 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
       connection.sockets.push_back(std::move(stream.socket));
       connection.paths.push_back(stream.path);
     }
-    connection.small_path = experience_.nearest(attempt.ticket.paths, monotonic_ms());
+    connection.own_paths[0] = experience_.nearest(attempt.ticket.paths, monotonic_ms());
     connection.ticket = attempt.ticket;
     connection.ticket.timeout_ms = 0;  // a joining connection has its own
     // Within a host no connection is limited.

@@ -10,6 +10,9 @@ namespace {
 
 // Comms ask once a second, and all are to get the same answer.
 constexpr std::int64_t kKnownMs = 1000;
+// Between attempts. The nearest healthy situation is a firewall that never lets this pair connect, or refuses it at
+// once: that costs a packet a second, for as long as the job runs.
+constexpr std::int64_t kAskAgainMs = 1000;
 
 }  // namespace
 
@@ -27,7 +30,7 @@ bool PathHealth::works(const NicPath& path, std::int64_t now_ms) {
     }
     if (is_answered || now_ms - probe.asked_ms >= kConnectAnswerMs) probe.socket.reset();
   }
-  if (!probe.socket.is_open() && now_ms - probe.asked_ms >= kConnectAgainMs) {
+  if (!probe.socket.is_open() && now_ms - probe.asked_ms >= kAskAgainMs) {
     probe.asked_ms = now_ms;
     // No route, no descriptor: treated like no answer.
     if (!tcp_connect(path.address, {}, &path.interface, &probe.socket).is_ok()) probe.socket.reset();
