@@ -157,7 +157,7 @@ namespace {
 struct Lingering : Recoverable {
   explicit Lingering(std::atomic<int>* ended) : ended_(ended) {}
   ~Lingering() override { ended_->fetch_add(1); }
-  std::vector<std::string> recover() override { return {}; }
+  std::vector<RareLog::Line> recover() override { return {}; }
   void fail(Status /*status*/) override {}
   bool is_closed(std::int64_t /*now_ms*/) override { return false; }
 
@@ -168,7 +168,7 @@ struct Lingering : Recoverable {
 struct Delivering : Recoverable {
   explicit Delivering(std::atomic<int>* asked_at_the_end) : asked_at_the_end_(asked_at_the_end) {}
   ~Delivering() override { *asked_at_the_end_ = asked_; }
-  std::vector<std::string> recover() override { return {}; }
+  std::vector<RareLog::Line> recover() override { return {}; }
   void fail(Status /*status*/) override {}
   bool is_closed(std::int64_t /*now_ms*/) override { return ++asked_ == 3; }
 

@@ -30,9 +30,9 @@ void keep_line(LogLevel, const char*, int, const char* message) { logged().empla
 // A comm that loses a connection whenever it is asked.
 class Loser : public Recoverable {
  public:
-  std::vector<std::string> recover() override {
+  std::vector<RareLog::Line> recover() override {
     losses.fetch_add(1);
-    return {"lost a connection"};
+    return {{LogLevel::kWarn, "lost a connection"}};
   }
   void fail(Status) override {}
 

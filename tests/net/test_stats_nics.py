@@ -217,6 +217,13 @@ def test_the_nics_of_a_joined_device_are_shown_apart(tmp_path: Path) -> None:
             assert values["eth1", "bagua_net_nic_up"] == 0
             assert values["eth1", "bagua_net_nic_streams"] == 0
         wait_until(lambda: (between(some)[0].nics[1].share or 0) > 0.05, "its return", 30)
+        # The moves back to it are no losses, at neither end. Of the streams over eth1, the peer may be told only now.
+        found, _ = between(some)
+        assert found.nics[0].streams_lost == 0
+        assert found.streams_lost == found.nics[1].streams_lost
+        log = ring.drivers[0].log()
+        assert "moves back to eth1" in log
+        assert "WARN" not in next(line for line in log.splitlines() if "moves back to eth1" in line)
         ring.quit()
     [path] = tmp_path.glob("0.*.json")
     names = [event["name"] for event in TraceFile.read(path).events]

@@ -127,8 +127,8 @@ bool Comm::take_away_streams() {
     StreamTable::Place& place = streams_[index];
     if (place.stream == nullptr || place.phase() == StreamPhase::kEnded) continue;
     if (place.stream->state() == StreamState::kEnded) {
-      move(index, StreamPhase::kEnded);
-      if (place.stream->is_given_back()) remove(index, StreamPhase::kFree);
+      any |= place.stream->is_given_back();
+      place.stream->is_given_back() ? remove(index, on_given_back(index)) : move(index, StreamPhase::kEnded);
       continue;
     }
     if (place.stream->state() != StreamState::kLost) continue;
@@ -178,7 +178,7 @@ bool Comm::adopt_arrivals() {
   return any;
 }
 
-std::vector<std::string> Comm::recover() {
+std::vector<RareLog::Line> Comm::recover() {
   const MutexLock lock(mutex_);
   if (!stopped_ && !has_failed()) {
     tick();

@@ -59,7 +59,7 @@ class Comm : public FailureSink, public Recoverable {
   // Any thread. The first failure sticks, and every stream is shut down so that the peer learns of it.
   void fail(Status status) noexcept override;
   void on_stream_over(int index, StreamState state) override;
-  std::vector<std::string> recover() override;
+  std::vector<RareLog::Line> recover() override;
 
  protected:
   friend class Request;
@@ -91,6 +91,8 @@ class Comm : public FailureSink, public Recoverable {
   virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) REQUIRES(mutex_) = 0;
   // The stream was lost; nobody drives it, and it goes when this returns. Returns the phase of its place then.
   virtual StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) = 0;
+  // The stream was ended in order, by its sender, and goes when this returns. Returns the phase of its place then.
+  virtual StreamPhase on_given_back(std::size_t index) REQUIRES(mutex_) = 0;
   // Where a stream that joins is to go; -1: nowhere. path: over which it goes, in its ticket, of the connecting side.
   virtual int place_of(Joining joining, std::size_t path) REQUIRES(mutex_) = 0;
   // It has gone there.
@@ -135,8 +137,8 @@ class Comm : public FailureSink, public Recoverable {
   // The requests that are posted and not done.
   Unfinished unfinished() const REQUIRES(mutex_);
   // A line that the recovery thread writes to the log.
-  void log(std::string line) REQUIRES(mutex_) {
-    if (recovery_ != nullptr) log_.push_back(std::move(line));
+  void log(std::string line, LogLevel level = LogLevel::kWarn) REQUIRES(mutex_) {
+    if (recovery_ != nullptr) log_.push_back({level, std::move(line)});
   }
   // The reason, beyond a failure, why an unfinished request can never complete; ok: it can.
   virtual Status check_progress_possible() REQUIRES(mutex_) { return Status::ok(); }
@@ -196,7 +198,7 @@ class Comm : public FailureSink, public Recoverable {
   bool stopped_ GUARDED_BY(mutex_) = false;      // no stream is driven any more
   bool alone_ GUARDED_BY(mutex_) = false;        // drive_alone()
   std::size_t next_own_ GUARDED_BY(mutex_) = 0;  // of the own streams, which begins
-  std::vector<std::string> log_ GUARDED_BY(mutex_);
+  std::vector<RareLog::Line> log_ GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<MemoryRegistration>> registrations_ GUARDED_BY(mutex_);
   RecoveryThread* recovery_ = nullptr;  // nullptr: no recovery, or none any more
   std::uint64_t recovery_id_ = 0;

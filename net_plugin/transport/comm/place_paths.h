@@ -34,8 +34,8 @@ class PlacePaths {
   std::size_t replacement_path(std::size_t place, std::uint64_t live) const;
   // Of the places in the bit mask `asked`, the one that a replacement over this path should take. asked is not 0.
   std::size_t place_for(std::size_t path, std::uint64_t asked) const;
-  // The places in `live` that should move to their own paths now, a bit mask: their streams are to be lost and
-  // replaced. Once a second is enough.
+  // The places in `live` that should move to their own paths now, a bit mask: their streams are to be given
+  // back and replaced. Once a second is enough.
   std::uint64_t places_to_move(std::uint64_t live, const Probe& probe, std::int64_t now_ms);
 
  private:

@@ -16,6 +16,8 @@ constexpr int kUnansweredProbes = 2;
 // After this many damaged chunks in a row the comm fails. With so many attempts, a chunk of 1 MiB arrives even if one
 // byte in a million is damaged.
 constexpr std::size_t kMaxDamagesInARow = 32;
+// More than the last frame of a stream.
+constexpr std::size_t kEndBytes = 4096;
 
 }  // namespace
 
@@ -82,6 +84,11 @@ StreamPhase RecvComm::on_lost(DataStream& stream) {
   return StreamPhase::kFree;
 }
 
+StreamPhase RecvComm::on_given_back(std::size_t index) {
+  last_loss_ = "data stream " + std::to_string(index) + ": the peer has ended it";
+  return StreamPhase::kFree;
+}
+
 void RecvComm::count_damage(const Status& damage) {
   ++damages_;
   const std::uint64_t intact = table_.finished_chunks();
@@ -108,7 +115,13 @@ int RecvComm::place_of(Joining joining, std::size_t /*path*/) {
   // The sender knows that the old stream is lost, and sends again what was not acknowledged.
   if (DataStream* const lost = streams_[0].stream.get(); lost != nullptr) {
     detach(0);
+    lost->progress(kEndBytes);  // it may have ended in order, and nobody has read that yet
+    if (lost->is_given_back()) {
+      remove(0, on_given_back(0));
+      return 0;
+    }
     lost->lose(Status::remote_error("the peer has replaced it"));
+    stats_->streams_lost.add(1);
     remove(0, on_lost(*lost));
   }
   return 0;
@@ -146,7 +159,9 @@ std::string RecvComm::stall_reason() {
 }
 
 Status RecvComm::check_progress_possible() {
-  if (!has_changes() && streams_.count(StreamPhase::kEnded) == 0 && losses_ == 0) return Status::ok();
+  if (streams_.size() != 0 && !has_changes() && streams_.count(StreamPhase::kEnded) == 0 && losses_ == 0) {
+    return Status::ok();
+  }
   // The states of the streams do not say this: a receive may just have been posted, and their drivers not know it yet.
   const std::uint64_t parked = table_.parked_streams();
   bool has_ended = false;

@@ -52,6 +52,7 @@ class RecvComm final : public Comm {
 
   std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) REQUIRES(mutex_) override;
   StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) override;
+  StreamPhase on_given_back(std::size_t index) REQUIRES(mutex_) override;
   int place_of(Joining joining, std::size_t path) REQUIRES(mutex_) override;
   bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) override;
   Status check_progress_possible() REQUIRES(mutex_) override;

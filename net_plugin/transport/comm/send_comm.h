@@ -42,6 +42,7 @@ class SendComm final : public Comm {
 
   std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) REQUIRES(mutex_) override;
   StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) override;
+  StreamPhase on_given_back(std::size_t index) REQUIRES(mutex_) override;
   int place_of(Joining joining, std::size_t path) REQUIRES(mutex_) override;
   void on_joined(std::size_t index, Joining joining, std::size_t path) REQUIRES(mutex_) override;
   bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) override;
@@ -120,6 +121,7 @@ class SendComm final : public Comm {
   std::vector<bool> routed_ GUARDED_BY(mutex_);  // by path: it had a route when that was looked at last
   std::array<std::int64_t, kMaxStreams> joined_ms_ GUARDED_BY(mutex_){};  // by place; 0: the comm began with it
   std::uint64_t told_ GUARDED_BY(mutex_) = 0;                             // places whose loss the kernel has announced
+  std::uint64_t leaving_ GUARDED_BY(mutex_) = 0;   // places whose streams are to move to their own paths
   std::int64_t return_ms_ GUARDED_BY(mutex_) = 0;  // when to look again whether streams can return
 
   // When to request replacements of the streams in kLost, unless something depends on them earlier.

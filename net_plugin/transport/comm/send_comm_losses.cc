@@ -43,6 +43,15 @@ StreamPhase SendComm::on_lost(DataStream& stream) {
   return StreamPhase::kLost;
 }
 
+StreamPhase SendComm::on_given_back(std::size_t index) {
+  if (close_by_ms_ != 0) return StreamPhase::kFree;
+  log("Bagua-Net: a connection to " + peer_ + " moves back to " +
+          policy_.paths[paths_.replacement_path(index, 0)].interface.name,
+      LogLevel::kInfo);
+  ask_lost_ms_ = 0;
+  return StreamPhase::kLost;
+}
+
 void SendComm::on_change() {
   use_streams(in_use_);
   // Replacements of other streams may also resend the chunks of a stream that was lost, until their first new chunk.
@@ -76,6 +85,7 @@ int SendComm::place_of(Joining joining, std::size_t path) {
 
 void SendComm::on_joined(std::size_t index, Joining joining, std::size_t path) {
   joined_ms_[index] = monotonic_ms();
+  leaving_ &= ~(std::uint64_t{1} << index);
   paths_.on_joined(index, path, joining == Joining::kMore, joined_ms_[index]);
 }
 
@@ -97,7 +107,15 @@ void SendComm::return_streams() {
     return routed_[path] && policy_.path_health->works(policy_.paths[path], now_ms);
   };
   const std::uint64_t moving = paths_.places_to_move(live_streams(), probe, now_ms);
-  if (moving != 0) lose_streams(moving, "its own network interface works again, and it moves back there");
+  if (moving == 0) return;
+  leaving_ |= moving;
+  use_streams(in_use_);  // the others take its chunks
+  for (std::uint64_t left = moving; left != 0; left &= left - 1) {
+    const auto index = static_cast<std::size_t>(__builtin_ctzll(left));
+    stream(index)->begin_leaving();
+    kick(static_cast<int>(index));
+  }
+  drive_own_streams();  // the application may not call the comm
 }
 
 void SendComm::lose_path(std::size_t path, const std::string& why) {

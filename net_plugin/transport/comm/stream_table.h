@@ -16,7 +16,7 @@
 //   kLive  --it replaced one, has sent nothing new yet, and another is lost--> kReplaying
 //   kReplaying  --its first new chunk, or nothing is left to be sent again--> kLive
 //   kLive, kReplaying  --the peer ends it--> kEnded
-//   kLive, kEnded  --given back, by the sender--> kFree
+//   kLive, kEnded  --given back, by the sender--> kFree; sending, to move to another path: kLost
 #pragma once
 
 #include <array>

@@ -212,7 +212,7 @@ void RecoveryThread::run() {
     std::sort(due.begin(), due.end());
     due.erase(std::unique(due.begin(), due.end()), due.end());
     for (const std::uint64_t id : due) {
-      std::vector<std::string> lines;
+      std::vector<RareLog::Line> lines;
       {
         const MutexLock running(run_mutex_);
         const auto found = entries_.find(id);
@@ -220,8 +220,8 @@ void RecoveryThread::run() {
       }
       // A peer that ends without a word loses a connection of each comm, and a network that closes connections all the
       // time would fill the log.
-      for (std::string& line : lines) {
-        log_.add_if_due(LogLevel::kWarn, "", [&] { return std::move(line); });
+      for (RareLog::Line& line : lines) {
+        log_.add_if_due(line.level, "", [&] { return std::move(line.text); });
       }
       write_log();
     }

@@ -30,7 +30,7 @@ class Recoverable {
   virtual ~Recoverable() = default;
   // Replaces what was lost, as far as that is possible now. Returns lines for the log, each of which is left out if a
   // similar one was written recently.
-  virtual std::vector<std::string> recover() = 0;
+  virtual std::vector<RareLog::Line> recover() = 0;
   // The interface cannot be used any more.
   virtual void on_interface_lost(const std::string& /*interface*/) {}
   // has_route_over() may have another answer than before.

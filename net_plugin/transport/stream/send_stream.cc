@@ -193,6 +193,10 @@ StreamProgress SendStream::progress(std::size_t budget) {
         listen();
         if (is_over()) return end_of_output(0);
       }
+      if (leaving_.load(std::memory_order_relaxed)) {
+        if (!end_in_order()) continue;
+        return is_over() ? end_of_output(0) : StreamProgress::kBlocked;
+      }
       if (!recovers() || !unacknowledged_.is_full()) return StreamProgress::kIdle;
       // The poller reports the acknowledgement that makes room.
       set_blocked(true);
@@ -240,7 +244,7 @@ StreamProgress SendStream::end_of_output(int error_number) {
     if (!is_over()) listen();
     if (!is_over()) peer_is_gone(error_number);
   }
-  if (state() == StreamState::kLost) return StreamProgress::kEnded;
+  if (state() == StreamState::kLost || is_given_back_) return StreamProgress::kEnded;
   // The peer has ended the stream in order, although there is more to send.
   if (has_chunk_ || take_chunk()) {
     return fail(Status::remote_error("the peer closed the connection before it had received message " +
@@ -294,6 +298,20 @@ void SendStream::send_end(std::uint64_t messages, bool of_stream) {
   // If there is no room for the whole frame, the peer waits for another connection, until it finds that the comm is
   // gone.
   [[maybe_unused]] const ssize_t ignored = write(&piece, 1, header_bytes_);
+}
+
+bool SendStream::end_in_order() {
+  set_blocked(true);  // until the poller reports the acknowledgement
+  listen();
+  if (is_over()) return true;
+  if (!unacknowledged_.is_empty()) {
+    ask_for_acknowledgement();
+    return !has_chunk_;
+  }
+  give_back();
+  is_given_back_ = true;
+  end();
+  return true;
 }
 
 bool SendStream::is_delivered() {

@@ -46,6 +46,13 @@ class SendStream final : public DataStream {
   void say_end(std::uint64_t messages) override { send_end(messages, false); }
   // Ends this stream alone, and not the comm. Once no driver will come again.
   void give_back() { send_end(0, true); }
+  // From now on it takes no new chunk. Once the peer has acknowledged what it carried, its driver gives it back. Any
+  // thread.
+  void begin_leaving() {
+    set_in_use(false);
+    leaving_.store(true, std::memory_order_relaxed);
+  }
+  bool is_given_back() const override { return is_given_back_; }
   using DataStream::reset;  // once no driver will come again
   // Reads TCP_INFO for the statistics. Any thread.
   void sample_delivery() const;
@@ -94,6 +101,8 @@ class SendStream final : public DataStream {
   ssize_t write_chunk();
   void end_chunk();
   void send_end(std::uint64_t messages, bool of_stream);
+  // It is leaving, and has nothing to write. True: it is over, or waits for an acknowledgement.
+  bool end_in_order();
   StreamProgress end_of_output(int error_number);
   // The connection has ended. error_number 0: the peer has closed it.
   void peer_is_gone(int error_number);
@@ -125,6 +134,8 @@ class SendStream final : public DataStream {
   std::atomic<bool> replays_{false};
   std::atomic<bool> resends_{false};
   std::atomic<bool> in_use_{true};
+  std::atomic<bool> leaving_{false};
+  bool is_given_back_ = false;  // written by the driver, before the stream is over
   std::atomic<bool> passed_over_{false};
 
   // Only if it measures.
