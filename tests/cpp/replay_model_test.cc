@@ -1,9 +1,9 @@
 // A model of a comm with recovery, driven by a seed and without threads or sockets: connections break at any byte, in
 // header, payload or acknowledgement, the ends learn of it at different times, replacements come late and out of order,
-// and break again. What arrives is compared with what was sent, byte by byte, and nothing is written to memory that its
-// owner has back. The second model is two whole comms, whose replacements are also refused, or never answered: every
-// message arrives, or its sender has an error; nothing hangs. Long run: BAGUA_TEST_SEEDS=<number of seeds>
-// replay_model_test.
+// and break again; or a sender ends a connection in order, to open it elsewhere. What arrives is compared with what was
+// sent, byte by byte, and nothing is written to memory that its owner has back. The second model is two whole comms,
+// whose replacements are also refused, or never answered: every message arrives, or its sender has an error; nothing
+// hangs. Long run: BAGUA_TEST_SEEDS=<number of seeds> replay_model_test.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -30,6 +30,7 @@ namespace {
 
 struct Counts {
   int breaks = 0;
+  int moves = 0;  // that did not break meanwhile
   int replayed = 0;
   std::size_t messages = 0;
 };
@@ -58,6 +59,7 @@ class Model {
       if (++steps > 3'000'000) check::fail(__FILE__, __LINE__, "no progress");
       const bool calm = steps > 200'000;
       if (!calm && random_() % breaks_one_in_ == 0) break_one();
+      if (!calm && chance(400)) move_one();
       tell_some(calm);
       post(messages);
       drive();
@@ -131,11 +133,18 @@ class Model {
     if (links_.empty()) return;
     Link& link = links_[random_() % links_.size()];
     // A receiver has places for so many.
-    if (link.is_broken || links_.size() > 50) return;
+    if (link.is_broken || link.sender == nullptr || links_.size() > 50) return;
     link.is_broken = true;
     const auto part = [&](std::size_t bytes) { return chance(3) ? bytes : random_() % (bytes + 1); };
     link.near_end->sever(part(link.near_end->unread_bytes()), part(link.near_end->unwritten_bytes()));
     ++counts_.breaks;
+  }
+  void move_one() {
+    if (links_.empty() || links_.size() > 50) return;
+    Link& link = links_[random_() % links_.size()];
+    if (link.sender == nullptr) return;
+    link.sender->begin_leaving();
+    link.send_driver->kick();
   }
   void tell_some(bool all) {
     for (Link& link : links_) {
@@ -186,8 +195,12 @@ class Model {
   // What the comms do.
   void recover() {
     for (Link& link : links_) {
-      if (link.sender == nullptr || link.sender->state() != StreamState::kLost) continue;
+      if (link.sender == nullptr || !link.sender->is_over()) continue;
       std::vector<Chunk> chunks = link.sender->take_unfinished();
+      if (link.sender->state() == StreamState::kEnded) {
+        CHECK(link.sender->is_given_back() && chunks.empty());
+        ++counts_.moves;
+      }
       counts_.replayed += static_cast<int>(chunks.size());
       replay_.put(std::move(chunks));
       missing_.push_back(link.sender_index);
@@ -199,7 +212,8 @@ class Model {
       }
     }
     for (Link& link : links_) {
-      if (link.receiver == nullptr || link.receiver->state() != StreamState::kLost) continue;
+      if (link.receiver == nullptr || !link.receiver->is_over()) continue;
+      CHECK(link.receiver->state() == StreamState::kLost || link.receiver->is_given_back());
       receiver_indices_ &= ~(std::uint64_t{1} << link.receiver->index());
       link.receive_driver.reset();
       link.receiver.reset();
@@ -353,15 +367,16 @@ TEST_CASE(every_message_arrives_once_whatever_breaks) {
       Model model(static_cast<unsigned>(seed));
       model.run(40);
       all.breaks += model.counts().breaks;
+      all.moves += model.counts().moves;
       all.replayed += model.counts().replayed;
       all.messages += model.counts().messages;
     } catch (const std::exception& error) {
       throw std::runtime_error("seed " + std::to_string(seed) + ": " + error.what());
     }
   }
-  std::printf("        %d seeds, %zu messages, %d breaks, %d chunks sent again\n", seeds, all.messages, all.breaks,
-              all.replayed);
-  CHECK(all.replayed >= seeds);
+  std::printf("        %d seeds, %zu messages, %d breaks, %d moves, %d chunks sent again\n", seeds, all.messages,
+              all.breaks, all.moves, all.replayed);
+  CHECK(all.replayed >= seeds && all.moves >= seeds);
 }
 
 TEST_CASE(a_comm_has_every_message_delivered_or_an_error) {
