@@ -213,6 +213,7 @@ class Model {
     }
     for (Link& link : links_) {
       if (link.receiver == nullptr || !link.receiver->is_over()) continue;
+      for (const Status& failure : failures_.all) CHECK_OK(failure);
       CHECK(link.receiver->state() == StreamState::kLost || link.receiver->is_given_back());
       receiver_indices_ &= ~(std::uint64_t{1} << link.receiver->index());
       link.receive_driver.reset();

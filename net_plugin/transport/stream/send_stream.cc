@@ -272,6 +272,10 @@ void SendStream::peer_is_gone(int error_number) {
 std::vector<Chunk> SendStream::take_unfinished() {
   std::vector<Chunk> chunks = unacknowledged_.take_all();
   if (std::exchange(has_chunk_, false)) chunks.push_back(std::move(chunk_));
+  // A copy that asks follows its chunk, and the peer may still have it: the chunk is sent again with a later attempt.
+  for (std::size_t i = chunks.size(); i > 1; --i) {
+    if (chunks[i - 1].asks_only) chunks[i - 2].attempt = chunks[i - 1].attempt;
+  }
   chunks.erase(std::remove_if(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.asks_only; }),
                chunks.end());
   for (Chunk& chunk : chunks) {
