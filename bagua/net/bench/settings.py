@@ -98,7 +98,8 @@ class DriverSettings:
         environment["LOCAL_WORLD_SIZE"] = str(self.local_ranks)
         if self.interface:
             environment["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
-            environment.pop("BAGUA_NET_JOIN_NICS", None)  # one interface: the others that it names would be missed
+            if "," not in self.interface:
+                environment.pop("BAGUA_NET_JOIN_NICS", None)  # the others that it names would be missed
         if request.backend == "plugin-1":
             environment["BAGUA_NET_NSTREAMS"] = "1"
         # A bench of the plugin needs no activation, and must not be switched off by the job's.
