@@ -134,6 +134,7 @@ def test_an_interface_without_a_link_at_the_start_is_named(value: str) -> None:
 def _traffic_until(ring: Ring, is_due: Callable[[], bool], seconds: float = 30.0) -> None:
     """All-reduces, each byte of which is checked, until then."""
     deadline = time.monotonic() + seconds
+    ring.verify(2 << 20)
     while not is_due():
         assert time.monotonic() < deadline, "\n".join(driver.log() for driver in ring.drivers)
         ring.verify(2 << 20)
