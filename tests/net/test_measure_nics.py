@@ -17,8 +17,9 @@ from netlab import missing_privilege, missing_tap_device  # noqa: E402
 
 pytest.importorskip("torch", reason="needs PyTorch, which the ranks on GPUs use")
 
+from measure.networks.comparison import Sample  # noqa: E402
 from measure.nics import tool  # noqa: E402
-from measure.nics.comparison import RAW_ALL, RAW_CASE, Sample, row_of, size_case, slower_lines  # noqa: E402
+from measure.nics.comparison import RAW_ALL, RAW_CASE, row_of, size_case, slower_lines  # noqa: E402
 from measure.nics.cuts import Cut, lost_seconds  # noqa: E402
 from measure.nics.nic_set import Nic, parse_nic_set  # noqa: E402
 from measure.nics.setups import ALL, BEST, JOINED  # noqa: E402

@@ -11,6 +11,7 @@ from bagua.net.bench.result_file import Figure, Label
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.turns import Turns
 from bagua.net.bench.verdict import MIN_REPETITIONS, PairedRatio, Verdict, paired_ratio
+from measure.networks.comparison import Sample
 from measure.nics.setups import ALL, BEST, JOINED, OWN_ALL, OWN_BEST
 
 # A turn's sample is then the time of a gigabyte in each direction.
@@ -18,17 +19,6 @@ RAW_CASE = "raw TCP, 1 GB"
 RAW_BEST, RAW_ALL = "best NIC", "all NICs"
 # Of two NICs that differ by less, either may be the better one in a round.
 _FLOOR = 0.02
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One turn."""
-
-    network: str
-    case: str
-    variant: str
-    round: int
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from netlab import Lab
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.turns import Turns
-from measure.nics.comparison import RAW_ALL, RAW_BEST, RAW_CASE, Row, Sample, median, row_of, size_case
+from measure.networks.comparison import Sample
+from measure.nics.comparison import RAW_ALL, RAW_BEST, RAW_CASE, Row, median, row_of, size_case
 from measure.nics.lab_ranks import DriverRanks, GpuRanks, LabRanks
 from measure.nics.nic_set import NicSet
 from measure.nics.raw_tcp import RawTcp
