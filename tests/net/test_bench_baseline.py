@@ -85,14 +85,6 @@ def settings(baseline: Path | None) -> DriverSettings:
     )
 
 
-def test_its_drivers_differ_in_the_library_alone() -> None:
-    with_baseline = settings(Path("/old.so"))
-    mine, theirs = (DriverRequest(name, 0, 2) for name in ("plugin", "baseline"))
-    expected = ["/old.so" if word == "/new.so" else word for word in with_baseline.command(mine)]
-    assert with_baseline.command(theirs) == expected
-    assert with_baseline.process_environment(theirs) == with_baseline.process_environment(mine)
-
-
 def test_the_only_interface_is_joined_with_no_other() -> None:
     joining = {"BAGUA_NET_JOIN_NICS": "eth0+eth1"}
     for interface, left in (("lo", {"NCCL_SOCKET_IFNAME": "=lo"}), ("", joining)):

@@ -14,20 +14,12 @@ from bagua.net.bench.nccl_ab.backend import (
     ignored_variables,
     make_backends,
     own_transport,
-    shared_memory,
     tuned_settings,
     worker_environment,
 )
 
 LIBRARY = Path("/opt/bagua/libnccl-net.so")
 LOG = Path("/tmp/nccl.log")
-
-
-def test_default_comparison_has_the_default_first_then_tuned_then_ours() -> None:
-    backends = make_backends(library=LIBRARY, tuned=["2x2x8"], variants=[], with_shared_memory=False)
-    assert [backend.name for backend in backends] == ["NCCL default", "NCCL t2s2 8ch", "bagua-net"]
-    assert [backend.network for backend in backends] == ["Socket", "Socket", "BaguaNet"]
-    assert [backend.is_ours for backend in backends] == [False, False, True]
 
 
 def test_tuned_sets_threads_sockets_and_channels_over_the_default() -> None:
@@ -96,18 +88,6 @@ def test_tuned_is_repeated_or_a_list_and_best_stands_for_settings(words: list[st
     assert tuned_settings(words) == expected
 
 
-def test_variant_keeps_our_library_and_adds_its_settings() -> None:
-    variant = bagua_net_variant("rails4:BAGUA_NET_RAILS=4,NCCL_MIN_NCHANNELS=8", LIBRARY)
-    assert variant.name == "rails4"
-    assert variant.network == "BaguaNet"
-    assert variant.settings == {
-        "NCCL_NET_PLUGIN": str(LIBRARY),
-        "BAGUA_NET_RAILS": "4",
-        "NCCL_MIN_NCHANNELS": "8",
-    }
-    assert not variant.is_ours
-
-
 @pytest.mark.parametrize("text", ["rails4", "rails4:", ":A=1", "rails4:BAGUA_NET_RAILS", "rails4:4=A", "x:A=1,"])
 def test_a_wrong_variant_is_an_error_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="NAME:VARIABLE=VALUE") as failure:
@@ -118,11 +98,6 @@ def test_a_wrong_variant_is_an_error_with_an_example(text: str) -> None:
 def test_two_backends_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two backends are called 'NCCL t2s2'"):
         make_backends(library=LIBRARY, tuned=["2x2", "2x2"], variants=[], with_shared_memory=False)
-
-
-def test_a_variant_without_the_plugin_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs the plugin"):
-        make_backends(library=None, tuned=[], variants=["a:B=1"], with_shared_memory=False)
 
 
 def test_no_setting_of_the_caller_reaches_a_backend_that_it_would_change() -> None:
@@ -159,9 +134,3 @@ def test_tcp_only_switches_other_transports_off_and_keeps_a_chosen_interface() -
     assert worker_environment(own_transport(), {}, tcp_only=True, debug_file=LOG)["NCCL_SOCKET_IFNAME"] == "lo"
     free = worker_environment(own_transport(), {}, tcp_only=False, debug_file=LOG)
     assert not {"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME"} & free.keys()
-
-
-def test_the_yardstick_alone_may_use_shared_memory() -> None:
-    environment = worker_environment(shared_memory(), {}, tcp_only=True, debug_file=LOG)
-    assert environment["NCCL_P2P_DISABLE"] == "1"
-    assert "NCCL_SHM_DISABLE" not in environment

@@ -109,12 +109,12 @@ def test_unverified_runs_say_so(bench: Bench) -> None:
 
 
 def test_the_time_budget_is_kept(bench: Bench) -> None:
-    finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "9", "--backends", "bare")
+    finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "60", "--backends", "bare")
     assert finished.returncode == 0, finished.stderr
     # The fake driver answers at once whatever it is asked for: the plan is what is tested. Starting took some of it.
-    planned = re.search(r"about (\d) s for 7 repetitions of 3 sizes by 1 backend", finished.stderr)
+    planned = re.search(r"about (\d+) s for 7 repetitions of 3 sizes by 1 backend", finished.stderr)
     assert planned is not None, finished.stderr
-    assert 1 <= int(planned.group(1)) <= 9
+    assert 1 <= int(planned.group(1)) <= 60
 
 
 @pytest.mark.parametrize(

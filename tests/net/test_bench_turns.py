@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.turns import Turns, rotated
 
@@ -39,13 +37,6 @@ def test_each_round_begins_with_another_variant() -> None:
     assert rotated([], 3) == []
 
 
-def test_a_case_has_all_its_rounds_or_all_cases_have_one() -> None:
-    played = Played()
-    Turns[float]().take({"x": ["a"], "y": ["a"]}, 2, played)
-    Turns[float]().take({"x": ["a"], "y": ["a"]}, 2, played, rounds_first=True)
-    assert played.journal == ["xa0", "xa1", "ya0", "ya1", "xa0", "ya0", "xa1", "ya1"]
-
-
 def test_a_variant_that_fails_is_left_out_of_that_case() -> None:
     played, turns = Played(fails=("x", "b", 1)), Turns[float]()
     turns.take(PLAN, 3, played, clock=played.clock)
@@ -55,29 +46,11 @@ def test_a_variant_that_fails_is_left_out_of_that_case() -> None:
     assert len(turns.pairs("x", "a", "b")) == 1, "of the round that both have"
 
 
-def test_another_error_ends_the_turns_and_what_was_measured_stays() -> None:
-    def measure(_case: str, _variant: str, number: int) -> int:
-        if number:
-            raise KeyboardInterrupt
-        return number
-
-    turns = Turns[int]()
-    with pytest.raises(KeyboardInterrupt):
-        turns.take(PLAN, 3, measure)
-    assert [turns.of("x", name) for name in "abc"] == [[0]] * 3
-
-
 def test_cases_share_the_time_and_no_round_is_cut_short() -> None:
     played, turns = Played(), Turns[float]()
     turns.take(PLAN, 100, played, time_limit_s=16.0, clock=played.clock)
     assert [len(turns.of(case, name)) for case in PLAN for name in "abc"] == [2, 2, 2, 3, 3, 3]
     assert turns.notes[0] == "x: 2 of 100 rounds ran: another takes 3 s, and 2 s are left of --time-limit 16"
-
-
-def test_a_slow_case_has_its_first_round_and_leaves_the_rest_to_the_others() -> None:
-    played, turns = Played({"x": 8.0, "y": 0.5}), Turns[float]()
-    turns.take(PLAN, 4, played, time_limit_s=30.0, clock=played.clock)
-    assert [len(turns.of(case, "a")) for case in PLAN] == [1, 4]
 
 
 def test_what_was_never_measured_is_an_error() -> None:
@@ -86,17 +59,3 @@ def test_what_was_never_measured_is_an_error() -> None:
     assert [len(turns.of(case, "a")) for case in PLAN] == [1, 0]
     (error,) = turns.errors
     assert error.startswith("--time-limit 30 s was over before y; allow more time")
-
-
-def test_the_least_number_of_rounds_is_measured_whatever_it_takes() -> None:
-    played, turns = Played(10.0), Turns[float]()
-    turns.take(PLAN, 9, played, time_limit_s=30.0, least_rounds=4, rounds_first=True, clock=played.clock)
-    assert [len(turns.of(case, "a")) for case in PLAN] == [4, 4]
-    assert turns.notes == ["4 of 9 rounds ran: another takes 60 s, and 0 s are left of --time-limit 30"]
-
-
-def test_no_more_rounds_run_when_more_are_pointless() -> None:
-    turns = Turns[float]()
-    turns.take({"x": ["a"]}, 5, Played(), stop_reason=lambda ran: "nothing is compared" if ran == 2 else None)
-    assert turns.notes == ["x: 2 of 5 rounds ran: nothing is compared"]
-    assert turns.all() == turns.of("x", "a") == [1, 2]

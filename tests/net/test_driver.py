@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,21 +95,6 @@ def test_every_table_of_the_plugin_is_driven(start: StartDriver, version: int) -
     quit_all(ranks)
 
 
-def test_the_first_line_says_what_will_be_measured(start: StartDriver) -> None:
-    bare, plugin = (
-        start("ring", "--rank", 0, "--nranks", 2, "--channels", 3, *options_of("bare")),
-        start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin"), BAGUA_NET_RAILS="1"),
-    )
-    event = bare.expect("listening")
-    assert event["pid"] == bare.process.pid
-    assert (event["transport"], event["table"], event["devices"]) == ("bare", None, ["127.0.0.1"])
-    assert len(set(event["handles"])) == 3
-    event = plugin.expect("listening")
-    assert (event["transport"], event["table"], event["net_name"]) == ("plugin", "v12", "BaguaNet")
-    assert event["devices"] == ["lo"]
-    assert [len(handle) for handle in event["handles"]] == [256, 256]
-
-
 def test_no_thread_wakes_while_connections_are_idle(start: StartDriver) -> None:
     ranks = start_ranks(start, "plugin", 2, "--channels", 16, BAGUA_NET_NWORKERS="2")
     connect_ring(ranks)
@@ -158,15 +142,6 @@ def test_a_run_moves_every_byte_and_reports_its_cost(start: StartDriver, transpo
     # Nothing of a run is left over in the connections.
     verify(ranks, size)
     quit_all(ranks)
-
-
-def test_the_end_of_stdin_means_quit(start: StartDriver) -> None:
-    ranks = start_ranks(start, "bare")
-    connect_ring(ranks)
-    for rank in ranks:
-        rank.close_stdin()
-    for rank in ranks:
-        rank.expect_end()
 
 
 def test_a_driver_does_not_outlive_its_parent(environment: dict[str, str]) -> None:
@@ -238,14 +213,6 @@ def test_a_plugin_that_cannot_be_driven_is_explained(
         assert part in message
 
 
-def test_a_library_with_one_table_says_which(start: StartDriver, build_library: Callable[[str, str], Path]) -> None:
-    library = build_library("libother.so", 'struct { const char* name; } ncclNetPlugin_v8 = {"other"};')
-    message = start(
-        "ring", "--transport", "plugin", "--library", library, "--table", 12, "--rank", 0, "--nranks", 2
-    ).expect_failure()
-    assert "no ncclNetPlugin_v12; it has versions 8" in message
-
-
 def test_the_reason_of_the_plugin_is_passed_on(start: StartDriver) -> None:
     driver = start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin"), BAGUA_NET_NSTREAMS="many")
     message = driver.expect_failure()
@@ -265,56 +232,12 @@ def test_the_log_of_the_plugin_goes_to_stderr_when_asked_for(start: StartDriver,
     assert "BAGUA_DRIVER_LOG" not in driver.log()
 
 
-def test_a_bad_log_level_is_explained(start: StartDriver) -> None:
-    driver = start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin"), BAGUA_DRIVER_LOG="loud")
-    assert 'BAGUA_DRIVER_LOG is "loud", but must be warn, info or empty' in driver.expect_failure()
-
-
 def test_a_port_in_use_is_explained(start: StartDriver) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = start(*RING, "--channels", "1", "--address", f"127.0.0.1:{port}").expect_failure()
     assert f"127.0.0.1:{port}" in message
     assert "another process listens on that port" in message
-
-
-@pytest.mark.parametrize(
-    ("command", "parts"),
-    [
-        ("run 1e6 1 0", ['BYTES of run is "1e6"']),
-        ("run 8 0 0", ['ITERATIONS of run is "0"', "from 1 to 1000000"]),
-        ("run 8 1", ["has 2 arguments", "run BYTES ITERATIONS WARMUP"]),
-        ("verify 1099511627776", ["1099511627776 bytes of memory", "smaller size"]),
-        ("connect 00 00", ['"connect" came twice']),
-        ("stop", ['unknown command "stop"', "connect, run, verify and quit"]),
-    ],
-)
-def test_a_bad_command_is_explained(start: StartDriver, command: str, parts: list[str]) -> None:
-    ranks = start_ranks(start, "bare")
-    connect_ring(ranks)
-    ranks[0].say(command)
-    message = ranks[0].expect_failure()
-    for part in parts:
-        assert part in message
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(
-    ("command", "part"),
-    [
-        ("run 8 1 0", '"run" came before "connect"'),
-        ("verify 8", '"verify" came before "connect"'),
-        ("connect abcd", "has 1 arguments"),
-        ("connect 00 0g", '"0g" is not made of pairs of lower-case hexadecimal digits'),
-        ("connect 00 000", '"000" is not made of pairs'),
-        ("connect 00 00", "bytes"),
-    ],
-)
-def test_a_command_before_its_time_is_explained(start: StartDriver, transport: str, command: str, part: str) -> None:
-    rank = start("ring", "--rank", 0, "--nranks", 2, *options_of(transport))
-    rank.expect("listening")
-    rank.say(command)
-    assert part in rank.expect_failure()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -329,15 +252,6 @@ def test_a_peer_that_never_connects_is_an_error_at_the_deadline(start: StartDriv
     assert "rank 0 (receives from rank 1, sends to rank 1)" in message
     assert "receive 0" in message
     assert "receive 1" in message
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_peer_that_is_gone_before_the_connect_is_an_error(start: StartDriver, transport: str) -> None:
-    ranks = start_ranks(start, transport, 2, "--timeout-ms", 5000)
-    listening = [rank.expect("listening") for rank in ranks]
-    ranks[1].end()
-    ranks[0].say("connect " + " ".join(listening[1]["handles"]))
-    assert "connect" in ranks[0].expect_failure(FAILURE_S)
 
 
 def run_until_ended(ranks: list[LoadDriver]) -> None:
@@ -358,18 +272,6 @@ def test_a_rank_that_dies_is_an_error_of_its_neighbours(start: StartDriver, tran
     # The error travels round the ring: who fails closes its connections, and so the next one fails.
     messages = [rank.expect_failure(FAILURE_S) for rank in (ranks[0], *ranks[2:])]
     assert all("127.0.0.1" in message for message in messages), messages
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_rank_that_hangs_is_an_error_at_the_deadline(start: StartDriver, transport: str) -> None:
-    ranks = start_ranks(start, transport, 2, "--timeout-ms", 2500)
-    connect_ring(ranks)
-    run_until_ended(ranks)
-    ranks[1].process.send_signal(signal.SIGSTOP)
-    message = ranks[0].expect_failure(FAILURE_S)
-    assert "no message completed for 2500 ms" in message
-    assert "rank 0 (receives from rank 1" in message
-    assert "under way" in message
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -19,7 +19,6 @@ from support.load_driver import (
     loopback_bytes,
     quit_all,
 )
-from support.ports import free_port
 from support.processes import wait_until
 
 MIB = 1 << 20
@@ -97,34 +96,6 @@ def test_a_run_goes_through_all_of_its_memory_and_no_more(start_driver: StartDri
     quit_all(ends)
 
 
-def test_the_memory_is_there_before_the_first_run_and_stays(start_driver: StartDriver) -> None:
-    ends = start_raw(start_driver, 2, "--memory-bytes", 64 * MIB)
-    resident = [kernel_count(end, "Rss") for end in ends]
-    assert all(bytes_ >= 64 * MIB for bytes_ in resident), resident
-    for memory in (64 * MIB, MIB, 64 * MIB):
-        ask(ends, f"run {128 * MIB} {memory}", "result")
-    for end, before in zip(ends, resident, strict=True):
-        assert abs(kernel_count(end, "Rss") - before) < 8 * MIB
-    quit_all(ends)
-
-
-def test_memory_that_the_host_does_not_have_is_refused(start_driver: StartDriver) -> None:
-    message = start_driver(*SERVER, "--memory-bytes", 1 << 40).expect_failure()
-    assert "the buffer of all streams needs 1099511627776 bytes of memory" in message
-    assert "use a smaller size" in message
-
-
-def test_a_raw_client_may_start_its_run_first(start_driver: StartDriver) -> None:
-    server, client = start_raw(start_driver, 2)
-    for size in (4 * MIB, 12345):
-        client.say(f"run {size} {MIB}")
-        time.sleep(0.3)
-        server.say(f"run {size} {MIB}")
-        assert server.expect("result")["bytes"] == size
-        assert client.expect("result")["bytes"] == size
-    quit_all((server, client))
-
-
 def test_raw_ends_with_different_stream_counts_get_an_error(start_driver: StartDriver) -> None:
     server = start_driver("raw", "--role", "server", "--streams", 2)
     address = server.expect("listening")["address"]
@@ -140,13 +111,6 @@ def test_a_raw_server_without_a_client_fails_at_the_deadline(start_driver: Start
     host, _, port = server.expect("listening")["address"].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=ANSWER_S):  # a silent stranger is no client
         assert "only 0 of 4 streams were connected within 500 ms" in server.expect_failure(FAILURE_S)
-
-
-def test_a_raw_client_without_a_server_is_an_error(start_driver: StartDriver) -> None:
-    port = free_port()
-    message = start_driver("raw", "--role", "client", "--streams", 1, "--connect", f"127.0.0.1:{port}").expect_failure()
-    assert f"127.0.0.1:{port}" in message
-    assert "does the server run" in message
 
 
 def test_a_raw_end_that_dies_is_an_error_of_the_other(start_driver: StartDriver) -> None:
@@ -171,28 +135,6 @@ def test_raw_runs_of_different_sizes_get_an_error(start_driver: StartDriver) -> 
 
 
 @pytest.mark.parametrize(
-    ("command", "parts"),
-    [
-        ("run 1", ["has 1 arguments", "run BYTES MEMORY"]),
-        ("run 1 65537", ['MEMORY of run (at most --memory-bytes) is "65537"', "from 1 to 65536"]),
-        ("walk 5", ['unknown command "walk"', "run and quit"]),
-    ],
-)
-def test_a_bad_raw_command_is_explained(start_driver: StartDriver, command: str, parts: list[str]) -> None:
-    server, _ = start_raw(start_driver, 1, "--memory-bytes", 65536)
-    server.say(command)
-    message = server.expect_failure()
-    for part in parts:
-        assert part in message
-
-
-def test_without_an_option_there_is_a_block_for_each_stream(start_driver: StartDriver) -> None:
-    server, _ = start_raw(start_driver, 3, "--write-bytes", 1000)
-    server.say("run 1 3001")
-    assert "from 1 to 3000" in server.expect_failure()
-
-
-@pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (("raw", "--role", "referee", "--streams", "1"), ['"referee"', "server, client"]),
@@ -208,14 +150,6 @@ def test_a_bad_command_line_is_explained(
     message = start_driver(*arguments).expect_failure()
     for part in parts:
         assert part in message
-
-
-def test_a_port_in_use_is_explained(start_driver: StartDriver) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        message = start_driver(*SERVER, "--address", f"127.0.0.1:{port}").expect_failure()
-    assert f"127.0.0.1:{port}" in message
-    assert "another process listens on that port" in message
 
 
 def test_help_needs_no_mode() -> None:

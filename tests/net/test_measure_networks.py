@@ -16,7 +16,6 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from measure.core.step_statistics import TurnResult
 from measure.networks.comparison import Sample, best_tuned, row_of, training_faults
-from measure.networks.tool import DEFAULT_TOLERANCE, backends_of, parse_options
 from measure.ranks.network import parse_network
 
 from bagua.net.bench.turns import Turns
@@ -78,14 +77,3 @@ def test_losses_of_ddp_must_agree_and_those_of_algorithms_be_finite() -> None:
     assert len(faults(*same, sample(OURS, 1, losses=(2.0, math.nan)), tolerance=0.1)) == 1
     assert faults(*same, sample("bytegrad", 0, losses=(2.0, 1.5))) == []
     assert len(faults(*same, sample("bytegrad", 0, losses=(2.0, math.nan)))) == 1
-
-
-def test_two_ranks_on_cpus_have_to_agree_exactly_and_more_within_rounding() -> None:
-    assert parse_options(["--device", "cpu"]).tolerance == 0.0
-    assert parse_options(["--device", "cpu", "--nproc-per-node", "4"]).tolerance == DEFAULT_TOLERANCE
-
-
-def test_ours_is_switched_on_by_the_variable_alone() -> None:
-    *own, ours = backends_of(parse_options(["--device", "cpu", "--tuned", "best"]))
-    assert (ours.settings, ours.network) == ({"ENABLE_BAGUA_NET": "1"}, "BaguaNet")
-    assert len(own) == 9

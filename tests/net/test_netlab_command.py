@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from support.labs import namespaces_of, needs_lab
 from support.processes import is_alive
 
 # isort: split
-from netlab import FlowUsage, LinkPlan, SlowFlows, cli, describe_flows, parse_rate_mbit, parse_slow_flows
+from netlab import SlowFlows, cli, parse_rate_mbit, parse_slow_flows
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,13 +47,6 @@ def test_cli_without_capabilities_says_what_is_lacking() -> None:
 
 
 @needs_lab
-def test_cli_without_pyroute2_says_how_to_get_it() -> None:
-    result = _netlab("check", before=["-S"])  # no site-packages
-    assert result.returncode == 125
-    assert "pip install pyroute2" in result.stderr
-
-
-@needs_lab
 def test_cli_check_builds_a_network() -> None:
     result = _netlab("check")
     assert result.returncode == 0, result.stderr
@@ -71,33 +63,6 @@ def test_cli_run_gives_ranks_marks_output_and_returns_the_worst_code() -> None:
     assert sorted(result.stdout.splitlines()) == [f"[h{rank}] {rank}/3 10.77.0.1:29500 =eth0 y" for rank in range(3)]
     assert {f"[h{rank}] err" for rank in range(3)} < set(result.stderr.splitlines())
     assert "netlab: host 2 exited with code 6" in result.stderr
-
-
-_RENDEZVOUS = """
-import os, socket
-address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-if os.environ["RANK"] == "0":
-    with socket.create_server(address) as server:
-        server.settimeout(20)
-        peers = [server.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
-        print(sorted(peer.recv(1) for peer in peers))
-else:
-    for attempt in range(200):
-        try:
-            peer = socket.create_connection(address, timeout=20)
-            break
-        except ConnectionRefusedError:
-            __import__("time").sleep(0.1)
-    peer.sendall(os.environ["RANK"].encode())
-    peer.recv(1)
-"""
-
-
-@needs_lab
-def test_cli_ranks_meet_at_the_master_address() -> None:
-    result = _netlab("run", "--hosts", "3", "--rate", "100M", "--", sys.executable, "-c", _RENDEZVOUS)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "[h0] [b'1', b'2']\n"
 
 
 @needs_lab
@@ -128,11 +93,8 @@ def test_cli_terminated_leaves_nothing() -> None:
     [
         (["run", "--rate", "10", "--", "true"], "rate '10' is not a number with a unit: write 400M, 2.5G or 10G"),
         (["run", "--rate", "900G", "--", "true"], "rate is 900000 Mbit/s; it must be 1 to 400000 Mbit/s"),
-        (["run", "--uneven", "1=1G", "--", "true"], "'1=1G' is not HOST:NIC=RATE; write 1:0=2.5G"),
         (["run", "--uneven", "5:0=1G", "--", "true"], "--uneven names 5:0; with --hosts 2 --nics 1 the last is 1:0"),
-        (["run", "--rate", "1G,2G", "--", "true"], "--rate has 2 values for --nics 1; give one value"),
         (["run", "--env", "A", "--", "true"], "'A' is not NAME=VALUE"),
-        (["run", "--timeout", "-1", "--", "true"], "'-1' is out of range; give 0 or more seconds"),
         (["run", "--rate", "1G"], "no command; write it after --, as in: PYTHONPATH=tools python -m netlab run "),
         (["run", "--slow-flows", "1/4=40M", "--", "true"], "--slow-flows needs --per-flow, the cap of the other flows"),
         (
@@ -145,7 +107,6 @@ def test_cli_terminated_leaves_nothing() -> None:
             ["run", "--per-flow", "40M", "--slow-flows", "1/4=80M", "--", "true"],
             "--slow-flows at 80 Mbit/s are faster than the others, which --per-flow caps at 40 Mbit/s",
         ),
-        (["run", "--", ""], "no command; write it after --"),
     ],
 )
 def test_cli_errors_name_the_value_and_the_remedy(
@@ -166,39 +127,3 @@ def test_cli_errors_name_the_value_and_the_remedy(
 def test_rates_are_bits_a_second_in_powers_of_ten(text: str, mbit: float) -> None:
     assert parse_rate_mbit(text) == pytest.approx(mbit)
     assert parse_slow_flows(f"1/8={text}") == SlowFlows(8, parse_rate_mbit(text))
-
-
-@pytest.mark.parametrize("text", ["", "10", "G", "10GB", "-1G", "1e3M", "nan", "10 G"])
-def test_other_spellings_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a number with a unit"):
-        parse_rate_mbit(text)
-
-
-def test_link_plans_check_their_values() -> None:
-    with pytest.raises(ValueError, match=r"per_flow_mbit is 0.5 Mbit/s; it must be 1 to 400000"):
-        LinkPlan(per_flow_mbit=0.5)
-    with pytest.raises(ValueError, match="rate_mbit is nan"):
-        LinkPlan(rate_mbit=float("nan"))
-    with pytest.raises(ValueError, match="slow_flows without per_flow_mbit; give the cap of the other flows"):
-        LinkPlan(slow_flows=SlowFlows(4, 8))
-    with pytest.raises(ValueError, match="one slow flow in 65; it must be one in 1 to 64"):
-        SlowFlows(65, 8)
-
-
-@pytest.mark.parametrize("text", ["4=8M", "1/4", "1/4=8", "1/x=8M", "2/4=8M"])
-def test_other_spellings_of_slow_flows_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"write 1/4=40M|is not a number with a unit"):
-        parse_slow_flows(text)
-
-
-def test_flows_are_counted_by_cap() -> None:
-    usages = [FlowUsage(20, 50), FlowUsage(200, 1000), FlowUsage(200, 900), FlowUsage(200, 3), FlowUsage(20, 0)]
-    assert describe_flows(usages) == "3 flows: 2 of up to 200 Mbit/s, 1 of up to 20 Mbit/s; together 420 Mbit/s"
-    assert describe_flows(usages[:1]) == "1 flow: 1 of up to 20 Mbit/s; together 20 Mbit/s"
-    assert describe_flows(usages[4:]) == "no data"
-
-
-def test_importing_netlab_needs_neither_pyroute2_nor_root() -> None:
-    assert importlib.util.find_spec("netlab") is not None
-    code = "import sys; sys.path.append(sys.argv[1]); import netlab; assert 'pyroute2' not in sys.modules"
-    subprocess.run([sys.executable, "-S", "-c", code, str(_ROOT / "tools")], check=True, timeout=240)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from support.lab_traffic import until
 from support.labs import NEEDS_LAB, NIC_CUTS, Lab, cut_nic
 
 pytestmark = NEEDS_LAB
@@ -30,30 +31,30 @@ def _send(lab: Lab, host: int, nic: int, version: int, port: int, text: bytes) -
         one.sendto(text, (lab.hosts[1 - host].address(nic, version), port))
 
 
-@pytest.mark.parametrize("way", NIC_CUTS)
-def test_a_nic_that_is_cut_carries_nothing_until_it_returns(way: str) -> None:
+def test_a_nic_that_is_cut_carries_nothing_until_it_returns() -> None:
+    cases = [(way, version) for way in NIC_CUTS for version in (4, 6)]
     with Lab(nics=2) as lab:
-        for version in (4, 6):
-            for sender in range(2):
-                with _receiver(lab, 1 - sender, version) as receiver:
-                    port = receiver.getsockname()[1]
-                    with cut_nic(lab, 0, 1, way):
-                        try:
-                            _send(lab, sender, 1, version, port, b"cut")
-                        except OSError:
-                            assert way != "silent"
-                        _send(lab, sender, 0, version, port, b"eth0")
-                        assert receiver.recv(100) == b"eth0"
-                    deadline = time.monotonic() + _SECONDS
-                    receiver.settimeout(0.1)
-                    received = b""
-                    while received != b"returned":
-                        assert time.monotonic() < deadline
-                        try:
-                            _send(lab, sender, 1, version, port, b"returned")
-                            received = receiver.recv(100)
-                        except (TimeoutError, OSError):
-                            continue  # until the neighbour is known again
+        for number, (way, version) in enumerate(cases):
+            sender = number % 2
+            with _receiver(lab, 1 - sender, version) as receiver:
+                port = receiver.getsockname()[1]
+                with cut_nic(lab, 0, 1, way):
+                    try:
+                        _send(lab, sender, 1, version, port, b"cut")
+                    except OSError:
+                        assert way != "silent"
+                    _send(lab, sender, 0, version, port, b"eth0")
+                    assert receiver.recv(100) == b"eth0"
+                deadline = time.monotonic() + _SECONDS
+                receiver.settimeout(0.1)
+                received = b""
+                while received != b"returned":
+                    assert time.monotonic() < deadline
+                    try:
+                        _send(lab, sender, 1, version, port, b"returned")
+                        received = receiver.recv(100)
+                    except (TimeoutError, OSError):
+                        continue  # until the neighbour is known again
 
 
 def test_a_way_that_does_not_exist_is_an_error() -> None:
@@ -81,30 +82,28 @@ def _round_trip_ms(lab: Lab, nic: int) -> float:
 
 def test_one_nic_of_two_has_a_delay() -> None:
     with Lab(nics=2, delay_ms=(0, 20), ip_versions=(4,)) as lab:
-        assert _round_trip_ms(lab, 0) < 20 <= _round_trip_ms(lab, 1) + 0.1
+        assert until(lambda ms: ms < 20, lambda: _round_trip_ms(lab, 0)) < 20
+        assert _round_trip_ms(lab, 1) > 19.9
         assert len(lab.delay_usage()) == 2
 
 
-def _lost(lab: Lab, nic: int, count: int) -> int:
+def _arrived(lab: Lab, nic: int, count: int) -> int:
+    """Of so many datagrams."""
     with _receiver(lab, 1, 4) as receiver:
-        port = receiver.getsockname()[1]
-        lost = 0
-        for number in range(count):
-            _send(lab, 0, nic, 4, port, b"%d" % number)
-            receiver.settimeout(0.05)
+        for _ in range(count):
+            _send(lab, 0, nic, 4, receiver.getsockname()[1], b"one")
+        receiver.settimeout(1)
+        for arrived in range(count):
             try:
                 receiver.recv(100)
             except TimeoutError:
-                lost += 1
-    return lost
+                return arrived
+    return count
 
 
 def test_one_nic_of_two_loses_packets() -> None:
     with Lab(nics=2, loss=(0, 0.2), ip_versions=(4,)) as lab:
-        # Until the neighbours are known.
         for nic in range(2):
-            deadline = time.monotonic() + _SECONDS
-            while _lost(lab, nic, 1) != 0:
-                assert time.monotonic() < deadline
-        assert _lost(lab, 0, 80) == 0
-        assert _lost(lab, 1, 80) > 0
+            assert until(bool, lambda nic=nic: _arrived(lab, nic, 1)), "the neighbour is known"
+        assert _arrived(lab, 0, 80) == 80
+        assert 0 < _arrived(lab, 1, 80) < 80

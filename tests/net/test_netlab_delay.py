@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,15 +23,12 @@ if str(_ROOT / "tools") not in sys.path:
     sys.path.append(str(_ROOT / "tools"))
 
 from netlab import (  # noqa: E402
-    DelayUsage,
     Lab,
     NetlabError,
     cli,
     delayed_wires,
-    describe_delays,
     missing_privilege,
     missing_tap_device,
-    parse_delay_ms,
     tap,
 )
 
@@ -75,7 +71,7 @@ def _forwarders_of(pid: int) -> list[int]:
 
 @needs_delays
 @pytest.mark.netns
-@pytest.mark.parametrize(("hosts", "ip_version"), [(2, 4), (2, 6), (3, 4)])
+@pytest.mark.parametrize(("hosts", "ip_version"), [(2, 6), (3, 4)])
 def test_a_round_trip_takes_the_delay_twice(hosts: int, ip_version: int) -> None:
     """On a wire and through a switch. A busy machine makes packets late, never early: the best of several counts."""
     with Lab(hosts, delay_ms=20) as lab:
@@ -91,40 +87,14 @@ def test_a_round_trip_takes_the_delay_twice(hosts: int, ip_version: int) -> None
 @pytest.mark.netns
 def test_the_rate_holds_with_a_delay() -> None:
     with Lab(rate_mbit=200, delay_ms=2, tcp_buffer_bytes=8 << 20) as lab:
-        for source, target in ((0, 1), (1, 0)):
-            assert_sum_holds(200, lab, source, target)
+        assert_sum_holds(200, lab, 0, 1)
 
 
 @needs_delays
 @pytest.mark.netns
-def test_several_senders_share_a_receiver_s_link_behind_a_switch() -> None:
-    with Lab(3, rate_mbit=100, delay_ms=1) as lab, connections(lab, 1, 0, [0]) as first:
-        assert lab.delay_usage()
-        del first
-        assert_sum_holds(100, lab, 2, 0, (0, 0))
-
-
-@needs_delays
-@pytest.mark.netns
-def test_a_connection_moves_at_most_its_buffer_in_a_round_trip() -> None:
-    """The bandwidth-delay product. A part of the buffer is the kernel's own."""
-    buffer_bytes, delay_ms = 512 << 10, 20.0
-    bound_mbit = buffer_bytes * 8e-6 / (2 * delay_ms * 1e-3)
-    with Lab(delay_ms=delay_ms, tcp_buffer_bytes=buffer_bytes) as lab:
-        one, three = until(
-            lambda sums: 0.1 * bound_mbit < sums[0] <= bound_mbit and sums[1] > 1.5 * sums[0],
-            lambda: [sum(measure(lab, 0, 1, [0] * flows)) for flows in (1, 3)],
-        )
-        assert 0.1 * bound_mbit < one <= bound_mbit
-        assert three > 1.5 * one, "each connection has its own"
-
-
-@needs_delays
-@pytest.mark.netns
-@pytest.mark.parametrize("hosts", [2, 3])
 @pytest.mark.parametrize("offload", [True, False])
-def test_packets_pass_as_tcp_made_them(hosts: int, offload: bool) -> None:
-    with Lab(hosts, delay_ms=1, segmentation_offload=offload) as lab:
+def test_packets_pass_as_tcp_made_them(offload: bool) -> None:
+    with Lab(delay_ms=1, segmentation_offload=offload) as lab:
         measure(lab, 0, 1)
         most = max(usage.bytes / max(1, usage.packets) for usage in lab.delay_usage())
     assert most > 16_000 if offload else most < 1600
@@ -159,22 +129,6 @@ def test_bytes_arrive_unchanged_both_ways_at_once() -> None:
     assert len(usages) == 2
     assert all(usage.bytes > 8 << 20 for usage in usages)
     assert all(usage.mean_late_ms <= usage.most_late_ms for usage in usages)
-
-
-@needs_delays
-@pytest.mark.netns
-def test_an_interface_reports_the_speed_of_a_veth_and_runs() -> None:
-    with Lab(delay_ms=1) as lab:
-        told = lab.run(0, ["cat", "/sys/class/net/eth0/speed", "/sys/class/net/eth0/operstate"], check=True).stdout
-    assert told.split() == ["10000", "up"]
-
-
-@needs_delays
-@pytest.mark.netns
-def test_without_a_delay_there_is_no_forwarder() -> None:
-    with Lab(delay_ms=0) as lab:
-        assert _forwarders_of(os.getpid()) == []
-        assert lab.delay_usage() == []
 
 
 # --- nothing is left behind ---
@@ -213,31 +167,6 @@ def test_the_forwarder_ends_with_a_killed_owner() -> None:
     wait_until(lambda: not is_alive(forwarder), "the end of the forwarder")
 
 
-@needs_delays
-@pytest.mark.netns
-def test_a_forwarder_that_ends_early_is_an_error_and_not_a_hang() -> None:
-    with Lab(delay_ms=1) as lab:
-        (forwarder,) = _forwarders_of(os.getpid())
-        os.kill(forwarder, 9)
-        wait_until(lambda: not is_alive(forwarder), "the end of the forwarder")
-        with pytest.raises(NetlabError, match="the forwarder ended"):
-            lab.delay_usage()
-
-
-@needs_delays
-@pytest.mark.netns
-def test_a_failure_while_building_removes_devices_and_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
-        raise NetlabError("no cable")
-
-    monkeypatch.setattr(delayed_wires, "plug_in", fail)
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(NetlabError, match="no cable"):
-        Lab(delay_ms=1).__enter__()
-    assert _forwarders_of(os.getpid()) == []
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
-
-
 # --- what is lacking ---
 
 
@@ -266,63 +195,3 @@ def test_without_a_compiler_the_error_names_the_remedy(
     monkeypatch.setattr(delayed_wires, "_CACHE", tmp_path / "cache")
     with pytest.raises(NetlabError, match=says):
         delayed_wires.forwarder_program()
-
-
-def test_the_forwarder_is_compiled_once_for_each_state_of_its_sources(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(delayed_wires, "_CACHE", tmp_path / "cache")
-    program = delayed_wires.forwarder_program()
-    made = program.stat().st_ino
-    assert delayed_wires.forwarder_program() == program
-    assert program.stat().st_ino == made
-    refused = subprocess.run([str(program), "3:x:5"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert refused.returncode == 2
-    assert "'3:x:5' is not FIRST:SECOND:DELAY_NS:RING_BYTES" in refused.stderr
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    for path in delayed_wires._SOURCES.iterdir():
-        (sources / path.name).write_text(path.read_text() + "\n")
-    monkeypatch.setattr(delayed_wires, "_SOURCES", sources)
-    assert delayed_wires.forwarder_program() != program
-
-
-# --- spellings ---
-
-
-@pytest.mark.parametrize(
-    ("text", "delay_ms"), [("5ms", 5), ("0.5ms", 0.5), ("250us", 0.25), ("0.1s", 100), ("0", 0), ("0ms", 0)]
-)
-def test_delays_have_a_unit(text: str, delay_ms: float) -> None:
-    assert parse_delay_ms(text) == pytest.approx(delay_ms)
-
-
-@pytest.mark.parametrize("text", ["", "5", "ms", "-1ms", "1e3ms", "5 ms", "1us", "11s", "5m", "..ms"])
-def test_other_spellings_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="delay"):
-        parse_delay_ms(text)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"delay_ms": 20_000.0}, "it must be 0.01 to 10000 ms"),
-        ({"delay_ms": -1.0}, "it must be 0.01 to 10000 ms"),
-        ({"delay_ms": 1.0, "mtu": 65535}, "mtu is 65535; with a delay it must be at most 65521"),
-        ({"tcp_buffer_bytes": 10}, "tcp_buffer_bytes is 10; it must be 65536 to"),
-    ],
-)
-def test_a_lab_checks_its_values(arguments: dict[str, float], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Lab(**arguments)  # type: ignore[arg-type]
-
-
-def _usages(*late: tuple[int, float, float], full: int = 0) -> Sequence[DelayUsage]:
-    return [DelayUsage(packets, packets * 1000, 0, full, mean, most) for packets, mean, most in late]
-
-
-def test_lateness_is_the_mean_over_packets() -> None:
-    text = describe_delays(5, _usages((100, 0.1, 0.5), (300, 0.5, 2.0)))
-    assert text == "packets were kept 5 ms and 0.400 ms more, at most 2.00 ms more"
-    assert "full at times" in describe_delays(5, _usages((1, 0, 0), full=3))
-    assert describe_delays(5, _usages((0, 0, 0))).startswith("packets were kept 5 ms and 0.000 ms")

@@ -5,7 +5,6 @@ All traffic stays inside network namespaces that the test made.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
@@ -19,54 +18,27 @@ from support.lab_traffic import (
     assert_sum_holds,
     connections,
     holds,
-    mbit_per_flow,
     measure,
     measure_until,
-    until,
 )
-from support.labs import NEEDS_LAB, Lab, namespaces_of
+from support.labs import NEEDS_LAB, Lab
 
 # isort: split
-from netlab import NetlabError, SlowFlows, data_flows, describe_flows
+from netlab import SlowFlows, data_flows, describe_flows
 
 pytestmark = NEEDS_LAB
 
 
-@pytest.mark.parametrize("ip_version", [4, 6])
-def test_link_rate_holds_in_both_directions(ip_version: int) -> None:
+def test_link_rate_holds_in_both_directions() -> None:
     with Lab(rate_mbit=200) as lab:
-        for source, target in ((0, 1), (1, 0)):
-            assert_sum_holds(200, lab, source, target, ip_version=ip_version)
-            assert_sum_holds(200, lab, source, target, (0, 0, 0), ip_version)
+        assert_sum_holds(200, lab, 0, 1)
+        assert_sum_holds(200, lab, 1, 0, (0, 0, 0), ip_version=6)
 
 
-def test_link_without_a_rate_is_not_limited() -> None:
-    """What the other tests find limited is limited by the link, and not by the way they measure."""
-    with Lab() as lab:
-        assert sum(measure_until(lambda flows: sum(flows) > 600, lab, 0, 1)) > 300
-
-
-@pytest.mark.parametrize("ip_version", [4, 6])
-def test_each_flow_is_capped_and_several_add_up(ip_version: int) -> None:
+def test_each_flow_is_capped_and_several_add_up() -> None:
     with Lab(rate_mbit=2000, per_flow_mbit=50) as lab:
-        assert_sum_holds(50, lab, 0, 1, ip_version=ip_version)
-        assert_each_holds(50, lab, 0, 1, (40000, 40001, 40002, 40008), ip_version)
-
-
-def test_flows_whose_ports_differ_by_the_number_of_classes_share_one_cap() -> None:
-    """The documented limit of the cap: it belongs to one of 509 classes, not to the connection itself."""
-    with Lab(rate_mbit=2000, per_flow_mbit=50) as lab:
-        assert_sum_holds(50, lab, 0, 1, (40000, 40509))
-
-
-def test_capped_flows_together_stay_within_the_link() -> None:
-    with Lab(rate_mbit=120, per_flow_mbit=50) as lab:
-        assert_sum_holds(120, lab, 0, 1, range(40000, 40008))
-
-
-def test_caps_hold_on_a_link_without_a_rate() -> None:
-    with Lab(per_flow_mbit=50) as lab:
-        assert_each_holds(50, lab, 0, 1, (40000, 40001))
+        assert_sum_holds(50, lab, 0, 1, ip_version=6)
+        assert_each_holds(50, lab, 0, 1, (40000, 40001, 40002, 40008))
 
 
 def test_one_flow_in_four_is_slow() -> None:
@@ -100,22 +72,6 @@ def test_an_uneven_link_limits_what_its_host_sends_and_receives() -> None:
         assert_sum_holds(60, lab, 2, 0)
 
 
-def test_two_hosts_with_uneven_links_go_at_the_rate_of_the_slower() -> None:
-    with Lab(rate_mbit=300, uneven_mbit={(1, 0): 60}) as lab:
-        assert_sum_holds(60, lab, 0, 1)
-
-
-def test_two_senders_to_one_receiver_share_its_link() -> None:
-    with Lab(hosts=3, rate_mbit=100) as lab:
-
-        def flows_of_both() -> list[float]:
-            with connections(lab, 0, 2, (0,)) as first, connections(lab, 1, 2, (0,), ip_version=6) as second:
-                return mbit_per_flow(first[0] + second[0], first[1] + second[1])
-
-        flows = until(lambda flows: holds(sum(flows), 100), flows_of_both)
-    assert holds(sum(flows), 100), flows
-
-
 def test_nics_have_rates_of_their_own_and_carry_their_own_traffic() -> None:
     with Lab(nics=2, rate_mbit=(60, 240)) as lab:
         assert lab.hosts[0].interfaces == ["eth0", "eth1"]
@@ -140,20 +96,19 @@ def _transmitted(lab: Lab, interface: str, unit: str) -> int:
     return int(lab.run(0, ["cat", f"/sys/class/net/{interface}/statistics/tx_{unit}"], check=True).stdout)
 
 
-@pytest.mark.parametrize("mtu", [1500, 9000])
-def test_the_mtu_is_what_tcp_finds(mtu: int) -> None:
+def test_the_mtu_is_what_tcp_finds() -> None:
+    mtu = 9000
     with Lab(mtu=mtu) as lab, connections(lab, 0, 1, (0,)) as (senders, _):
         # 40 bytes of headers, and 12 of the timestamp option.
         assert senders[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) == mtu - 52
         assert lab.run(1, ["cat", "/sys/class/net/eth0/mtu"]).stdout == f"{mtu}\n"
 
 
-@pytest.mark.parametrize("hosts", [2, 3])
-def test_without_offload_no_packet_is_larger_than_the_mtu(hosts: int) -> None:
+def test_without_offload_no_packet_is_larger_than_the_mtu() -> None:
     total = 4 << 20
     packets = {}
     for offload in (True, False):
-        with Lab(hosts, segmentation_offload=offload) as lab, connections(lab, 0, 1, (0,)) as (senders, receivers):
+        with Lab(segmentation_offload=offload) as lab, connections(lab, 0, 1, (0,)) as (senders, receivers):
             before = _transmitted(lab, "eth0", "packets")
             sending = threading.Thread(target=senders[0].sendall, args=(bytes(total),))
             sending.start()
@@ -166,10 +121,9 @@ def test_without_offload_no_packet_is_larger_than_the_mtu(hosts: int) -> None:
     assert packets[True] < packets[False] / 2
 
 
-@pytest.mark.parametrize("rate_mbit", [None, 1000])
-def test_a_share_of_the_packets_is_lost(rate_mbit: float | None) -> None:
+def test_a_share_of_the_packets_is_lost() -> None:
     count = 4000
-    with Lab(loss=0.1, rate_mbit=rate_mbit, ip_versions=(4,)) as lab, ExitStack() as sockets:
+    with Lab(loss=0.1, ip_versions=(4,)) as lab, ExitStack() as sockets:
         with lab.inside(1):
             receiver = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
@@ -192,12 +146,6 @@ def test_congestion_control_is_chosen_for_the_lab_only() -> None:
     with Lab(congestion_control="reno") as lab:
         assert [lab.run(host, ["cat", str(setting)]).stdout for host in (0, 1)] == ["reno\n", "reno\n"]
         assert setting.read_text() == outside
-
-
-def test_an_unknown_congestion_control_names_those_that_there_are() -> None:
-    with pytest.raises(NetlabError, match=r"'vegetables' is not available; this kernel has .*reno.*modprobe"):
-        Lab(congestion_control="vegetables").__enter__()
-    assert namespaces_of(os.getpid()) == []
 
 
 def test_one_ip_version_only() -> None:

@@ -95,8 +95,8 @@ def mbit_per_flow(senders: list[socket.socket], receivers: list[socket.socket], 
     return [(last - first) * 8e-6 / elapsed for first, last in zip(before, after, strict=True)]
 
 
-# Of a rate that a busy machine may keep down.
-ATTEMPTS = 3
+# For a rate that a busy machine keeps down.
+PATIENCE_S = 60.0
 
 
 def measure(
@@ -108,10 +108,9 @@ def measure(
 
 def until(good: Callable[[Found], bool], attempt: Callable[[], Found]) -> Found:
     """What `attempt` gives, again where other processes had the machine and it is not `good`."""
-    for _ in range(ATTEMPTS):
-        found = attempt()
-        if good(found):
-            break
+    deadline = time.monotonic() + PATIENCE_S
+    while not good(found := attempt()) and time.monotonic() < deadline:
+        pass
     return found
 
 
