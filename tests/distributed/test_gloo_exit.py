@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
-import pytest
 from support.ports import free_port
 
+# (what is imported first, how long what is under way is waited for). With 0 it takes longer, as on a slow network.
+CASES = [
+    ("bagua.job.job_thread", 5),
+    ("bagua.comm_ops.averaging_exit bagua.engine.comm_thread", 5),
+    ("bagua", 0),
+]
+
+# A process for each case, forked from one that has imported torch.
 PROGRAM = """
-import sys, threading, time, weakref
-import importlib
+import importlib, json, os, sys, threading, weakref
 
 weakref.finalize(threading.current_thread(), print)  # as some library does: now finalizers run after all of atexit's
-for name in sys.argv[1].split():
-    importlib.import_module(name)
 
 import torch
 import torch.distributed as dist
+
+for first, quiet_s, port in json.loads(sys.argv[1]):
+    child = os.fork()
+    if child == 0:
+        break
+    print(f"{first} ended with {os.waitpid(child, 0)[1]}", flush=True)
+else:
+    os._exit(0)
+
+os.environ["MASTER_PORT"] = str(port)
+for name in first.split():
+    importlib.import_module(name)
+
 from bagua.job import gloo_exit
 from bagua.collectives.process_group import from_torch_group
 from bagua.job.job_thread import current_job_thread
 from bagua.engine import comm_thread
 from bagua.engine.comm_thread import join_thread
 
-comm_thread._JOIN_SECONDS = float(sys.argv[2])
+comm_thread._JOIN_SECONDS = quiet_s
 
 def sleep(_):
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("bagua-")]
-    print(f"pause with {names}, job {future.done()}", flush=True)
+    print(f"{first} pauses with {names}, job {future.done()}", flush=True)
 
 class Time:
     sleep = staticmethod(sleep)
@@ -47,18 +65,10 @@ timer.start()
 """
 
 
-@pytest.mark.parametrize(
-    ("first", "quiet_s"),
-    [
-        ("bagua.job.job_thread", "5"),
-        ("bagua.comm_ops.averaging_exit bagua.engine.comm_thread", "5"),
-        ("bagua", "0"),  # what is under way takes longer, as on a slow network
-    ],
-)
-def test_threads_end_before_the_pause(first: str, quiet_s: str) -> None:
-    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+def test_threads_end_before_the_pause() -> None:
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, first, quiet_s],
+        [sys.executable, "-c", PROGRAM, json.dumps([(*case, free_port()) for case in CASES])],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -66,5 +76,7 @@ def test_threads_end_before_the_pause(first: str, quiet_s: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert ("waits for its last communication" in done.stderr) == (quiet_s == "0")
-    assert "pause with [], job True" in done.stdout.splitlines(), done.stdout + done.stderr
+    assert done.stderr.count("waits for its last communication") == 1, "of the case that does not wait"
+    for first, _ in CASES:
+        assert f"{first} pauses with [], job True" in done.stdout.splitlines(), done.stdout + done.stderr
+        assert f"{first} ended with 0" in done.stdout.splitlines(), done.stdout + done.stderr

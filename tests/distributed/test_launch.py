@@ -16,6 +16,8 @@ from support.algorithm_cases import OLD_NAMES
 from support.ports import free_port
 from support.processes import living_pids
 from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from bagua.distributed import launch, run
 
@@ -140,14 +142,19 @@ def test_errors_of_run_name_the_remedy(
     assert remedy in printed
 
 
-def test_a_node_that_joins_a_job_that_has_ended(tmp_path: Path) -> None:
+def test_a_node_that_joins_a_job_that_has_ended(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    job = [f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--rdzv-id=job1"]
-    command = [sys.executable, "-m", "bagua.distributed.run", *job, _script(tmp_path, "")]
-    _run(command, tmp_path)
-    done = _run(command, tmp_path, expect=1)
-    assert f"the rendezvous job1 at 127.0.0.1:{store.port} is closed: the job has ended" in done.stderr
-    assert "Traceback" not in done.stderr
+    endpoint = f"127.0.0.1:{store.port}"
+    job = RendezvousParameters("c10d", endpoint, "job1", min_nodes=1, max_nodes=1, is_host="0")
+    get_rendezvous_handler(job).set_closed()  # as the agent of a node does at the end of the job
+    words = [f"--rdzv-endpoint={endpoint}", "--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--rdzv-id=job1"]
+    assert run.main([*words, __file__]) == 1
+    printed = capsys.readouterr().err
+    assert f"the rendezvous job1 at {endpoint} is closed: the job has ended" in printed
+    assert "Traceback" not in printed
 
 
 def test_run_is_torchrun_with_the_flags_of_bagua(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import time
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from bagua.net.blame.in_job import InJobBlame
 
 WORLD = 3
 RECEIVE = 1
-STALL_S = 5.0
+STALL_S = 20.0
 
 
 class Rank:
@@ -88,8 +89,8 @@ def test_rank_0_writes_one_verdict_for_all() -> None:
     assert others == [[""] * 8] * 2
     assert [bool(said) for said in first] == [False, False, False, True, False, True, False, True]
     assert first[3].startswith("rank 2 (host a, pid ")
-    assert "has not sent for 30 s. It runs, and waits for no other process over Bagua-Net" in first[3]
-    assert "Others wait for it since 30 s. See what it does instead, on a: py-spy dump --pid" in first[3]
+    assert re.search(r"has not sent for 3\d s\. It runs, and waits for no other process over Bagua-Net", first[3])
+    assert re.search(r"Others wait for it since 3\d s\. See what it does instead, on a: py-spy dump --pid", first[3])
     assert "rank 2 (host a, pid " in first[5]
     assert first[7].startswith("rank 0 (host a, pid ")
 
@@ -146,7 +147,8 @@ def test_a_rank_that_is_stopped_reports_nothing_and_is_seen_by_others_of_its_hos
     first, *others = run_ranks(WORLD, one_is_stopped)
     assert others == [[], []]
     [said] = first
-    assert "is stopped, by SIGSTOP, a terminal or a debugger.\nOthers wait for it since 30 s. Continue it on a" in said
+    assert "is stopped, by SIGSTOP, a terminal or a debugger.\nOthers wait for it since " in said
+    assert " s. Continue it on a" in said
     assert said.startswith("rank 2 (host a, pid ")
 
 
@@ -170,7 +172,7 @@ def test_if_rank_0_does_not_answer_a_rank_that_waits_writes() -> None:
     assert first == []
     assert sorted(map(len, others)) == [0, 1]
     [said] = [one for said in others for one in said]
-    assert said.startswith("ranks have waited for 5 s, for each other or for what Bagua-Net does not see")
+    assert said.startswith("ranks have waited for 20 s, for each other or for what Bagua-Net does not see")
     assert "\nrank 0 (10.0.0.2, pid " in said
 
 

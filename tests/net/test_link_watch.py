@@ -18,8 +18,9 @@ _REPORTED = "network interface "
 
 
 def _ip(lab: Lab, host: int, *lines: str) -> None:
-    """Each line a command of `ip`, in one process: they follow each other within milliseconds."""
-    lab.run(host, ["ip", "-batch", "-"], stdin_text="\n".join(lines), check=True)
+    """Each line a command of `ip`, in one process, before any other may run: they follow each other within
+    milliseconds."""
+    lab.run(host, ["chrt", "--fifo", "1", "ip", "-batch", "-"], stdin_text="\n".join(lines), check=True)
 
 
 def _reports(ring: Ring, rank: int = 0) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.load_driver import LoadDriver, StartDriver, ask, connect_ring, plugin_library, quit_all
+from support.processes import wait_until
 
 from bagua.cli.net import main
 
@@ -138,8 +139,7 @@ def test_a_killed_process_leaves_a_trace_that_can_be_read(start_driver: StartDri
     pair = start_traced_pair(start_driver, tmp_path)
     verify(pair, 1000, 50)
     paths = sorted(tmp_path.glob("*.json"))
-    while any(path.read_text().count('"name":"isend"') < 50 for path in paths):  # pytest's limit ends it
-        pass
+    wait_until(lambda: all(path.read_text().count('"name":"isend"') == 50 for path in paths), "all messages are there")
     for rank in pair:
         rank.process.kill()
         rank.process.wait()
