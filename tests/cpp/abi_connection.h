@@ -220,4 +220,15 @@ class Session {
   void* ctx_ = nullptr;
 };
 
+inline void transfer_once(const Net& net, void* ctx, std::uint64_t seed) {
+  Connection connection = connect_both_ends(net, ctx);
+  exchange(net, connection, 300000, 300000, 1, 2, seed);
+  close_both_ends(net, &connection);
+}
+
+inline void register_process_case(const std::string& name, const char* workers, std::function<void()> body) {
+  register_case(name + "_workers" + workers,
+                [=] { in_own_process({{"BAGUA_NET_NWORKERS", workers}, {"BAGUA_NET_NSTREAMS", "4"}}, body); });
+}
+
 }  // namespace abi_test

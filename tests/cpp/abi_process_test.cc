@@ -1,9 +1,6 @@
-// The plugin in the life of a process: init and finalize any number of times, hundreds of comms, fork, dlclose, exit.
+// The plugin in the life of a process: init and finalize any number of times, hundreds of comms, dlclose, exit.
 #include <sched.h>
-#include <sys/wait.h>
 #include <unistd.h>
-
-#include <csignal>
 
 #include <filesystem>
 #include <fstream>
@@ -14,12 +11,6 @@
 
 namespace abi_test {
 namespace {
-
-void transfer_once(const Net& net, void* ctx, std::uint64_t seed) {
-  Connection connection = connect_both_ends(net, ctx);
-  exchange(net, connection, 300000, 300000, 1, 2, seed);
-  close_both_ends(net, &connection);
-}
 
 // v11+: a context per communicator, the transport for as long as there is one.
 void finalizes_and_starts_again(int version) {
@@ -126,130 +117,6 @@ void refuses_what_went_with_its_transport(int version) {
   exchange(net, fresh, 300000, 300000, 1, 2, 3);
   close_both_ends(net, &fresh);
   CHECK_SUCCESS(net.finalize(ctx));
-}
-
-// What a forked child of a data loader or a launcher does with the library: nothing, or something of its own.
-void survives_fork(int version, bool child_uses_it) {
-  const Session session(version);
-  const Net& net = session.net();
-  Connection connection = connect_both_ends(net, session.ctx());
-  exchange(net, connection, 300000, 300000, 0, 0, 1);
-  Buffer buffer(100);
-  void* const mhandle = register_buffer(net, connection.send, &buffer);
-  void* const pending = Poster(net, connection.recv).try_irecv(buffer.data(), 100, nullptr);
-  CHECK(pending != nullptr);
-
-  int channel[2];
-  CHECK_EQ(pipe(channel), 0);
-  const pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    // The child's own deadline: a hang is what this is about.
-    alarm(static_cast<unsigned>(20 * kSlowdown));
-    std::string failure;
-    try {
-      // The parent's comms are errors here, at once; letting go of them is not.
-      void* request = slot_content(2);
-      CHECK_RESULT(net.isend(connection.send, buffer.data(), 100, 0, mhandle, &request), Result::kInternalError);
-      CHECK(request == nullptr);
-      int done = 1;
-      CHECK_RESULT(net.test(pending, &done, nullptr), Result::kInternalError);
-      CHECK(net.dereg_mr(connection.send, mhandle) != Result::kSuccess);
-      CHECK_SUCCESS(net.close_recv(connection.recv));
-      Handle handle{};
-      void* comm = slot_content(2);
-      CHECK_RESULT(net.listen(session.ctx(), 0, handle.data(), &comm), Result::kInternalError);
-      CHECK(comm == nullptr);
-      CHECK_SUCCESS(net.finalize(session.ctx()));
-      if (child_uses_it) {
-        void* ctx = nullptr;
-        CHECK_SUCCESS(net.init(&ctx));
-        transfer_once(net, ctx, 3);
-        request = slot_content(2);
-        CHECK_RESULT(net.isend(connection.send, buffer.data(), 100, 0, mhandle, &request), Result::kInternalError);
-        CHECK_SUCCESS(net.close_send(connection.send));
-        CHECK_SUCCESS(net.finalize(ctx));
-      }
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
-    if (write(channel[1], failure.data(), failure.size()) < 0) std::perror("write");
-    // As multiprocessing ends a child; the parent's instance is unreachable here, which is no leak to report.
-    _exit(failure.empty() ? 0 : 1);
-  }
-  close(channel[1]);
-  std::string failure;
-  char piece[1024];
-  for (ssize_t got = 0; (got = read(channel[0], piece, sizeof piece)) > 0;) {
-    failure.append(piece, static_cast<std::size_t>(got));
-  }
-  close(channel[0]);
-  int status = 0;
-  CHECK_EQ(waitpid(child, &status, 0), child);
-  CHECK_EQ(failure, "");
-  CHECK_EQ(status, 0);
-  // The parent did not notice: its pending receive is still good.
-  Buffer source(100);
-  source.fill(5);
-  void* const sending = Poster(net, connection.send).try_isend(source.data(), 100, nullptr);
-  CHECK(sending != nullptr);
-  wait_until("the parent's message", [&] { return is_done(net, sending, nullptr); });
-  wait_until("the parent's receive", [&] { return is_done(net, pending, nullptr); });
-  buffer.check(100, 5);
-  CHECK_SUCCESS(net.dereg_mr(connection.send, mhandle));
-  exchange(net, connection, 300000, 300000, 0, 0, 6);
-  close_both_ends(net, &connection);
-}
-
-// A trainer is killed, and a data loader that it forked lives on.
-void reports_a_killed_peer_whose_child_lives(int version) {
-  int handles[2];
-  int children[2];
-  CHECK_EQ(pipe(handles), 0);
-  CHECK_EQ(pipe(children), 0);
-  Handle handle{};
-  const pid_t trainer = fork();
-  CHECK(trainer >= 0);
-  if (trainer == 0) {
-    alarm(static_cast<unsigned>(30 * kSlowdown));
-    auto* const session = new Session(version);  // for its child, never closed
-    void* send = nullptr;
-    if (read(handles[0], handle.data(), handle.size()) != static_cast<ssize_t>(handle.size())) _exit(1);
-    while (send == nullptr) {
-      if (session->net().connect(session->ctx(), 0, handle.data(), &send) != Result::kSuccess) _exit(1);
-    }
-    const pid_t loader = fork();
-    if (loader == 0) {
-      alarm(static_cast<unsigned>(60 * kSlowdown));
-    } else if (write(children[1], &loader, sizeof loader) < 0) {
-      _exit(1);
-    }
-    for (;;) pause();
-  }
-  const Session session(version);
-  const Net& net = session.net();
-  void* listen = nullptr;
-  CHECK_SUCCESS(net.listen(session.ctx(), 0, handle.data(), &listen));
-  CHECK_EQ(write(handles[1], handle.data(), handle.size()), static_cast<ssize_t>(handle.size()));
-  void* recv = nullptr;
-  wait_until("the connection", [&] {
-    CHECK_SUCCESS(net.accept(listen, &recv));
-    return recv != nullptr;
-  });
-  Buffer buffer(100);
-  void* const mhandle = register_buffer(net, recv, &buffer);
-  void* const pending = Poster(net, recv).try_irecv(buffer.data(), 100, mhandle);
-  pid_t loader = 0;
-  CHECK_EQ(read(children[0], &loader, sizeof loader), static_cast<ssize_t>(sizeof loader));
-  CHECK_EQ(kill(trainer, SIGKILL), 0);
-  wait_until("the error", [&] {
-    int done = 0;
-    return net.test(pending, &done, nullptr) != Result::kSuccess;
-  });
-  CHECK_EQ(kill(loader, SIGKILL), 0);
-  CHECK_EQ(waitpid(trainer, nullptr, 0), trainer);
-  CHECK_SUCCESS(net.close_recv(recv));
-  CHECK_SUCCESS(net.close_listen(listen));
 }
 
 void survives_dlclose(int version, bool leave_connected) {
@@ -363,11 +230,6 @@ void workers_run_on_the_cpus_of_all_threads() {
   CHECK_EQ(workers, 2);
 }
 
-void register_process_case(const std::string& name, const char* workers, std::function<void()> body) {
-  register_case(name + "_workers" + workers,
-                [=] { in_own_process({{"BAGUA_NET_NWORKERS", workers}, {"BAGUA_NET_NSTREAMS", "4"}}, body); });
-}
-
 bool register_all() {
   for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
     register_process_case("finalizes_and_starts_again_v" + std::to_string(version), "2",
@@ -382,14 +244,6 @@ bool register_all() {
     const std::string suffix = "_v" + std::to_string(version);
     for (const char* workers : {"0", "2"}) {
       register_process_case("holds_256_comms" + suffix, workers, [=] { holds_256_comms(version); });
-      register_process_case("fork_of_a_child_that_does_nothing" + suffix, workers,
-                            [=] { survives_fork(version, false); });
-#if !defined(__SANITIZE_THREAD__)
-      // TSan cannot follow a child that starts threads after its parent had some ("dup thread with used id").
-      register_process_case("fork_of_a_child_that_uses_it" + suffix, workers, [=] { survives_fork(version, true); });
-#endif
-      register_process_case("killed_peer_whose_child_lives" + suffix, workers,
-                            [=] { reports_a_killed_peer_whose_child_lives(version); });
       register_process_case("dlclose" + suffix, workers, [=] { survives_dlclose(version, false); });
       register_process_case("dlclose_while_connected" + suffix, workers, [=] { survives_dlclose(version, true); });
       register_process_case("exit_mid_transfer" + suffix, workers, [=] { survives_exit(version); });

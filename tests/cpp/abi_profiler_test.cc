@@ -1,6 +1,7 @@
 // NCCL's profiler tables v4 to v7, as NCCL calls them, and what comes of it in the trace file; with the messages of the
 // network table in the same file.
 #include "abi_connection.h"
+#include "abi_profiler_table.h"
 #include "support/temporary_tree.h"
 #include "support/trace_file.h"
 

@@ -63,8 +63,7 @@ def test_the_order_is_that_of_the_buckets(sizes: list[int], passes: int, inline:
     marks = _marks(buckets)
     for _ in range(passes):
         draw.shuffle(marks)
-        for mark in marks:
-            mark()
+        _call_all(marks)
         scheduler.wait_pending_comm_ops()
         assert scheduler.end_step() == []
     assert launched == [bucket.name for bucket in buckets] * passes
@@ -107,8 +106,7 @@ def test_marks_of_two_passes_add_up_and_nothing_is_sent_before_the_second_ends()
     buckets, launched = _recording([2, 2])
     scheduler = CommScheduler(buckets, _alone())
     (a, b), (c, d) = ([tensor.bagua_mark_communication_ready for tensor in bucket.tensors] for bucket in buckets)
-    for mark in (a, c, d):
-        mark()
+    _call_all((a, c, d))
     scheduler.wait_pending_comm_ops()
     assert launched == []
     # The second pass makes the gradient of `a` once more, after the bucket has all its marks.
@@ -119,8 +117,7 @@ def test_marks_of_two_passes_add_up_and_nothing_is_sent_before_the_second_ends()
     assert launched == ["0", "1"]
     assert scheduler.end_step() == []
     # As ever after that.
-    for mark in (a, b):
-        mark()
+    _call_all((a, b))
     assert launched == ["0", "1", "0"]
     scheduler.close()
 
@@ -203,8 +200,7 @@ def test_a_bucket_may_be_sent_more_often_than_others_in_a_step() -> None:
     scheduler = CommScheduler(buckets, _alone())
     first, second = _marks(buckets)
     for marks in ((first,), (first, second)):
-        for mark in marks:
-            mark()
+        _call_all(marks)
         scheduler.wait_pending_comm_ops()
     assert scheduler.end_step() == []
     # The first waited for its turn.
@@ -228,8 +224,7 @@ def test_only_the_buckets_that_were_chosen_are_communicated_in_the_step() -> Non
     assert scheduler.end_step() == []
     # The next step communicates all, unless others are chosen.
     launched.clear()
-    for mark in reversed(_marks(buckets)):
-        mark()
+    _call_all(reversed(_marks(buckets)))
     scheduler.wait_pending_comm_ops()
     assert launched == ["0", "1", "2"]
     scheduler.close()
@@ -239,8 +234,7 @@ def test_what_a_step_lacks_is_of_the_launch_set() -> None:
     buckets, launched = _recording([2, 1, 1])
     scheduler = CommScheduler(buckets, _alone())
     scheduler.choose_buckets(buckets[:2])
-    for mark in (_marks(buckets)[0], _marks(buckets)[3]):
-        mark()
+    _call_all((_marks(buckets)[0], _marks(buckets)[3]))
     scheduler.wait_pending_comm_ops()
     assert launched == []
     assert scheduler.end_step() == ["0.1", "1.0"]
@@ -344,8 +338,7 @@ def test_an_operation_that_could_start_at_once_does_not_overtake_one_that_blocks
     ]
     scheduler = CommScheduler(buckets, _alone())
     for expected in (["0"], []):  # from the second pass on, all goes through the thread
-        for mark in _marks(buckets):
-            mark()
+        _call_all(_marks(buckets))
         assert ran == expected
         release.set()
         scheduler.wait_pending_comm_ops()
