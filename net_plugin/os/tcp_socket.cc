@@ -1,7 +1,9 @@
 #include "os/tcp_socket.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -171,6 +173,17 @@ std::int64_t tcp_round_trip_us(int socket) {
   tcp_info info{};
   socklen_t length = sizeof info;
   return ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 ? info.tcpi_rtt : 0;
+}
+
+std::size_t tcp_undelivered_bytes(int socket) {
+  int bytes = 0;
+  return ::ioctl(socket, SIOCOUTQ, &bytes) == 0 && bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
+}
+
+std::size_t tcp_packet_bytes(int socket) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  return ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 ? info.tcpi_pmtu : 0;
 }
 
 Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) {

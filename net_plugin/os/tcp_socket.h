@@ -2,6 +2,7 @@
 // closed on exec.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/congestion_control.h"
@@ -36,6 +37,10 @@ Status tcp_connect(const SocketAddress& address, const TcpOptions& options, cons
 int tcp_connect_result(int socket);  // 0 or errno
 // Of a connection, the smoothed value; 0: the kernel does not say.
 std::int64_t tcp_round_trip_us(int socket);
+// Written, and not acknowledged by the other end's kernel.
+std::size_t tcp_undelivered_bytes(int socket);
+// Of a connection, the largest packets that the kernel sends; 0: it does not say.
+std::size_t tcp_packet_bytes(int socket);
 
 // No delay, keepalive, buffers, unsent bytes, retransmission and congestion control. `same_host`: both ends are on this
 // host.

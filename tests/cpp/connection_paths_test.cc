@@ -4,12 +4,15 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/monotonic_clock.h"
 #include "support/check.h"
 #include "support/connection_ends.h"
 #include "support/cut_connections.h"
 #include "transport/connect/path_health.h"
+#include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
 namespace {
@@ -52,6 +55,48 @@ TEST_CASE(a_replacement_is_tried_over_its_path_and_then_over_the_others) {
         "the replacement");
     CHECK_EQ(arrived[0].path, std::size_t{1});
   }
+}
+
+// A path that is cut off in the middle of a handshake, before or after the peer's kernel has the hello.
+TEST_CASE(a_handshake_that_is_not_answered_is_tried_over_another_path) {
+  for (const std::uint32_t arrives : {60u, 1000u}) {
+    Connected comm;
+    const RawListener silent;
+    lose_packets(silent.socket.get(), arrives);
+    const std::int64_t begin_ms = monotonic_ms();
+    comm.replace({path_to(silent.address), path_to(comm.listening.address)}, 0);
+    std::vector<StreamArrivals::Arrival> arrived;
+    wait_until(
+        [&] {
+          arrived = comm.arrivals->take();
+          return !arrived.empty();
+        },
+        "the replacement");
+    CHECK_EQ(arrived[0].path, std::size_t{1});
+    CHECK(monotonic_ms() - begin_ms < settings_with(1).handshake_timeout_ms);
+  }
+}
+
+TEST_CASE(a_process_that_is_late_to_answer_a_handshake_gets_twice_the_time_each_time) {
+  Connected comm;
+  const RawListener late;
+  comm.replace({path_to(late.address), path_to(late.address)}, 0);
+  std::vector<OwnedFd> accepted;
+  std::vector<std::int64_t> at_ms;
+  wait_until(
+      [&] {
+        SocketAddress peer;
+        OwnedFd next;
+        CHECK_OK(tcp_accept(late.socket.get(), &next, &peer));
+        if (next.is_open()) {
+          accepted.push_back(std::move(next));
+          at_ms.push_back(monotonic_ms());
+        }
+        return at_ms.size() == 3;
+      },
+      "the third attempt");
+  CHECK(at_ms[1] - at_ms[0] > kLongConnectAnswerMs - 100);
+  CHECK(at_ms[2] - at_ms[1] > 2 * kLongConnectAnswerMs - 100);
 }
 
 // With one interface down, a killed process is noticed as soon as with all.
@@ -102,6 +147,33 @@ TEST_CASE(a_path_works_again_once_a_connection_was_opened_over_it) {
     now_ms += 1000;
     CHECK(!probes.works(path, now_ms));
   }
+}
+
+// As where a switch has a smaller MTU.
+TEST_CASE(a_path_that_loses_large_packets_does_not_work) {
+  PathHealth probes;
+  const RawListener listener;
+  const NicPath path = path_to(listener.address);
+  lose_packets(listener.socket.get(), 1000);
+  std::int64_t skipped_ms = 0;
+  const auto works = [&] { return probes.works(path, monotonic_ms() + skipped_ms); };
+  const auto send_packet = [&] { wait_until([&] { return works() || probes.is_due(path); }, "the connection"); };
+  const auto lose_packet = [&] {
+    skipped_ms += 1000;
+    CHECK(!works());
+    send_packet();
+  };
+  send_packet();
+  lose_packet();
+  CHECK_EQ(probes.take_lost_packet_bytes(path), 0u);
+  lose_packet();
+  CHECK(probes.take_lost_packet_bytes(path) > 1000);
+  lose_packet();
+  CHECK_EQ(probes.take_lost_packet_bytes(path), 0u);  // it was said
+  CHECK_EQ(probes.answered_ms(path), 0);
+  hear_again(listener.socket.get());
+  wait_until(works, "the answer");
+  CHECK(probes.answered_ms(path) > 0);
 }
 
 // However many comms ask, and however soon the answer comes: a firewall may refuse a pair for as long as the job runs.

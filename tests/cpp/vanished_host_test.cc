@@ -1,7 +1,6 @@
 // A peer whose host vanishes while a rank sends to it, and one that lives and does not read. The packets of a real
 // connection on the loopback interface are dropped by a filter at its other end, as if that host was gone.
 #include <fcntl.h>
-#include <linux/filter.h>
 #include <sys/socket.h>
 
 #include <chrono>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "support/context_pair.h"
+#include "support/cut_connections.h"
 #include "support/raw_handshake.h"
 
 namespace bagua_net {
@@ -20,15 +20,7 @@ namespace {
 constexpr int kKeepaliveS = 1;
 constexpr std::size_t kMessageBytes = 32u << 20;  // more than both ends' buffers hold
 
-void drop_packets(const OwnedFd& socket, std::uint32_t larger_than) {
-  sock_filter program[] = {{BPF_LD | BPF_W | BPF_LEN, 0, 0, 0},
-                           {BPF_JMP | BPF_JGT | BPF_K, 0, 1, larger_than},
-                           {BPF_RET | BPF_K, 0, 0, 0},
-                           {BPF_RET | BPF_K, 0, 0, 0xffffffff}};
-  const sock_fprog filter{4, program};
-  CHECK_EQ(::setsockopt(socket.get(), SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter), 0);
-}
-void vanish(const OwnedFd& socket) { drop_packets(socket, 0); }
+void vanish(const OwnedFd& socket) { lose_packets(socket.get(), 0); }
 
 // A sending process, and as its peer the sockets of the test: one for each stream, of which the last takes large
 // messages.
@@ -151,7 +143,7 @@ TEST_CASE(a_host_that_vanishes_after_a_pause_has_its_time) {
 // Jumbo frames that a switch does not pass: the handshake and the kernel's own probes are small.
 TEST_CASE(a_network_that_drops_large_packets_is_noticed) {
   Sending sending(0);
-  drop_packets(sending.peers[0], 1500);
+  lose_packets(sending.peers[0].get(), 1500);
   sending.send();
   CHECK(names(sending.error(30000), "the network drops packets of"));
   CHECK(has_ended(sending.peers[0].get()));  // small enough to get through

@@ -274,6 +274,7 @@ HandshakeKeyRef InboundHandshakes::find_key(const Hello& hello) {
 }
 
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
+  if (hello.stream_index == kAskingStream && hello.comm_id == RandomId{}) return;  // a path was tried
   // If a stream cannot join because its comm was closed in the meantime, the peer continues without it.
   const LogLevel level = hello.stream_index >= kAskingStream ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);

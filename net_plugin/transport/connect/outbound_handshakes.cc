@@ -172,9 +172,11 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     return;
   }
   stream.state = JoinState::kHandshaking;
-  stream.due_ms = monotonic_ms() + (stream.is_bound && !attempt.has_choice()
-                                        ? std::min<std::int64_t>(kConnectAnswerMs, settings_.handshake_timeout_ms)
-                                        : settings_.handshake_timeout_ms);
+  stream.hello_ms = monotonic_ms();
+  // Another path may do, if this one turns out to be silent.
+  stream.due_ms = stream.hello_ms + (stream.is_bound || attempt.has_choice()
+                                         ? std::min<std::int64_t>(kConnectAnswerMs, settings_.handshake_timeout_ms)
+                                         : settings_.handshake_timeout_ms);
   const Status status = poller_->modify(stream.socket.get(), stream.id, EPOLLIN);
   if (!status.is_ok()) retry_or_fail(attempt, index, status);
 }

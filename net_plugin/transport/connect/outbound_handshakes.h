@@ -76,6 +76,8 @@ class OutboundHandshakes {
     ConnectorHandshake handshake;
     std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline
     int tries = 0;
+    std::int64_t hello_ms = 0;    // when the last hello was sent
+    int unanswered_hellos = 0;    // that the peer's kernel had, and its process did not answer in time
     std::size_t path = 0;         // in the ticket
     bool is_bound = false;        // to its interface (transport/connect/interface_binding.h)
     bool was_closed = false;      // by the listener, before it replied
@@ -110,6 +112,8 @@ class OutboundHandshakes {
   void retry_or_fail(Attempt& attempt, std::size_t index, const Status& status);
   // refusal: the verdict of the peer, if there was one.
   void retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal = {});
+  // The answer may still come: the peer's kernel has all that was sent, and its process may just be busy.
+  bool may_be_answered(const Attempt& attempt, Stream& stream, std::int64_t now_ms) const;
   // Of a stream that failed, the path of its next attempt.
   void change_path(Attempt& attempt, std::size_t index, int error_number, bool answered);
   void release(Stream& stream);

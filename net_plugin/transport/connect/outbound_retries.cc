@@ -45,6 +45,17 @@ void OutboundHandshakes::change_path(Attempt& attempt, std::size_t index, int er
   stream.path = next == usable.end() ? usable.front() : *next;
 }
 
+bool OutboundHandshakes::may_be_answered(const Attempt& attempt, Stream& stream, std::int64_t now_ms) const {
+  if (!attempt.has_choice() || tcp_undelivered_bytes(stream.socket.get()) > 0) return false;
+  // The path may have failed with the answer on its way. A process that takes longer gets twice the time each time.
+  const std::int64_t limit_ms = std::min<std::int64_t>(
+      std::int64_t{kLongConnectAnswerMs} << std::min(stream.unanswered_hellos, 10), settings_.handshake_timeout_ms);
+  stream.due_ms = std::min(now_ms + kConnectAnswerMs, stream.hello_ms + limit_ms);
+  if (now_ms < stream.due_ms) return true;
+  ++stream.unanswered_hellos;
+  return false;
+}
+
 void OutboundHandshakes::retry_or_fail(Attempt& attempt, std::size_t index, const Status& status) {
   if (may_pass(status.error_number())) {
     retry(attempt, index, status.error_number());
@@ -155,8 +166,9 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
       continue;
     }
     for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {
-      const Stream& stream = attempt.streams[index];
+      Stream& stream = attempt.streams[index];
       if (stream.state == JoinState::kJoined || now_ms < stream.due_ms) continue;
+      if (stream.state == JoinState::kHandshaking && may_be_answered(attempt, stream, now_ms)) continue;
       if (stream.state == JoinState::kBackingOff) {
         start(attempt, number, index);
       } else {

@@ -80,7 +80,18 @@ inline void cut_all(Cut how) {
   for (const int fd : open_connections()) cut(fd, how);
 }
 
-// From now on the end hears nothing, and neither end is told.
+// From now on packets do not arrive that are larger, with their TCP header, and neither end is told. Of a listening
+// socket: nor those of connections to it.
+inline void lose_packets(int fd, std::uint32_t larger_than) {
+  sock_filter program[] = {{BPF_LD | BPF_W | BPF_LEN, 0, 0, 0},
+                           {BPF_JMP | BPF_JGT | BPF_K, 0, 1, larger_than},
+                           {BPF_RET | BPF_K, 0, 0, 0},
+                           {BPF_RET | BPF_K, 0, 0, 0xffffffff}};
+  const sock_fprog filter{4, program};
+  CHECK_EQ(::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter), 0);
+}
+
+// From now on the end hears nothing.
 inline void silence(int fd) {
   sock_filter program[] = {{BPF_RET | BPF_K, 0, 0, 0}};
   const sock_fprog filter{1, program};
