@@ -19,6 +19,7 @@ class RareLog {
   struct Line {
     LogLevel level;
     std::string text;
+    std::string kind = {};  // for another RareLog, which is to log it
   };
 
   // True: a line of this kind may be logged now, with add(). Kinds are a few constants.

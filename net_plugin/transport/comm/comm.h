@@ -136,9 +136,9 @@ class Comm : public FailureSink, public Recoverable {
   };
   // The requests that are posted and not done.
   Unfinished unfinished() const REQUIRES(mutex_);
-  // A line that the recovery thread writes to the log.
-  void log(std::string line, LogLevel level = LogLevel::kWarn) REQUIRES(mutex_) {
-    if (recovery_ != nullptr) log_.push_back({level, std::move(line)});
+  // A line that the recovery thread writes to the log, unless one of its kind was written recently.
+  void log(std::string line, LogLevel level = LogLevel::kWarn, std::string kind = {}) REQUIRES(mutex_) {
+    if (recovery_ != nullptr) log_.push_back({level, std::move(line), std::move(kind)});
   }
   // The reason, beyond a failure, why an unfinished request can never complete; ok: it can.
   virtual Status check_progress_possible() REQUIRES(mutex_) { return Status::ok(); }

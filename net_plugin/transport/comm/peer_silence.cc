@@ -9,7 +9,6 @@ namespace bagua_net {
 namespace {
 
 constexpr int kCheckMs = 1000;
-constexpr int kCheckPathsMs = 200;
 constexpr int kForgetMs = 5000;
 
 }  // namespace
@@ -22,50 +21,68 @@ bool PeerSilence::is_due(std::int64_t now_ms) {
   return true;
 }
 
-PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::int64_t now_ms) {
+std::int64_t PeerSilence::path_limit_ms(const Observation& observation, std::int64_t silent_ms,
+                                        const Observations& observations, const AskElsewhere& ask) const {
+  const PeerLiveness& liveness = observation.liveness;
+  if (!liveness.went_out) return kSilentStreamMs;
+  const std::int64_t limit_ms = liveness.transmissions >= kUnansweredOfPath ? kSilentPathMs : kSilentLongPathMs;
+  if (silent_ms < limit_ms) return limit_ms;
+  // An answer elsewhere that came at once says nothing of what happened to the host then.
+  const std::int64_t elsewhere_ms = silent_ms - kSilentPathMs / 2;
+  for (const std::optional<Observation>& other : observations) {
+    if (other.has_value() && other->path != observation.path && other->liveness.ms <= elsewhere_ms) return limit_ms;
+  }
+  return ask(observation.path) <= elsewhere_ms ? limit_ms : kSilentStreamMs;
+}
+
+PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::int64_t now_ms,
+                                        const AskElsewhere& ask) {
   const std::int64_t max_silence_ms = std::int64_t{max_silence_s_} * 1000;
-  std::vector<std::pair<Silent, PeerLiveness>> silent;
+  std::vector<Silent> silent;
   std::int64_t last_answer_ms = max_silence_ms;
-  std::size_t streams = 0;
   for (std::size_t index = 0; index < observations.size(); ++index) {
-    const std::optional<PeerLiveness>& observed = observations[index];
-    if (!observed.has_value()) continue;
-    const PeerLiveness& liveness = *observed;
-    ++streams;
+    if (!observations[index].has_value()) continue;
+    const PeerLiveness& liveness = observations[index]->liveness;
     last_answer_ms = std::min(last_answer_ms, liveness.ms);
     if (liveness.transmissions == 0) {
       answered_ms_[index] = now_ms;
     } else if (liveness.transmissions >= (has_paths_ ? 1 : kUnansweredTransmissions)) {
       // The last answer may be old because the stream had nothing to send.
-      const std::int64_t silent_ms = std::min(liveness.ms, now_ms - answered_ms_[index]);
-      if (silent_ms > 0) silent.push_back({{index, silent_ms}, liveness});
+      const std::int64_t silent_ms = std::min({liveness.ms, now_ms - answered_ms_[index], liveness.unanswered_ms});
+      if (silent_ms > 0) silent.push_back({index, silent_ms});
     }
   }
-  std::int64_t stream_ms = max_silence_ms / kSilentShare;
-  if (last_answer_ms <= kRecentAnswerMs) stream_ms = std::min<std::int64_t>(kSilentStreamMs, stream_ms);
-  // The streams of other paths may have delivered all they had, and have nothing to be answered. All may go over one
-  // path, until the others work again. If it is an outage of the host, replacing these streams does no harm.
-  if (has_paths_) {
-    stream_ms = std::min<std::int64_t>(silent.size() < streams ? kSilentPathMs : kSilentPathsMs, stream_ms);
-  }
+  is_suspicious_ = has_paths_ && !silent.empty();
+  const std::uint64_t suspected = std::exchange(suspected_, 0);
+  const std::int64_t longest_ms = max_silence_ms / kSilentShare;
 
   Verdict verdict;
-  for (const auto& [stream, liveness] : silent) {
+  for (const Silent& stream : silent) {
+    const Observation& observation = *observations[stream.index];
     // A host that answers on another stream has not vanished.
     const std::int64_t quiet_ms = recovers_ ? std::min(stream.ms, last_answer_ms) : stream.ms;
     const std::int64_t host_ms = silent_since_ms_ != 0 ? now_ms - silent_since_ms_ : quiet_ms;
     if (host_ms >= max_silence_ms) {
       verdict.host =
           "that host has not answered for " + std::to_string(host_ms / 1000) + " s, though data was sent again " +
-          std::to_string(liveness.transmissions) +
+          std::to_string(observation.liveness.transmissions) +
           " times: it or the network is down, or the network drops packets of " +
-          std::to_string(liveness.packet_bytes) +
+          std::to_string(observation.liveness.packet_bytes) +
           " bytes (compare the MTU of hosts and switches). BAGUA_NET_KEEPALIVE_S=" + std::to_string(max_silence_s_) +
           " sets how long to wait";
       return verdict;
     }
-    const bool is_repeated = !has_paths_ || liveness.transmissions >= kUnansweredOfPath;
-    if (!recovers_ || stream.ms < stream_ms || (!is_repeated && stream.ms < kSilentPathsMs)) continue;
+    if (!recovers_) continue;
+    std::int64_t limit_ms = longest_ms;
+    if (has_paths_) {
+      limit_ms = std::min(limit_ms, path_limit_ms(observation, stream.ms, observations, ask));
+    } else if (last_answer_ms <= kRecentAnswerMs) {
+      limit_ms = std::min<std::int64_t>(limit_ms, kSilentStreamMs);
+    }
+    if (stream.ms < limit_ms) continue;
+    const std::uint64_t bit = std::uint64_t{1} << stream.index;
+    suspected_ |= bit;
+    if (has_paths_ && (suspected & bit) == 0) continue;
     silent_since_ms_ = now_ms - host_ms;
     verdict.streams.push_back(stream);
   }

@@ -8,11 +8,25 @@
 // closed window. A host that has vanished, or is behind a network that drops our packets, answers nothing.
 //
 // With recovery, a stream that is not answered is replaced first. A vanished host answers no new connection either.
+//
+// [Note: silent paths] Where a comm has several paths, one that is silent is to be left soon, and time alone proves
+// nothing: the nearest healthy situations are a machine on which nothing gets its turn, a virtual machine that is
+// paused, and a peer's host in that state. So a path is silent if all of this holds, of which none depends on a
+// process of the peer:
+//
+// - What it was to answer was sent again, and left this host's queues.
+// - So much time has passed between these transmissions by the kernel's timers, not only on the clock.
+// - Two looks, kCheckPathsMs apart, found it so: what had arrived by the first was answered by the second.
+// - The peer's host answered over another path meanwhile. If nothing is under way there, it is asked.
+//
+// Without the last, it may be the host, which gets kSilentStreamMs.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,8 +38,10 @@ namespace bagua_net {
 
 // One packet may be lost, and the answer to the second may be in flight.
 constexpr int kUnansweredTransmissions = 3;
-// With several paths, or one and kSilentPathsMs: the third comes only after seconds where queues make round trips long.
+// With several paths, or one and kSilentLongPathMs: the third comes only after seconds where queues make round trips
+// long.
 constexpr int kUnansweredOfPath = 2;
+constexpr int kCheckPathsMs = 200;
 
 class PeerSilence {
  public:
@@ -34,11 +50,16 @@ class PeerSilence {
   PeerSilence(int max_silence_s, bool recovers, bool has_paths = false)
       : max_silence_s_(max_silence_s), recovers_(recovers), has_paths_(has_paths) {}
 
-  // Whether to observe the streams and call check(): at most once a second.
+  // Whether to observe the streams and call check(): at most once a second, with several paths five times.
   bool is_due(std::int64_t now_ms);
+  // The last check found something that it is to look at again, kCheckPathsMs later.
+  bool is_suspicious() const { return is_suspicious_; }
 
   // A connection was opened for the stream at this place.
-  void add_stream(std::size_t index, std::int64_t now_ms) { answered_ms_[index] = now_ms; }
+  void add_stream(std::size_t index, std::int64_t now_ms) {
+    answered_ms_[index] = now_ms;
+    suspected_ &= ~(std::uint64_t{1} << index);
+  }
   // The peer has acknowledged data on some stream.
   void on_acknowledgement() { silent_since_ms_ = 0; }
 
@@ -50,11 +71,25 @@ class PeerSilence {
     std::vector<Silent> streams;  // to be replaced
     std::string host;             // not empty: the host has vanished, for this reason
   };
+  struct Observation {
+    PeerLiveness liveness;
+    std::size_t path = 0;
+  };
   // By place; empty: there is no stream, or the kernel does not say.
-  using Observations = std::array<std::optional<PeerLiveness>, kMaxStreams>;
-  Verdict check(const Observations& observations, std::int64_t now_ms);
+  using Observations = std::array<std::optional<Observation>, kMaxStreams>;
+  // Asks the peer's host over other paths than this one. Returns how long ago the last question was sent that was
+  // answered; not later than a second after it was asked first.
+  using AskElsewhere = std::function<std::int64_t(std::size_t path)>;
+  static constexpr std::int64_t kNeverAnswered = std::numeric_limits<std::int64_t>::max();
+  Verdict check(
+      const Observations& observations, std::int64_t now_ms,
+      const AskElsewhere& ask = [](std::size_t) { return kNeverAnswered; });
 
  private:
+  // How long a stream may be silent that has been for so long.
+  std::int64_t path_limit_ms(const Observation& observation, std::int64_t silent_ms, const Observations& observations,
+                             const AskElsewhere& ask) const;
+
   const int max_silence_s_;
   const bool recovers_;
   const bool has_paths_;
@@ -62,6 +97,8 @@ class PeerSilence {
   std::array<std::int64_t, kMaxStreams> answered_ms_{};  // when a check last found that everything sent was answered
   // Since when nothing was acknowledged after a stream was lost for silence; 0: something was.
   std::int64_t silent_since_ms_ = 0;
+  std::uint64_t suspected_ = 0;  // places that the last check found silent for their limit, of several paths
+  bool is_suspicious_ = false;
 };
 
 }  // namespace bagua_net

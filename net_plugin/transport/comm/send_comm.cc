@@ -273,14 +273,15 @@ void SendComm::check_liveness() {
     if (looked_at->was_acknowledged()) silence_.on_acknowledgement();
     PeerLiveness liveness;
     if (!looked_at->peer_liveness(&liveness)) continue;
-    observations[index] = liveness;
+    observations[index] = {liveness, paths_.path_of(index)};
     if (is_silent_elsewhere(index, now_ms - liveness.ms)) silent_elsewhere |= std::uint64_t{1} << index;
   }
   if (silent_elsewhere != 0) {
     lose_streams(silent_elsewhere, "other connections over its network interface are not answered");
     return;
   }
-  const PeerSilence::Verdict verdict = silence_.check(observations, now_ms);
+  const PeerSilence::Verdict verdict =
+      silence_.check(observations, now_ms, [&](std::size_t path) REQUIRES(mutex_) { return ask_elsewhere(path); });
   for (const PeerSilence::Silent& silent : verdict.streams) {
     if (paths_.has_choice() && policy_.path_health != nullptr) {
       policy_.path_health->on_silent(policy_.paths[paths_.path_of(silent.index)], now_ms);

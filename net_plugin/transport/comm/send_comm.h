@@ -32,6 +32,7 @@ class SendComm final : public Comm {
   bool is_closed(std::int64_t now_ms) override;
   void on_interface_lost(const std::string& interface) override;
   void on_routes_changed() override;
+  bool looks_again() override;
 
   // *request == nullptr: no room now, call again.
   Status isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
@@ -62,6 +63,8 @@ class SendComm final : public Comm {
   void lose_path(std::size_t path, const std::string& why) REQUIRES(mutex_);
   // Streams of other comms over the same path were not answered, and this one has not been since then.
   bool is_silent_elsewhere(std::size_t index, std::int64_t answered_ms) REQUIRES(mutex_);
+  // How long ago a packet was sent that the peer's host has answered over another path (PeerSilence::AskElsewhere).
+  std::int64_t ask_elsewhere(std::size_t path) REQUIRES(mutex_);
   std::vector<bool> look_at_routes() const;  // by path
   // Streams whose own path works again move back to it.
   void return_streams() REQUIRES(mutex_);
@@ -123,6 +126,7 @@ class SendComm final : public Comm {
   std::uint64_t told_ GUARDED_BY(mutex_) = 0;                             // places whose loss the kernel has announced
   std::uint64_t leaving_ GUARDED_BY(mutex_) = 0;   // places whose streams are to move to their own paths
   std::int64_t return_ms_ GUARDED_BY(mutex_) = 0;  // when to look again whether streams can return
+  bool probes_ GUARDED_BY(mutex_) = false;         // the answer is due in no time
 
   // When to request replacements of the streams in kLost, unless something depends on them earlier.
   std::int64_t ask_lost_ms_ GUARDED_BY(mutex_) = 0;

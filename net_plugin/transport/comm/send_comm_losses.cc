@@ -103,10 +103,24 @@ void SendComm::return_streams() {
       missing_streams() != 0 || close_by_ms_ != 0)
     return;
   return_ms_ = now_ms + kReturnMs;
+  probes_ = false;
   const auto probe = [&](std::size_t path) REQUIRES(mutex_) {
-    return routed_[path] && policy_.path_health->works(policy_.paths[path], now_ms);
+    const NicPath& its = policy_.paths[path];
+    if (!routed_[path]) return false;
+    if (policy_.path_health->works(its, now_ms)) return true;
+    probes_ |= policy_.path_health->is_due(its);
+    if (const std::size_t bytes = policy_.path_health->take_lost_packet_bytes(its); bytes != 0) {
+      log("Bagua-Net: connections to " + its.address.host() + " over " + its.interface.name + " open, and packets of " +
+              std::to_string(bytes) +
+              " bytes are not answered: compare the MTU of hosts and switches (ip link). The other interfaces carry "
+              "its "
+              "share until they are",
+          LogLevel::kWarn, "packets over " + its.interface.name);
+    }
+    return false;
   };
   const std::uint64_t moving = paths_.places_to_move(live_streams(), probe, now_ms);
+  if (probes_) return_ms_ = now_ms + kCheckPathsMs;
   if (moving == 0) return;
   leaving_ |= moving;
   use_streams(in_use_);  // the others take its chunks
@@ -143,6 +157,24 @@ bool SendComm::is_silent_elsewhere(std::size_t index, std::int64_t answered_ms) 
   if (!paths_.has_choice() || !recovers_ || policy_.path_health == nullptr || stream(index)->is_over()) return false;
   const std::int64_t silent_ms = policy_.path_health->silent_ms(policy_.paths[paths_.path_of(index)]);
   return silent_ms != 0 && std::max(answered_ms, joined_ms_[index]) < silent_ms;
+}
+
+std::int64_t SendComm::ask_elsewhere(std::size_t path) {
+  std::int64_t ago_ms = PeerSilence::kNeverAnswered;
+  if (policy_.path_health == nullptr) return ago_ms;
+  const std::int64_t now_ms = monotonic_ms();
+  for (std::size_t other = 0; other < policy_.paths.size(); ++other) {
+    if (other == path) continue;
+    policy_.path_health->works(policy_.paths[other], now_ms);
+    const std::int64_t answered_ms = policy_.path_health->answered_ms(policy_.paths[other]);
+    if (answered_ms != 0) ago_ms = std::min(ago_ms, now_ms - answered_ms);
+  }
+  return ago_ms;
+}
+
+bool SendComm::looks_again() {
+  const MutexLock lock(mutex_);
+  return silence_.is_suspicious() || probes_;
 }
 
 std::vector<bool> SendComm::look_at_routes() const {

@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/background_thread.h"
 #include "base/log_sink.h"
@@ -11,6 +12,7 @@
 namespace bagua_net {
 namespace {
 constexpr int kTickMs = 1000;
+constexpr int kAgainMs = 200;
 constexpr int kCloseStepMs = 1;
 constexpr std::uint64_t kLinkEvent = 0;  // the id of no comm
 }  // namespace
@@ -186,6 +188,30 @@ void RecoveryThread::write_log() {
   for (const RareLog::Line& line : log_.take()) log_message(line.level, __FILE__, __LINE__, line.text);
 }
 
+void RecoveryThread::recover(std::vector<std::uint64_t> due) {
+  std::sort(due.begin(), due.end());
+  due.erase(std::unique(due.begin(), due.end()), due.end());
+  for (const std::uint64_t id : due) {
+    std::vector<RareLog::Line> lines;
+    {
+      const MutexLock running(run_mutex_);
+      const auto found = entries_.find(id);
+      if (found == entries_.end()) continue;
+      lines = found->second.recoverable->recover();
+      if (found->second.recoverable->looks_again()) {
+        if (again_.empty()) again_ms_ = monotonic_ms() + kAgainMs;
+        again_.push_back(id);
+      }
+    }
+    // A peer that ends without a word loses a connection of each comm, and a network that closes connections all the
+    // time would fill the log.
+    for (RareLog::Line& line : lines) {
+      log_.add_if_due(line.level, line.kind, [&] { return std::move(line.text); });
+    }
+    write_log();
+  }
+}
+
 void RecoveryThread::run() {
   write_log();  // of interfaces that were down at the start
   std::vector<EpollPoller::Event> events;
@@ -209,27 +235,17 @@ void RecoveryThread::run() {
         if (entry.ticks) due.push_back(id);
       }
     }
-    std::sort(due.begin(), due.end());
-    due.erase(std::unique(due.begin(), due.end()), due.end());
-    for (const std::uint64_t id : due) {
-      std::vector<RareLog::Line> lines;
-      {
-        const MutexLock running(run_mutex_);
-        const auto found = entries_.find(id);
-        if (found != entries_.end()) lines = found->second.recoverable->recover();
-      }
-      // A peer that ends without a word loses a connection of each comm, and a network that closes connections all the
-      // time would fill the log.
-      for (RareLog::Line& line : lines) {
-        log_.add_if_due(line.level, "", [&] { return std::move(line.text); });
-      }
-      write_log();
+    if (now_ms >= again_ms_) {
+      due.insert(due.end(), again_.begin(), again_.end());
+      again_.clear();
+      again_ms_ = LinkWatch::kNever;
     }
+    recover(std::move(due));
     const bool has_link_event =
         std::any_of(events.begin(), events.end(), [](const auto& event) { return event.id == kLinkEvent; });
     if (has_link_event || now_ms >= links_.due_ms()) look_at_links(now_ms);
     const bool closes = close_some();
-    const std::int64_t wake_ms = std::min(ticks ? tick_ms + kTickMs : LinkWatch::kNever, links_.due_ms());
+    const std::int64_t wake_ms = std::min({ticks ? tick_ms + kTickMs : LinkWatch::kNever, links_.due_ms(), again_ms_});
     const auto rest_ms = static_cast<int>(std::clamp<std::int64_t>(wake_ms - monotonic_ms(), 0, kTickMs));
     poller_.wait(closes ? kCloseStepMs : wake_ms == LinkWatch::kNever ? -1 : rest_ms, &events);
   }

@@ -31,6 +31,8 @@ class Recoverable {
   // Replaces what was lost, as far as that is possible now. Returns lines for the log, each of which is left out if a
   // similar one was written recently.
   virtual std::vector<RareLog::Line> recover() = 0;
+  // recover() is to be called again soon, and not only after a second.
+  virtual bool looks_again() { return false; }
   // The interface cannot be used any more.
   virtual void on_interface_lost(const std::string& /*interface*/) {}
   // has_route_over() may have another answer than before.
@@ -56,7 +58,8 @@ class RecoveryThread {
 
   Status start(const WatchedLinks& watched = {});
 
-  // recover() may be called until remove() returned: after each notify(), and once a second if it ticks.
+  // recover() may be called until remove() returned: after each notify(), and once a second if it ticks, or sooner if
+  // it asks for that.
   std::uint64_t add(Recoverable* recoverable, bool ticks);
   // Waits until the thread has left recover(). The caller must not hold a lock that recover() takes.
   void remove(std::uint64_t id);
@@ -81,6 +84,8 @@ class RecoveryThread {
   void fail(const Status& failure);
   // True: some comms need another step.
   bool close_some();
+  // Calls recover() of those that are there.
+  void recover(std::vector<std::uint64_t> due) EXCLUDES(run_mutex_);
   void watch_links(const WatchedLinks& watched);
   void tell_of_links(const LinkWatch::Changes& changes) EXCLUDES(run_mutex_);
   void look_at_links(std::int64_t now_ms);
@@ -92,6 +97,8 @@ class RecoveryThread {
   LinkWatch links_;  // the thread's, once it runs
   std::function<void(const NetworkInterface&, LinkState)> on_link_state_;
   std::vector<std::int64_t> unusable_since_ms_;  // of links_; 0: usable
+  std::vector<std::uint64_t> again_;             // whose recover() is to be called again, at again_ms_; the thread's
+  std::int64_t again_ms_ = LinkWatch::kNever;
   std::thread thread_;
   Mutex run_mutex_;  // held while a comm recovers
   std::map<std::uint64_t, Entry> entries_ GUARDED_BY(run_mutex_);

@@ -25,11 +25,11 @@ constexpr int kRejoinMs = 1000;
 
 constexpr int kSilentStreamMs = 3000;
 // Where the interfaces of a device are joined, what one carried waits for this, and until data was sent again twice:
-// that takes 0.6 s, or longer than three round trips.
+// that takes 0.6 s, or longer than three round trips. More is asked for in [Note: silent paths] of
+// transport/comm/peer_silence.h; otherwise it is kSilentStreamMs.
 constexpr int kSilentPathMs = 700;
-// The same if data was sent again only once, which a long path may answer late, or if all that a comm has is silent:
-// the host may just be busy.
-constexpr int kSilentPathsMs = 1500;
+// The same if data was sent again only once, which a long path may answer late.
+constexpr int kSilentLongPathMs = 1500;
 constexpr int kRecentAnswerMs = 1000;
 // A shorter refusal may come from a comm that has not noticed its loss yet, or from a firewall that is being set up. A
 // longer time would delay the error for a killed process beyond two seconds.

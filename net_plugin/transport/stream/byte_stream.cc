@@ -1,10 +1,8 @@
 #include "transport/stream/byte_stream.h"
 
-#include <linux/sockios.h>
 #include <linux/tcp.h>  // the whole tcp_info; <netinet/tcp.h> has the beginning
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include <utility>
 
 #include "os/page_pipe.h"
+#include "os/tcp_socket.h"
 
 namespace bagua_net {
 namespace {
@@ -89,15 +88,20 @@ class TcpByteStream final : public ByteStream {
     // Neither number counts what meets a closed window and is answered: the peer lives. While data is unacknowledged
     // the kernel probes nothing.
     liveness->transmissions = info.tcpi_unacked > 0 ? info.tcpi_retransmits : info.tcpi_probes;
+    if (info.tcpi_unacked > 0) {
+      // Each interval is twice the one before: all up to the last transmission are the next one less the first.
+      const std::int64_t before_ms = (info.tcpi_rto - (info.tcpi_rto >> info.tcpi_backoff)) / 1000;
+      liveness->went_out = info.tcpi_retrans > 0;
+      // If it did not go out, the last that did is one of the first.
+      liveness->unanswered_ms = liveness->went_out ? before_ms + info.tcpi_last_data_sent
+                                                   : std::max<std::int64_t>(before_ms, info.tcpi_last_data_sent);
+    }
     liveness->packet_bytes = info.tcpi_pmtu;
     liveness->data_ms = info.tcpi_last_data_recv;
     return true;
   }
 
-  std::size_t undelivered_bytes() const override {
-    int bytes = 0;
-    return ::ioctl(socket_.get(), SIOCOUTQ, &bytes) == 0 && bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
-  }
+  std::size_t undelivered_bytes() const override { return tcp_undelivered_bytes(socket_.get()); }
 
   int fd() const override { return socket_.get(); }
   void shutdown() override { ::shutdown(socket_.get(), SHUT_RDWR); }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "base/owned_fd.h"
@@ -17,6 +18,10 @@ namespace bagua_net {
 struct PeerLiveness {
   std::int64_t ms = 0;    // since the other end acknowledged anything
   int transmissions = 0;  // since then: repeated data, or probes of a closed window; 0: nothing is to be answered
+  // For at least so long data has been unanswered, by the kernel's own intervals between its transmissions.
+  std::int64_t unanswered_ms = std::numeric_limits<std::int64_t>::max();  // not known: probes
+  // The last transmission went out. Not if the one before still waits in a queue of this host, or found it full.
+  bool went_out = true;
   std::uint32_t packet_bytes = 0;  // the largest that goes out
   std::int64_t data_ms = 0;        // since the other end sent data
 };

@@ -1,0 +1,86 @@
+"""What tells a silent path of joined interfaces from one that is healthy, and one that loses large packets only.
+
+Load drivers on the hosts of a netlab network check every byte of each all-reduce.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+import pytest
+from support.lab_ring import Ring
+from support.labs import NEEDS_LAB, Lab, cut_nic, namespaces_of
+from support.nic_traffic import bytes_carried, traffic_until
+
+pytestmark = NEEDS_LAB
+
+_JOINED = {"BAGUA_NET_JOIN_NICS": "eth0+eth1", "BAGUA_NET_RAILS": "1"}
+
+
+def _losses(ring: Ring) -> int:
+    return sum(driver.log().count("was lost (") for driver in ring.drivers)
+
+
+def test_a_path_that_is_silent_for_a_moment_after_a_pause_is_not_left() -> None:
+    """What was sent has been unanswered for that moment, although the last answer is older than a silent path's."""
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
+        ring.connect()
+        ring.verify(16 << 20)
+        moments = tries = 0
+        while moments < 12:
+            time.sleep(0.9 + tries % 5 * 0.1)  # the pause; nothing is due
+            before = _losses(ring)
+            began = time.monotonic()
+            with cut_nic(lab, 0, tries % 2, "silent"):
+                ring.start_verify(8)
+                time.sleep(0.45)  # the moment
+            lasted = time.monotonic() - began
+            ring.finish_verify(8)
+            tries += 1
+            if lasted > 0.6:  # on a busy machine it may have been silent for long
+                assert tries < 60
+                continue
+            moments += 1
+            assert _losses(ring) == before, (tries, lasted, [driver.log() for driver in ring.drivers])
+        ring.quit()
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_path_that_loses_large_packets_is_named_and_not_tried_with_data(workers: str) -> None:
+    """A switch with a smaller MTU than both hosts."""
+
+    def set_mtu(size: int) -> None:
+        (switch,) = (name for name in namespaces_of(os.getpid()) if name.endswith("sw1"))
+        subprocess.run(["ip", "-n", switch, "link", "set", "port1", "mtu", str(size)], check=True)
+
+    with (
+        Lab(
+            nics=2,
+            rate_mbit=400,
+            uneven_mbit={(1, 1): 401},  # so that there is a switch
+            mtu=9000,
+            ip_versions=(4,),
+            segmentation_offload=False,  # what is segmented later passes any switch
+        ) as lab,
+        Ring(lab, env={**_JOINED, "BAGUA_NET_NWORKERS": workers}) as ring,
+    ):
+
+        def carries() -> bool:
+            return bytes_carried(lab, 0, lambda: ring.verify(2 << 20))[1] > 256 << 10
+
+        ring.connect()
+        traffic_until(ring, carries)
+        set_mtu(1500)
+        said = "connections to 10.77.1.2 over eth1 open, and packets of 9000 bytes are not answered"
+        traffic_until(ring, lambda: said in ring.drivers[0].log())
+        end = time.monotonic() + 5  # twice its pause after a loss
+        traffic_until(ring, lambda: time.monotonic() > end)
+        log = ring.drivers[0].log()
+        assert log.count(said) == 1, log
+        assert "moves back to eth1" not in log, log
+        assert not carries()
+        set_mtu(9000)
+        traffic_until(ring, carries)
+        ring.quit()
