@@ -1,13 +1,17 @@
 // What a TCP stream tells of itself, with real sockets.
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/monotonic_clock.h"
 #include "support/check.h"
+#include "support/comm_parts.h"
+#include "support/cut_connections.h"
 #include "support/loopback.h"
 #include "transport/stream/byte_stream.h"
 
@@ -46,6 +50,32 @@ TEST_CASE(a_peer_that_does_not_read_leaves_bytes_unsent) {
   CHECK(delivery.least_round_trip_us > 0);
   CHECK(delivery.least_round_trip_us <= delivery.round_trip_us);
   CHECK(delivery.permitted_bytes_per_ns > 0);
+}
+
+TEST_CASE(the_kernel_says_how_long_data_is_unanswered_at_least) {
+  auto [near, far] = tcp_pair();
+  const std::unique_ptr<ByteStream> stream = make_tcp_byte_stream(std::move(near));
+  const std::int64_t pause_ms = 1000;  // without data
+  std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+  silence(far.get());
+  const std::int64_t begin_ms = monotonic_ms();
+  std::uint8_t byte = 1;
+  const iovec piece{&byte, 1};
+  CHECK_EQ(stream->write(&piece, 1), 1);
+  PeerLiveness liveness;
+  wait_until(
+      [&] {
+        CHECK(stream->peer_liveness(&liveness));
+        CHECK(liveness.unanswered_ms <= monotonic_ms() - begin_ms + 20);  // the kernel's clock is a coarse one
+        return liveness.transmissions >= 3;
+      },
+      "three transmissions");
+  const std::int64_t passed_ms = monotonic_ms() - begin_ms;
+  CHECK(liveness.went_out);
+  CHECK(liveness.ms >= pause_ms);
+  CHECK(liveness.unanswered_ms >= passed_ms / 2);
+  hear_again(far.get());
+  wait_until([&] { return stream->peer_liveness(&liveness) && liveness.transmissions == 0; }, "the answer");
 }
 
 }  // namespace bagua_net
