@@ -15,7 +15,7 @@ bool RareLog::is_due(LogLevel level, const std::string& kind, std::int64_t now_m
 void RareLog::add(LogLevel level, const std::string& kind, std::string text) {
   const std::uint64_t left_out = std::exchange(kinds_[{level, kind}].left_out, 0);
   if (left_out > 0) text += " (and " + std::to_string(left_out) + " more of this kind since the last such line)";
-  lines_.push_back({level, std::move(text)});
+  lines_.push_back({level, std::move(text), kind});
 }
 
 }  // namespace bagua_net

@@ -19,7 +19,7 @@ class RareLog {
   struct Line {
     LogLevel level;
     std::string text;
-    std::string kind = {};  // for another RareLog, which is to log it
+    std::string kind;
   };
 
   // True: a line of this kind may be logged now, with add(). Kinds are a few constants.

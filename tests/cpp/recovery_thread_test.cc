@@ -32,7 +32,7 @@ class Loser : public Recoverable {
  public:
   std::vector<RareLog::Line> recover() override {
     losses.fetch_add(1);
-    return {{LogLevel::kWarn, "lost a connection"}};
+    return {{LogLevel::kWarn, "lost a connection", ""}};
   }
   void fail(Status) override {}
 

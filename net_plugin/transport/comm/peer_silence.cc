@@ -38,18 +38,19 @@ std::int64_t PeerSilence::path_limit_ms(const Observation& observation, std::int
 PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::int64_t now_ms,
                                         const AskElsewhere& ask) {
   const std::int64_t max_silence_ms = std::int64_t{max_silence_s_} * 1000;
-  std::vector<Silent> silent;
+  std::vector<std::pair<Silent, Observation>> silent;
   std::int64_t last_answer_ms = max_silence_ms;
   for (std::size_t index = 0; index < observations.size(); ++index) {
-    if (!observations[index].has_value()) continue;
-    const PeerLiveness& liveness = observations[index]->liveness;
+    const std::optional<Observation>& observed = observations[index];
+    if (!observed.has_value()) continue;
+    const PeerLiveness& liveness = observed->liveness;
     last_answer_ms = std::min(last_answer_ms, liveness.ms);
     if (liveness.transmissions == 0) {
       answered_ms_[index] = now_ms;
     } else if (liveness.transmissions >= (has_paths_ ? 1 : kUnansweredTransmissions)) {
       // The last answer may be old because the stream had nothing to send.
       const std::int64_t silent_ms = std::min({liveness.ms, now_ms - answered_ms_[index], liveness.unanswered_ms});
-      if (silent_ms > 0) silent.push_back({index, silent_ms});
+      if (silent_ms > 0) silent.push_back({{index, silent_ms}, *observed});
     }
   }
   is_suspicious_ = has_paths_ && !silent.empty();
@@ -57,8 +58,7 @@ PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::i
   const std::int64_t longest_ms = max_silence_ms / kSilentShare;
 
   Verdict verdict;
-  for (const Silent& stream : silent) {
-    const Observation& observation = *observations[stream.index];
+  for (const auto& [stream, observation] : silent) {
     // A host that answers on another stream has not vanished.
     const std::int64_t quiet_ms = recovers_ ? std::min(stream.ms, last_answer_ms) : stream.ms;
     const std::int64_t host_ms = silent_since_ms_ != 0 ? now_ms - silent_since_ms_ : quiet_ms;
