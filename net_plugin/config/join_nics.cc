@@ -12,8 +12,8 @@ namespace bagua_net {
 
 std::string parse_join_nics(const std::string& text, JoinNics* join) {
   std::string requirement =
-      "off, auto, or groups of 2 to " + std::to_string(kMaxJoinedIpv4) +
-      " interface names joined by \"+\" and separated by commas, each name once, such as eth0+eth1,eth2+eth3";
+      "off, auto, or groups of interface names joined by \"+\" and separated by commas, each name once, such as "
+      "eth0+eth1,eth2+eth3";
   JoinNics parsed;
   parsed.is_auto = ::strcasecmp(text.c_str(), "auto") == 0;
   if (!parsed.is_auto && ::strcasecmp(text.c_str(), "off") != 0) {
@@ -24,7 +24,7 @@ std::string parse_join_nics(const std::string& text, JoinNics* join) {
         if (trimmed(name).empty() || !seen.insert(trimmed(name)).second) return requirement;
         group.emplace_back(trimmed(name));
       }
-      if (group.size() < 2 || group.size() > kMaxJoinedIpv4) return requirement;
+      if (group.size() < 2) return requirement;
     }
   }
   *join = std::move(parsed);

@@ -1,15 +1,10 @@
 // JoinNics: which network interfaces are one device of NCCL's, as BAGUA_NET_JOIN_NICS says.
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <vector>
 
 namespace bagua_net {
-
-// What a connect handle has room for: IPv4 and IPv6 addresses.
-constexpr std::size_t kMaxJoinedIpv4 = 7;
-constexpr std::size_t kMaxJoinedIpv6 = 3;
 
 struct JoinNics {
   bool is_auto = false;                          // all that NCCL_SOCKET_IFNAME selects

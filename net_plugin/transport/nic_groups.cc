@@ -3,13 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "wire/connect_handle.h"
-
 namespace bagua_net {
 namespace {
-
-static_assert(kMaxJoinedIpv4 == max_handle_addresses(4));
-static_assert(kMaxJoinedIpv6 == max_handle_addresses(6));
 
 constexpr char kName[] = "BAGUA_NET_JOIN_NICS";
 
@@ -37,10 +32,7 @@ std::string why_not_joined(const NicGroup& group, const NetworkInterface& interf
   if (interface.address.family() != first.address.family()) {
     return "the addresses of " + first.name + " and " + interface.name + " are of different families";
   }
-  const std::size_t most = first.address.is_ipv6() ? kMaxJoinedIpv6 : kMaxJoinedIpv4;
-  if (group.size() < most) return "";
-  return "at most " + std::to_string(most) + (first.address.is_ipv6() ? " IPv6" : " IPv4") +
-         " interfaces can be joined";
+  return "";
 }
 
 Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface>& interfaces, bool is_selected,

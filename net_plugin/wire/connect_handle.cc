@@ -41,7 +41,7 @@ void encode_connect_handle(const ConnectHandle& handle, std::uint8_t* bytes) {
   std::copy(handle.listen_id.begin(), handle.listen_id.end(), bytes + kListenIdOffset);
   std::copy(handle.protection.key_id.begin(), handle.protection.key_id.end(), bytes + kKeyIdOffset);
   const std::size_t count = std::min(handle.further.size(), max_handle_addresses(handle.address_family) - 1);
-  bytes[kFurtherCountOffset] = static_cast<std::uint8_t>(count);
+  bytes[kFurtherCountOffset] = static_cast<std::uint8_t>(count + handle.unnamed);
   std::uint8_t* at = bytes + kFurtherOffset;
   for (std::size_t index = 0; index < count; ++index) {
     at = std::copy_n(handle.further[index].bytes.begin(), address_bytes(handle.address_family), at);
@@ -79,12 +79,13 @@ Status decode_connect_handle(const std::uint8_t* bytes, ConnectHandle* handle) {
   std::copy_n(bytes + kKeyIdOffset, handle->protection.key_id.size(), handle->protection.key_id.begin());
   std::copy(bytes + kListenIdOffset, bytes + kListenIdOffset + handle->listen_id.size(), handle->listen_id.begin());
   const std::size_t count = bytes[kFurtherCountOffset];
-  if (count >= max_handle_addresses(family)) {
-    return Status::remote_error("the peer's connect handle names " + std::to_string(count) +
-                                " further addresses, at most " + std::to_string(max_handle_addresses(family) - 1) +
-                                " fit: the handle is corrupt");
+  if (count >= kMaxAddresses) {
+    return Status::remote_error("the peer's connect handle says that there are " + std::to_string(count) +
+                                " further addresses, more than " + std::to_string(kMaxAddresses - 1) +
+                                ": the handle is corrupt");
   }
-  handle->further.assign(count, {});
+  handle->further.assign(std::min(count, max_handle_addresses(family) - 1), {});
+  handle->unnamed = count - handle->further.size();
   const std::uint8_t* at = bytes + kFurtherOffset;
   for (HandleAddress& address : handle->further) {
     std::copy_n(at, address_bytes(family), address.bytes.begin());

@@ -17,7 +17,8 @@
 //     80     8  key id: names the secret of the listener's job; zero: it has none
 //     88     1  number of further addresses of the listener, each of which takes connections of this comm
 //     89     3  zero
-//     92    36  further addresses, of the family above: 4 or 16 bytes, and 2 of the port; the rest is zero
+//     92    36  the first of them, of the family above: 4 or 16 bytes, and 2 of the port; the rest is zero. Those for
+//               which there is no room are in the reply to stream 0 (wire/handshake_message.h)
 #pragma once
 
 #include <array>
@@ -42,6 +43,7 @@ struct HandleAddress {
   std::uint16_t port = 0;
 };
 
+constexpr std::size_t kMaxAddresses = 16;  // of a listener: NCCL uses at most 16 interfaces
 // How many of them a handle has room for, with the first one.
 constexpr std::size_t max_handle_addresses(int family) { return 1 + 36 / (family == 4 ? 4 + 2 : 16 + 2); }
 
@@ -57,6 +59,9 @@ struct ConnectHandle {
   Protection protection;
   bool has_aes = false;
   std::vector<HandleAddress> further;  // at most max_handle_addresses() - 1
+  std::size_t unnamed = 0;             // that there are besides
+
+  std::size_t addresses() const { return 1 + further.size() + unnamed; }
 };
 
 void encode_connect_handle(const ConnectHandle& handle, std::uint8_t* bytes);

@@ -64,7 +64,7 @@ void encode_challenge(const Challenge& challenge, std::uint8_t* bytes) {
   std::copy(challenge.nonce.begin(), challenge.nonce.end(), bytes + kChallengeNonceOffset);
 }
 
-void encode_reply(const Reply& reply, std::uint8_t* bytes) {
+std::size_t encode_reply(const Reply& reply, std::uint8_t* bytes) {
   std::memset(bytes, 0, kReplyBytes);
   std::memcpy(bytes, kReplyMagic, kMagicBytes);
   store_little_endian<std::uint16_t>(bytes + 8, reply.protocol_version);
@@ -73,6 +73,13 @@ void encode_reply(const Reply& reply, std::uint8_t* bytes) {
   store_little_endian<std::uint64_t>(bytes + 16, reply.process_id);
   store_little_endian<std::uint32_t>(bytes + 24, reply.max_chunk_bytes);
   store_little_endian<std::uint32_t>(bytes + 28, reply.features);
+  std::uint8_t* at = bytes + kReplyBytes;
+  for (const HandleAddress& address : reply.addresses) {
+    at = std::copy(address.bytes.begin(), address.bytes.end(), at);
+    store_little_endian<std::uint16_t>(at, address.port);
+    at += 2;
+  }
+  return static_cast<std::size_t>(at - bytes);
 }
 
 bool is_hello_prefix(const std::uint8_t* bytes, std::size_t count) {
@@ -127,6 +134,16 @@ Status decode_reply(const std::uint8_t* bytes, Reply* reply) {
   reply->max_chunk_bytes = load_little_endian<std::uint32_t>(bytes + 24);
   reply->features = load_little_endian<std::uint32_t>(bytes + 28);
   return Status::ok();
+}
+
+std::vector<HandleAddress> decode_addresses(const std::uint8_t* bytes, std::size_t count) {
+  std::vector<HandleAddress> addresses(count);
+  for (HandleAddress& address : addresses) {
+    std::copy_n(bytes, address.bytes.size(), address.bytes.begin());
+    address.port = load_little_endian<std::uint16_t>(bytes + address.bytes.size());
+    bytes += kAddressBytes;
+  }
+  return addresses;
 }
 
 }  // namespace bagua_net

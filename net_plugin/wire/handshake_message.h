@@ -25,6 +25,9 @@
 //     80    48  host name, zero-padded
 //    128    16  nonce: random, one per connection
 //
+// Behind the reply that accepts stream 0: the addresses that the listener's handle has no room for, 16 bytes each and 2
+// of the port.
+//
 // Stream 0 goes first: its reply settles the number of streams and the chunk size (the smaller of what both ends
 // want), then the others join with the same comm id. Later the connector may let more join (kJoiningStream), as many as
 // the listener's handle allows in all. A connector that loses a connection before the reply says the same hello again,
@@ -38,6 +41,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "crypto/cipher_state.h"
@@ -50,6 +54,8 @@ constexpr std::size_t kHelloVersionBytes = 10;  // of a hello, up to its version
 constexpr std::size_t kHelloClearBytes = 40;    // of a hello, up to its key id
 constexpr std::size_t kChallengeBytes = 32;
 constexpr std::size_t kReplyBytes = 32;
+constexpr std::size_t kAddressBytes = 18;  // behind a reply
+constexpr std::size_t kMaxReplyBytes = kReplyBytes + (kMaxAddresses - 1) * kAddressBytes;
 
 // The stream index of a connection that joins a comm which is in use already. It has no place of its own: chunks say
 // where they belong, so each end counts its streams as it likes. The reply's number of streams is 1.
@@ -108,11 +114,13 @@ struct Reply {
   std::uint64_t process_id = 0;
   std::uint32_t max_chunk_bytes = 0;
   std::uint32_t features = 0;
+  std::vector<HandleAddress> addresses = {};  // behind it
 };
 
 void encode_hello(const Hello& hello, std::uint8_t* bytes);
 void encode_challenge(const Challenge& challenge, std::uint8_t* bytes);
-void encode_reply(const Reply& reply, std::uint8_t* bytes);
+// At most kMaxReplyBytes; returns how many.
+std::size_t encode_reply(const Reply& reply, std::uint8_t* bytes);
 
 // True while the first `count` bytes could be the start of a hello: an unauthenticated peer is dropped at its first
 // wrong byte.
@@ -127,6 +135,8 @@ void decode_clear_hello(const std::uint8_t* bytes, Hello* hello);
 void decode_hello(const std::uint8_t* bytes, Hello* hello);
 // False: it is something else, for instance a reply.
 bool decode_challenge(const std::uint8_t* bytes, Challenge* challenge);
+// Of its first kReplyBytes.
 Status decode_reply(const std::uint8_t* bytes, Reply* reply);
+std::vector<HandleAddress> decode_addresses(const std::uint8_t* bytes, std::size_t count);
 
 }  // namespace bagua_net

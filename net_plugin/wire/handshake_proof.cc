@@ -21,12 +21,12 @@ HandshakeProof connector_proof(const HandshakeKey& key, const std::uint8_t* hell
 }
 
 HandshakeProof listener_proof(const HandshakeKey& key, const std::uint8_t* hello, const std::uint8_t* challenge,
-                              const std::uint8_t* reply) {
+                              const std::uint8_t* reply, std::size_t reply_bytes) {
   return HmacSha256(key.data(), key.size())
       .add(kListenerLabel, kLabelBytes)
       .add(hello, kHelloBytes)
       .add(challenge, kChallengeBytes)
-      .add(reply, kReplyBytes)
+      .add(reply, reply_bytes)
       .finish();
 }
 

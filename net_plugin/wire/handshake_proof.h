@@ -3,11 +3,11 @@
 // have said on this connection:
 //
 //   connector   label (16 bytes), hello, challenge
-//   listener    label (16 bytes), hello, challenge, reply
+//   listener    label (16 bytes), hello, challenge, reply, addresses behind it
 //
 // Each end contributes a fresh nonce, so a proof of another connection is worth nothing; the label keeps one from being
 // sent back to where it came from; the hello's comm id and stream index keep one from being used for another stream.
-// All parts have fixed lengths. Pure bytes, no system call.
+// All parts but the last have fixed lengths. Pure bytes, no system call.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,9 @@ namespace bagua_net {
 constexpr std::size_t kProofBytes = 32;
 using HandshakeProof = Mac;
 
-// hello[kHelloBytes], challenge[kChallengeBytes], reply[kReplyBytes]: as they were sent.
+// hello[kHelloBytes], challenge[kChallengeBytes], reply[reply_bytes]: as they were sent.
 HandshakeProof connector_proof(const HandshakeKey& key, const std::uint8_t* hello, const std::uint8_t* challenge);
 HandshakeProof listener_proof(const HandshakeKey& key, const std::uint8_t* hello, const std::uint8_t* challenge,
-                              const std::uint8_t* reply);
+                              const std::uint8_t* reply, std::size_t reply_bytes);
 
 }  // namespace bagua_net

@@ -43,6 +43,13 @@ bool SealedHandshake::seal_challenge(std::uint8_t* message) {
   return true;
 }
 
+std::size_t SealedHandshake::seal_reply(const std::uint8_t* reply, std::size_t bytes, std::uint8_t* message) {
+  if (!keys_->out.seal(message, reply, kReplyBytes)) return 0;
+  if (bytes == kReplyBytes) return kSealedReplyBytes;
+  if (!keys_->out.seal(message + kSealedReplyBytes, reply + kReplyBytes, bytes - kReplyBytes)) return 0;
+  return bytes + 2 * kTagBytes;
+}
+
 bool SealedHandshake::open_challenge(const std::uint8_t* message) {
   if (!noise_.read(message + kChallengeClearBytes, 0, nullptr)) return false;
   split();

@@ -6,6 +6,7 @@
 //   challenge      56  magic "BNCHALL1" (8), e (32)           nothing, tag
 //   proof          16                                          nothing, tag
 //   reply          48                                          reply (32), tag
+//   addresses                                                  those behind the reply, tag; absent without any
 //
 // The 40 bytes in the clear are the prologue: version, cipher, listen id and key id cannot be changed on the way. Proof
 // and reply are the first messages under the keys of the connection. A listener does what a hello asks for after the
@@ -29,6 +30,7 @@ constexpr std::size_t kChallengeClearBytes = 8;
 constexpr std::size_t kSealedChallengeBytes = kChallengeClearBytes + kNoiseOverhead;
 constexpr std::size_t kSealedProofBytes = kTagBytes;
 constexpr std::size_t kSealedReplyBytes = kReplyBytes + kTagBytes;
+constexpr std::size_t kMaxSealedReplyBytes = kMaxReplyBytes + 2 * kTagBytes;  // with addresses
 
 // How a connector seals to this listener, whose handle says whether its CPU has AES.
 Cipher choose_cipher(bool own_aes, bool listeners_aes);
@@ -52,14 +54,16 @@ class SealedHandshake {
   bool open_reply(const std::uint8_t* message, std::uint8_t* reply) {
     return keys_->in.open(reply, message, kReplyBytes);
   }
+  bool open_addresses(const std::uint8_t* message, std::size_t bytes, std::uint8_t* addresses) {
+    return keys_->in.open(addresses, message, bytes);
+  }
 
   // The listener's.
   bool open_hello(const std::uint8_t* message, std::uint8_t* hello);
   bool seal_challenge(std::uint8_t* message);
   bool open_proof(const std::uint8_t* message) { return keys_->in.open(nullptr, message, 0); }
-  bool seal_reply(const std::uint8_t* reply, std::uint8_t* message) {
-    return keys_->out.seal(message, reply, kReplyBytes);
-  }
+  // reply: of that many bytes, with addresses. Returns the bytes of the message; 0: it failed.
+  std::size_t seal_reply(const std::uint8_t* reply, std::size_t bytes, std::uint8_t* message);
 
   // After the reply.
   Protected<ConnectionKeys> take_keys() { return std::move(keys_); }

@@ -11,6 +11,8 @@
 #include "support/check.h"
 #include "support/connection_ends.h"
 #include "support/cut_connections.h"
+#include "transport/connect/connector_handshake.h"
+#include "transport/connect/first_hello.h"
 #include "transport/connect/path_health.h"
 #include "transport/recovery/recovery_timing.h"
 
@@ -131,6 +133,76 @@ TEST_CASE(interfaces_without_their_address_are_left_out_of_the_handle) {
   // None is left.
   const Status status = service.listen({lost, lost}, bytes.data(), &id);
   CHECK(status.message().find("listening on interface lost (it has lost this address") != std::string::npos);
+}
+
+TEST_CASE(the_reply_to_stream_0_has_the_addresses_for_which_the_handle_has_no_room) {
+  const std::vector<std::uint8_t> secret(64, 's');
+  for (const bool encrypts : {false, true}) {
+    HandshakeSettings settings = settings_with(1);
+    settings.recovery = Recovery::kOn;
+    settings.encrypts = encrypts;
+    if (encrypts) settings.secret = JobSecret::derive(secret.data(), secret.size());
+    ConnectionService service(settings);
+    CHECK_OK(service.start());
+    std::vector<NetworkInterface> interfaces;
+    for (unsigned nic = 0; nic < 9; ++nic) {
+      interfaces.push_back(interface_at(("lo" + std::to_string(nic)).c_str(), INADDR_LOOPBACK + nic));
+    }
+    HandleBytes bytes{};
+    RandomId id{};
+    CHECK_OK(service.listen(interfaces, bytes.data(), &id));
+    ConnectHandle handle;
+    CHECK_OK(decode_connect_handle(bytes.data(), &handle));
+    CHECK_EQ(handle.further.size(), std::size_t{6});
+    CHECK_EQ(handle.unnamed, std::size_t{2});
+    Hello hello;
+    CHECK_OK(fill_first_hello(settings, handle, &hello));
+    hello.features |= kFeatureRecovery;
+    SocketAddress address = loopback().address;
+    address.set_port(handle.port);
+    const HandshakeKeyRef key = handshake_key(handle.token, settings.secret.get());
+    std::vector<OwnedFd> sockets;
+    const auto shake_hands = [&](std::size_t addresses) {
+      ConnectorHandshake handshake;
+      const OwnedFd& socket = sockets.emplace_back(connect_to(address));
+      CHECK_OK(fill_random(hello.nonce.data(), hello.nonce.size()));
+      CHECK_EQ(handshake.send_hello(socket.get(), hello, key, addresses), 0);
+      auto answer = ConnectorHandshake::Answer::kWaiting;
+      wait_until(
+          [&] {
+            answer = handshake.read(socket.get());
+            if (answer == ConnectorHandshake::Answer::kChallenge) CHECK_EQ(handshake.send_proof(socket.get()), 0);
+            return answer == ConnectorHandshake::Answer::kReply || answer == ConnectorHandshake::Answer::kClosed;
+          },
+          "the reply");
+      CHECK(answer == ConnectorHandshake::Answer::kReply && handshake.is_proven());
+      return handshake;
+    };
+    const auto check_addresses = [&] {
+      const std::vector<HandleAddress> addresses = shake_hands(2).addresses();
+      CHECK_EQ(addresses.size(), std::size_t{2});
+      for (std::size_t index = 0; index < 2; ++index) {
+        CHECK(addresses[index].bytes == interfaces[7 + index].address.bytes());
+        connect_to(SocketAddress(AF_INET, addresses[index].bytes, addresses[index].port, 0));
+      }
+    };
+    check_addresses();
+    check_addresses();  // the reply was lost
+    EstablishedConnection connection;
+    wait_until(
+        [&] {
+          bool ready = false;
+          CHECK_OK(service.accept(id, &ready, &connection));
+          return ready;
+        },
+        "the connection");
+    check_addresses();  // and the comm is in use
+    hello.stream_index = kReplacingStream;
+    shake_hands(0);
+    connection.arrivals->close();
+    hello.stream_index = 0;
+    CHECK_EQ(shake_hands(2).refusal(), "the listener refuses the connection: the data stream fits no connection");
+  }
 }
 
 TEST_CASE(a_path_works_again_once_a_connection_was_opened_over_it) {

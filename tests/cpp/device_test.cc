@@ -208,9 +208,8 @@ TEST_CASE(what_cannot_be_joined_is_a_device_of_its_own) {
   CHECK_EQ(lost.size(), std::size_t{1});
   std::vector<NetworkInterface> many;
   for (int i = 0; i < 9; ++i) many.push_back(nic_with_address("e" + std::to_string(i), AF_INET));
-  CHECK_EQ(grouped({true, {}}, many, true, &lost), std::string("e0+e1+e2+e3+e4+e5+e6 e7 e8"));
-  for (NetworkInterface& interface : many) interface.address = nic_with_address("", AF_INET6).address;
-  CHECK_EQ(grouped({true, {}}, many, true, &lost).substr(0, 11), std::string("e0+e1+e2 e3"));
+  CHECK_EQ(grouped({true, {}}, many, true, &lost), std::string("e0+e1+e2+e3+e4+e5+e6+e7+e8"));
+  CHECK(lost.empty());
 }
 
 CHECK_MAIN

@@ -48,13 +48,13 @@ TEST_CASE(a_proof_is_about_every_byte_that_was_said) {
   HandshakeKey key{1};
   std::array<std::uint8_t, kHelloBytes> hello{2};
   std::array<std::uint8_t, kChallengeBytes> challenge{3};
-  std::array<std::uint8_t, kReplyBytes> reply{4};
+  std::array<std::uint8_t, kReplyBytes + 3 * kAddressBytes> reply{4};  // with addresses
   const HandshakeProof connectors = connector_proof(key, hello.data(), challenge.data());
-  const HandshakeProof listeners = listener_proof(key, hello.data(), challenge.data(), reply.data());
+  const HandshakeProof listeners = listener_proof(key, hello.data(), challenge.data(), reply.data(), reply.size());
   const auto check_changed = [&](std::uint8_t* byte, bool of_reply) {
     *byte ^= 0x80;
     CHECK(of_reply == (connector_proof(key, hello.data(), challenge.data()) == connectors));
-    CHECK(listener_proof(key, hello.data(), challenge.data(), reply.data()) != listeners);
+    CHECK(listener_proof(key, hello.data(), challenge.data(), reply.data(), reply.size()) != listeners);
     *byte ^= 0x80;
   };
   for (std::uint8_t& byte : key) check_changed(&byte, false);

@@ -131,11 +131,12 @@ TEST_CASE(interfaces_to_join) {
   CHECK(parsed({{"BAGUA_NET_JOIN_NICS", "Auto"}}).join_nics.is_auto);
   CHECK(!parsed({{"BAGUA_NET_JOIN_NICS", "off"}}).join_nics.is_auto);
   CHECK(parsed({{"BAGUA_NET_JOIN_NICS", "off"}}).join_nics.groups.empty());
-  CHECK_EQ(parsed({{"BAGUA_NET_JOIN_NICS", "a+b+c+d+e+f+g"}}).join_nics.groups[0].size(), std::size_t{7});
-  for (const char* bad : {"eth0", "eth0+", "+eth0", "eth0++eth1", "eth0+eth0", "eth0+eth1,eth1+eth2", "eth0+eth1,",
-                          "a+b+c+d+e+f+g+h", "on", "1"}) {
+  CHECK_EQ(parsed({{"BAGUA_NET_JOIN_NICS", "a+b+c+d+e+f+g+h"}}).join_nics.groups[0].size(), std::size_t{8});
+  for (const char* bad :
+       {"eth0", "eth0+", "+eth0", "eth0++eth1", "eth0+eth0", "eth0+eth1,eth1+eth2", "eth0+eth1,", "on", "1"}) {
     const std::string said = error_of({{"BAGUA_NET_JOIN_NICS", bad}});
-    CHECK(contains(said, std::string("BAGUA_NET_JOIN_NICS=") + bad + ": must be off, auto, or groups of 2 to 7"));
+    CHECK(contains(said,
+                   std::string("BAGUA_NET_JOIN_NICS=") + bad + ": must be off, auto, or groups of interface names"));
   }
 }
 

@@ -41,7 +41,7 @@ TEST_CASE(what_was_encoded_is_decoded) {
   ConnectHandle handle;
   Hello hello;
   Reply reply;
-  std::array<std::uint8_t, 256> bytes;
+  std::array<std::uint8_t, kMaxReplyBytes> bytes;
   for (int round = 0; round < 1000; ++round) {
     FrameHeader sent;
     random.draw(&sent.payload_bytes);
@@ -72,6 +72,7 @@ TEST_CASE(what_was_encoded_is_decoded) {
     given.protection.encrypts = round % 3 == 0;
     given.has_aes = round % 5 == 0;
     given.further.resize(static_cast<std::size_t>(round) % max_handle_addresses(given.address_family));
+    if (given.further.size() + 1 == max_handle_addresses(given.address_family)) given.unnamed = std::size_t(round) % 9;
     for (HandleAddress& address : given.further) {
       random.draw(&address.bytes);
       if (given.address_family == 4) std::fill(address.bytes.begin() + 4, address.bytes.end(), std::uint8_t{0});
@@ -88,6 +89,7 @@ TEST_CASE(what_was_encoded_is_decoded) {
     CHECK(handle.protection.key_id == given.protection.key_id && handle.has_aes == given.has_aes);
     CHECK_EQ(handle.protection.encrypts, given.protection.encrypts);
     CHECK_EQ(handle.further.size(), given.further.size());
+    CHECK_EQ(handle.unnamed, given.unnamed);
     for (std::size_t i = 0; i < given.further.size(); ++i) {
       CHECK(handle.further[i].bytes == given.further[i].bytes && handle.further[i].port == given.further[i].port);
     }
@@ -119,11 +121,20 @@ TEST_CASE(what_was_encoded_is_decoded) {
     random.draw(&answered.process_id);
     random.draw(&answered.max_chunk_bytes);
     random.draw(&answered.features);
-    encode_reply(answered, bytes.data());
+    answered.addresses.resize(static_cast<std::size_t>(round) % kMaxAddresses);
+    for (HandleAddress& address : answered.addresses) {
+      random.draw(&address.bytes);
+      random.draw(&address.port);
+    }
+    CHECK_EQ(encode_reply(answered, bytes.data()), kReplyBytes + answered.addresses.size() * kAddressBytes);
     CHECK_OK(decode_reply(bytes.data(), &reply));
     CHECK(reply.verdict == answered.verdict && reply.streams == answered.streams);
     CHECK(reply.process_id == answered.process_id && reply.max_chunk_bytes == answered.max_chunk_bytes);
     CHECK_EQ(reply.features, answered.features);
+    const auto addresses = decode_addresses(bytes.data() + kReplyBytes, answered.addresses.size());
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
+      CHECK(addresses[i].bytes == answered.addresses[i].bytes && addresses[i].port == answered.addresses[i].port);
+    }
   }
 }
 
@@ -138,14 +149,17 @@ TEST_CASE(further_addresses_of_a_handle) {
   std::fill(bytes.begin() + 88, bytes.end(), std::uint8_t{0});
   CHECK_OK(decode_connect_handle(bytes.data(), &handle));
   CHECK(handle.further.empty());
-  // More than fit are not written, and not believed.
+  // More than fit are not written, and more than there can be are not believed.
   for (const int family : {4, 6}) {
     handle.address_family = static_cast<std::uint8_t>(family);
     handle.further.assign(9, {});
     encode_connect_handle(handle, bytes.data());
     CHECK_OK(decode_connect_handle(bytes.data(), &handle));
     CHECK_EQ(handle.further.size(), std::size_t{family == 4 ? 6u : 2u});
-    bytes[88] = family == 4 ? 7 : 3;
+    bytes[88] = 15;
+    CHECK_OK(decode_connect_handle(bytes.data(), &handle));
+    CHECK_EQ(handle.addresses(), kMaxAddresses);
+    bytes[88] = 16;
     CHECK(decode_connect_handle(bytes.data(), &handle).code() == StatusCode::kRemoteError);
     bytes[88] = 255;
     CHECK(decode_connect_handle(bytes.data(), &handle).code() == StatusCode::kRemoteError);

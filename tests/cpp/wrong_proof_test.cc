@@ -67,8 +67,8 @@ TEST_CASE(a_proof_of_another_role_stream_or_listen_is_refused) {
     const OwnedFd socket = listening.challenged(listening.hello(), &said);
     std::array<std::uint8_t, kReplyBytes> reply;
     encode_reply({}, reply.data());
-    const HandshakeProof listeners =
-        listener_proof(*handshake_key(listening.handle.token), said.hello.data(), said.challenge.data(), reply.data());
+    const HandshakeProof listeners = listener_proof(*handshake_key(listening.handle.token), said.hello.data(),
+                                                    said.challenge.data(), reply.data(), kReplyBytes);
     CHECK(verdict(socket, listening, listeners) == HandshakeVerdict::kWrongProof);
   }
   {
@@ -150,8 +150,8 @@ TEST_CASE(a_listener_that_changes_its_reply_is_refused) {
     read_bytes(socket, theirs.data(), theirs.size());
     std::array<std::uint8_t, kReplyBytes> other;
     encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 2, 1, 0}, other.data());
-    reply_with_proof(
-        socket, listener_proof(*handshake_key(Token{1, 2, 3}), said.hello.data(), said.challenge.data(), other.data()));
+    reply_with_proof(socket, listener_proof(*handshake_key(Token{1, 2, 3}), said.hello.data(), said.challenge.data(),
+                                            other.data(), kReplyBytes));
   })));
 }
 

@@ -43,12 +43,15 @@ def test_an_interface_is_lost_and_returns(encryption: str, ip_version: int, work
         ring.quit()
 
 
-@pytest.mark.parametrize("few", [1, 2])
-def test_a_host_with_four_interfaces_and_one_with_fewer(few: int) -> None:
-    """Those that only one host uses carry nothing: there is no route from the other host's interfaces to them."""
+@pytest.mark.parametrize(("few", "ip_version"), [(1, 4), (2, 4), (4, 6)])
+def test_a_host_with_four_interfaces_and_one_with_as_many_or_fewer(few: int, ip_version: int) -> None:
+    """Those that only one host uses carry nothing: there is no route from the other host's interfaces to them.
+
+    The connect handle has room for three IPv6 addresses.
+    """
     names = ",".join(f"eth{nic}" for nic in range(few))
     with (
-        Lab(nics=4, rate_mbit=400, ip_versions=(4,)) as lab,
+        Lab(nics=4, rate_mbit=400, ip_versions=(ip_version,)) as lab,
         Ring(lab, env=[{**_JOINED, "NCCL_SOCKET_IFNAME": "=" + names}, _JOINED]) as ring,
     ):
         assert [event["devices"] for event in ring.listening] == [
@@ -60,6 +63,25 @@ def test_a_host_with_four_interfaces_and_one_with_fewer(few: int) -> None:
             ring.verify(size)
         for host in (0, 1):
             traffic_until_shared(lab, ring, host, lambda carried: min(carried[:few]) > sum(carried) / (3 * few))
+        pairs = ", ".join(f"eth{nic} to {lab.hosts[1].address(nic)}" for nic in range(few))
+        said = f"{names.replace(',', '+')} here and 4 interfaces of the peer at 10.77.0.2 are used as {pairs}. "
+        log = ring.drivers[0].log()
+        assert (said in log) == (few < 4), log
+        assert ("of the peer at" in log) == (few < 4), log
+        ring.quit()
+
+
+def test_ipv4_here_and_ipv6_there() -> None:
+    """Both hosts have both, so the kernel finds a way, and joined interfaces have no pairs."""
+    environments = [{**_JOINED, "NCCL_SOCKET_FAMILY": family} for family in ("AF_INET", "AF_INET6")]
+    with Lab(nics=2) as lab, Ring(lab, env=environments) as ring:
+        ring.connect()
+        for size in _SIZES:
+            ring.verify(size)
+        for driver in ring.drivers:
+            log = driver.log()
+            assert "Set NCCL_SOCKET_FAMILY alike on every rank" in log, log
+            assert "Invalid argument" not in log, log
         ring.quit()
 
 

@@ -12,10 +12,11 @@ namespace bagua_net {
 // A listener answers a hello with one or the other.
 static_assert(kChallengeBytes == kReplyBytes);
 static_assert(kSealedChallengeBytes <= kReplyBytes + kProofBytes);
-static_assert(kSealedReplyBytes <= kReplyBytes + kProofBytes);
+static_assert(kMaxSealedReplyBytes <= kMaxReplyBytes + kProofBytes);
 
-int ConnectorHandshake::send_hello(int socket, const Hello& hello, HandshakeKeyRef key) {
+int ConnectorHandshake::send_hello(int socket, const Hello& hello, HandshakeKeyRef key, std::size_t addresses) {
   key_ = std::move(key);
+  addresses_ = addresses;
   sealed_.reset();
   received_ = 0;
   has_proved_ = is_opened_ = is_not_peer_ = false;
@@ -50,17 +51,41 @@ ConnectorHandshake::Answer ConnectorHandshake::read_challenge(int socket) {
 ConnectorHandshake::Answer ConnectorHandshake::read(int socket) {
   if (!has_proved_) return read_challenge(socket);
   // A listener that does not have the key sends no proof, and closes the connection instead.
-  const std::size_t bytes = sealed_ != nullptr ? kSealedReplyBytes : kReplyBytes + kProofBytes;
-  const HandshakeStep step = read_handshake(socket, answer_.data(), bytes, &received_);
-  if (step == HandshakeStep::kDone && sealed_ != nullptr) {
-    is_opened_ = sealed_->open_reply(answer_.data(), answer_.data());
-    is_not_peer_ = !is_opened_;
-    return is_opened_ ? Answer::kReply : Answer::kClosed;
-  }
-  Reply ignored;
-  const bool is_of_other_protocol = sealed_ == nullptr && received_ >= kReplyBytes && !reply(&ignored).is_ok();
-  if (step == HandshakeStep::kDone || is_of_other_protocol) return Answer::kReply;
+  const HandshakeStep step = sealed_ == nullptr ? read_reply(socket) : read_sealed_reply(socket);
+  if (step == HandshakeStep::kDone) return Answer::kReply;
   return step == HandshakeStep::kWaiting ? Answer::kWaiting : Answer::kClosed;
+}
+
+std::size_t ConnectorHandshake::address_bytes() const {
+  Reply read;
+  return reply(&read).is_ok() && read.verdict == HandshakeVerdict::kAccepted ? addresses_ * kAddressBytes : 0;
+}
+
+HandshakeStep ConnectorHandshake::read_reply(int socket) {
+  HandshakeStep step = HandshakeStep::kDone;
+  if (received_ < kReplyBytes) step = read_handshake(socket, answer_.data(), kReplyBytes, &received_);
+  Reply ignored;
+  const bool is_of_other_protocol = step == HandshakeStep::kDone && !reply(&ignored).is_ok();
+  if (step != HandshakeStep::kDone || is_of_other_protocol) return step;
+  return read_handshake(socket, answer_.data(), kReplyBytes + address_bytes() + kProofBytes, &received_);
+}
+
+HandshakeStep ConnectorHandshake::read_sealed_reply(int socket) {
+  const auto open = [this](bool is_opened) {
+    is_opened_ = is_opened;
+    is_not_peer_ = !is_opened;
+    return is_opened ? HandshakeStep::kDone : HandshakeStep::kFailed;
+  };
+  HandshakeStep step = HandshakeStep::kDone;
+  if (!is_opened_) {
+    step = read_handshake(socket, answer_.data(), kSealedReplyBytes, &received_);
+    if (step == HandshakeStep::kDone) step = open(sealed_->open_reply(answer_.data(), answer_.data()));
+  }
+  const std::size_t bytes = step == HandshakeStep::kDone ? address_bytes() : 0;
+  if (bytes == 0) return step;
+  std::uint8_t* const addresses = answer_.data() + addresses_at();
+  step = read_handshake(socket, answer_.data(), addresses_at() + bytes + kTagBytes, &received_);
+  return step == HandshakeStep::kDone ? open(sealed_->open_addresses(addresses, bytes, addresses)) : step;
 }
 
 int ConnectorHandshake::send_proof(int socket) {
@@ -78,9 +103,11 @@ int ConnectorHandshake::send_proof(int socket) {
 
 bool ConnectorHandshake::is_proven() const {
   if (sealed_ != nullptr) return is_opened_;
-  return has_proved_ && received_ == answer_.size() &&
-         is_same_mac(listener_proof(*key_, hello_.data(), challenge_.data(), answer_.data()),
-                     answer_.data() + kReplyBytes);
+  if (!has_proved_ || received_ < kReplyBytes) return false;
+  const std::size_t bytes = kReplyBytes + address_bytes();
+  return received_ == bytes + kProofBytes &&
+         is_same_mac(listener_proof(*key_, hello_.data(), challenge_.data(), answer_.data(), bytes),
+                     answer_.data() + bytes);
 }
 
 std::string ConnectorHandshake::refusal() const {

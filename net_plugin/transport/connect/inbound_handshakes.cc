@@ -49,7 +49,7 @@ Status InboundHandshakes::listen(const std::vector<NetworkInterface>& interfaces
   listen.at = sockets.front();
   listen.key = handshake_key(encoded.token, settings_.secret.get());
   *id = encoded.listen_id;
-  put_addresses(sockets, &encoded);
+  listen.reply.addresses = put_addresses(sockets, &encoded);
   encoded.max_streams = static_cast<std::uint16_t>(settings_.most_streams());
   encode_connect_handle(encoded, handle);
   return Status::ok();
@@ -297,6 +297,7 @@ Admission InboundHandshakes::admit(const UnauthenticatedPeer& peer, const Hello&
   const HandshakeVerdict verdict = listen == listens_.end() ? accepted_.admit(hello, &admission)
                                                             : admit_to_listen(peer, hello, listen->second, &admission);
   admission.reply.verdict = verdict;
+  if (hello.stream_index != 0) admission.reply.addresses.clear();
   return admission;
 }
 

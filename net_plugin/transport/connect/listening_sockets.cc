@@ -26,11 +26,15 @@ const char* listen_remedy(const Status& status) {
 
 }  // namespace
 
-void put_addresses(const std::vector<const ListeningSocket*>& sockets, ConnectHandle* handle) {
+std::vector<HandleAddress> put_addresses(const std::vector<const ListeningSocket*>& sockets, ConnectHandle* handle) {
   put_address(sockets.front()->address, handle);
-  for (std::size_t index = 1; index < sockets.size(); ++index) {
-    handle->further.push_back({sockets[index]->address.bytes(), sockets[index]->address.port()});
+  std::vector<HandleAddress> unnamed;
+  for (std::size_t index = 1; index < std::min(sockets.size(), kMaxAddresses); ++index) {
+    const bool is_named = index < max_handle_addresses(handle->address_family);
+    (is_named ? handle->further : unnamed).push_back({sockets[index]->address.bytes(), sockets[index]->address.port()});
   }
+  handle->unnamed = unnamed.size();
+  return unnamed;
 }
 
 Status ListeningSockets::open(const NetworkInterface& interface, const ListeningSocket** listening) {

@@ -27,8 +27,8 @@ struct ListeningSocket {
   std::int64_t paused_until_ms = 0;  // after it ran out of descriptors; 0: not paused
 };
 
-// Names where they listen: at least one, and all of one family.
-void put_addresses(const std::vector<const ListeningSocket*>& sockets, ConnectHandle* handle);
+// Names where they listen: at least one, and all of one family. Returns those for which the handle has no room.
+std::vector<HandleAddress> put_addresses(const std::vector<const ListeningSocket*>& sockets, ConnectHandle* handle);
 
 class ListeningSockets {
  public:

@@ -16,9 +16,13 @@ constexpr std::int64_t kTryAgainMs = 60000;
 // Round trips of a single handshake vary by this much where the hosts are busy.
 constexpr std::int64_t kNoiseUs = 500;
 
+bool is_of_other_family(const std::vector<NetworkInterface>& interfaces, const ConnectHandle& handle) {
+  return interfaces.front().address.is_ipv6() != (handle.address_family == 6);
+}
+
 }  // namespace
 
-std::vector<std::pair<std::size_t, std::size_t>> pair_nics(const std::vector<std::vector<NicPairing>>& pairings) {
+std::vector<NicPair> pair_nics(const std::vector<std::vector<NicPairing>>& pairings, std::vector<NicPair> in_use) {
   struct Pair {
     bool is_remote;
     bool is_crossed;
@@ -36,7 +40,11 @@ std::vector<std::pair<std::size_t, std::size_t>> pair_nics(const std::vector<std
   });
   std::set<std::size_t> used_here;
   std::set<std::size_t> used_there;
-  std::vector<std::pair<std::size_t, std::size_t>> chosen;
+  std::vector<NicPair> chosen = std::move(in_use);
+  for (const auto& [here, there] : chosen) {
+    used_here.insert(here);
+    used_there.insert(there);
+  }
   // First pairs of two that have none, then for those that are left.
   for (const std::size_t without_one : {2, 1}) {
     for (const Pair& pair : pairs) {
@@ -51,7 +59,8 @@ std::vector<std::pair<std::size_t, std::size_t>> pair_nics(const std::vector<std
 }
 
 std::vector<NicPath> find_paths(const std::vector<NetworkInterface>& interfaces,
-                                const std::vector<std::uint16_t>& ports, const ConnectHandle& handle) {
+                                const std::vector<std::uint16_t>& ports, const ConnectHandle& handle,
+                                const NicPath* in_use) {
   const auto path = [&](std::size_t here, std::size_t there) {
     ConnectHandle named = handle;
     if (there > 0) {
@@ -62,14 +71,19 @@ std::vector<NicPath> find_paths(const std::vector<NetworkInterface>& interfaces,
     return NicPath{interfaces[here], address_in(named, interfaces[here]),
                    here < ports.size() ? ports[here] : std::uint16_t{0}};
   };
-  const NicPath first = path(0, 0);
-  if ((interfaces.size() == 1 && handle.further.empty()) || is_of_this_host(first.address)) return {first};
+  const NicPath first = in_use == nullptr ? path(0, 0) : *in_use;
+  const bool is_one = interfaces.size() == 1 && handle.further.empty();
+  if (is_one || is_of_other_family(interfaces, handle) || is_of_this_host(first.address)) return {first};
   std::vector<InterfaceAddress> rows;
   if (!list_interface_addresses(&rows).is_ok()) return {first};
   std::vector<std::vector<NicPairing>> pairings(interfaces.size());
+  std::vector<NicPair> pair_in_use;
   for (std::size_t here = 0; here < interfaces.size(); ++here) {
     for (std::size_t there = 0; there <= handle.further.size(); ++there) {
       const SocketAddress to = path(here, there).address;
+      if (in_use != nullptr && in_use->interface.name == interfaces[here].name && in_use->address.same_host(to)) {
+        pair_in_use = {{here, there}};
+      }
       NicPairing& pairing = pairings[here].emplace_back();
       pairing.same_subnet = std::any_of(rows.begin(), rows.end(), [&](const InterfaceAddress& row) {
         return row.name == interfaces[here].name && row.address.same_host(interfaces[here].address) &&
@@ -79,8 +93,44 @@ std::vector<NicPath> find_paths(const std::vector<NetworkInterface>& interfaces,
     }
   }
   std::vector<NicPath> paths;
-  for (const auto& [here, there] : pair_nics(pairings)) paths.push_back(path(here, there));
+  for (const auto& [here, there] : pair_nics(pairings, pair_in_use)) paths.push_back(path(here, there));
   return paths;
+}
+
+std::size_t expected_paths(const std::vector<NicPath>& paths, const std::vector<NetworkInterface>& interfaces,
+                           const ConnectHandle& handle) {
+  if (paths.size() == 1) return 1;
+  return std::min(paths.size() + handle.unnamed, std::max(interfaces.size(), handle.addresses()));
+}
+
+RareLog::Line describe_mismatch(const std::vector<NetworkInterface>& interfaces, const ConnectHandle& handle,
+                                const std::vector<NicPath>& paths) {
+  const std::size_t here = interfaces.size();
+  const std::size_t there = handle.addresses();
+  if ((here == 1 && there == 1) || is_of_this_host(paths[0].address)) return {};
+  const std::string peer = paths[0].address.host();
+  std::string names;
+  for (const NetworkInterface& interface : interfaces) names += (names.empty() ? "" : "+") + interface.name;
+  if (is_of_other_family(interfaces, handle)) {
+    return {LogLevel::kWarn, "Bagua-Net: joined interfaces cannot be used together between " + names + " (" +
+                                 interfaces[0].address.host() + ") and " + peer +
+                                 ", an address of the other family. The kernel chooses the way. Set "
+                                 "NCCL_SOCKET_FAMILY alike on every rank (AF_INET or AF_INET6)"};
+  }
+  std::set<std::string> used_here;
+  std::set<std::string> used_there;
+  std::string pairs;
+  for (const NicPath& path : paths) {
+    used_here.insert(path.interface.name);
+    used_there.insert(path.address.host());
+    pairs += (pairs.empty() ? "" : ", ") + path.interface.name + " to " + path.address.host();
+  }
+  if (here == there && used_here.size() == here && used_there.size() == there) return {};
+  return {LogLevel::kInfo, "Bagua-Net: " + names + " here and " + std::to_string(there) +
+                               (there == 1 ? " interface" : " interfaces") + " of the peer at " + peer +
+                               " are used as " + pairs +
+                               ". If more should be, check BAGUA_NET_JOIN_NICS and NCCL_SOCKET_IFNAME on both hosts, "
+                               "and the routes"};
 }
 
 std::vector<std::size_t> share_paths(std::size_t streams, std::size_t paths, std::size_t first, bool first_is_small) {

@@ -33,12 +33,24 @@ struct NicPairing {
   bool same_subnet = false;
   bool is_routed = false;  // there is a route over this interface
 };
-// Pairs of interfaces (rows) and addresses (columns), in the order in which connections are opened over them.
-std::vector<std::pair<std::size_t, std::size_t>> pair_nics(const std::vector<std::vector<NicPairing>>& pairings);
+using NicPair = std::pair<std::size_t, std::size_t>;
+// Pairs of interfaces (rows) and addresses (columns), in the order in which connections are opened over them. in_use:
+// that are used already; they come first.
+std::vector<NicPair> pair_nics(const std::vector<std::vector<NicPairing>>& pairings, std::vector<NicPair> in_use = {});
 
-// interfaces: of the device, with their ports. One path if both ends have one interface, or are on one host.
+// interfaces: of the device, with their ports. One path if both ends have one interface or addresses of different
+// families, or are on one host. in_use: the path that a connection has already; it comes first. nullptr: none.
 std::vector<NicPath> find_paths(const std::vector<NetworkInterface>& interfaces,
-                                const std::vector<std::uint16_t>& ports, const ConnectHandle& handle);
+                                const std::vector<std::uint16_t>& ports, const ConnectHandle& handle,
+                                const NicPath* in_use = nullptr);
+
+// How many there will be with the addresses that the handle has no room for.
+std::size_t expected_paths(const std::vector<NicPath>& paths, const std::vector<NetworkInterface>& interfaces,
+                           const ConnectHandle& handle);
+
+// If interfaces of either host are without a pair or share one. Without a text: each has its own.
+RareLog::Line describe_mismatch(const std::vector<NetworkInterface>& interfaces, const ConnectHandle& handle,
+                                const std::vector<NicPath>& paths);
 
 // Of that many streams of a new comm, the path that each should have, even if it cannot connect now. first: of the
 // first one. The others are spread evenly, with the first or, if it carries small messages only, without it.

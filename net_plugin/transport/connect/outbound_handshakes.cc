@@ -25,7 +25,8 @@ Status OutboundHandshakes::connect(const std::vector<NetworkInterface>& interfac
     attempt.ticket.key = handshake_key(decoded.token, settings_.secret.get());
     attempt.mismatch = protection_mismatch(settings_.protection(), decoded.protection);
     attempt.ticket.timeout_ms = settings_.connect_timeout_ms;
-    int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers, attempt.ticket.paths.size()));
+    int wanted = settings_.streams.value_or(
+        first_auto_streams(settings_.has_workers, expected_paths(attempt.ticket.paths, interfaces, decoded)));
     if (!settings_.streams && settings_.optional != nullptr) {
       attempt.connection.optional = std::make_shared<OptionalConnections::Share>(settings_.optional);
       wanted = 1 + attempt.connection.optional->take(wanted - 1);
@@ -36,6 +37,11 @@ Status OutboundHandshakes::connect(const std::vector<NetworkInterface>& interfac
     attempt.connection.most_streams = settings_.streams ? hello.streams_wanted : std::min(kMaxAutoStreams, most);
     BAGUA_NET_RETURN_IF_ERROR(fill_first_hello(settings_, decoded, &hello));
     attempt.streams.resize(1);
+    attempt.handle = decoded;
+    attempt.handle.token = {};
+    attempt.interfaces = interfaces;
+    attempt.ports = ports;
+    if (decoded.unnamed == 0) log_mismatch(attempt);
     store_connect_state(handle, begin(std::move(attempt)));
     return Status::ok();
   }
@@ -166,7 +172,8 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     fail(attempt, random);
     return;
   }
-  const int hello_error = stream.handshake.send_hello(stream.socket.get(), hello, attempt.ticket.key);
+  const std::size_t addresses = !attempt.is_join && index == 0 ? attempt.handle.unnamed : 0;
+  const int hello_error = stream.handshake.send_hello(stream.socket.get(), hello, attempt.ticket.key, addresses);
   if (hello_error != 0) {
     retry(attempt, index, hello_error);
     return;
@@ -249,6 +256,7 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
     attempt.connection.peer = attempt.path_of(attempt.streams[index]).address.to_string() + " (process " +
                               std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
+    if (attempt.handle.unnamed > 0) take_addresses(attempt, attempt.streams[0].handshake.addresses());
     attempt.connection.own_paths =
         share_paths(reply.streams, attempt.ticket.paths.size(), attempt.streams[0].path, settings_.has_workers);
     const std::int64_t now_ms = monotonic_ms();
@@ -263,6 +271,22 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
     }
   }
   if (!attempt.over) complete_if_joined(attempt);
+}
+
+void OutboundHandshakes::take_addresses(Attempt& attempt, const std::vector<HandleAddress>& addresses) {
+  ConnectHandle& handle = attempt.handle;
+  handle.further.insert(handle.further.end(), addresses.begin(), addresses.end());
+  handle.unnamed = 0;
+  const NicPath in_use = attempt.path_of(attempt.streams[0]);
+  attempt.ticket.paths = find_paths(attempt.interfaces, attempt.ports, handle, &in_use);
+  attempt.streams[0].path = attempt.trouble_path = 0;
+  log_mismatch(attempt);
+}
+
+void OutboundHandshakes::log_mismatch(const Attempt& attempt) {
+  const RareLog::Line line = describe_mismatch(attempt.interfaces, attempt.handle, attempt.ticket.paths);
+  if (line.text.empty()) return;
+  log_->add_if_due(line.level, "interfaces " + attempt.ticket.paths[0].address.host(), [&] { return line.text; });
 }
 
 void OutboundHandshakes::complete_if_joined(Attempt& attempt) {

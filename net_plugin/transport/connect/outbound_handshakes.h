@@ -92,6 +92,10 @@ class OutboundHandshakes {
     std::string mismatch;  // with what the peer protects its connections: it refuses every one. Empty: with the same
     std::int64_t deadline_ms = 0;
     bool is_join = false;
+    // Of a connect: what its paths are found with. The handle is without its token.
+    ConnectHandle handle;
+    std::vector<NetworkInterface> interfaces;
+    std::vector<std::uint16_t> ports;
     std::weak_ptr<StreamArrivals> arrivals;  // of a join: expires with the comm
     bool over = false;
     Status failure;
@@ -108,6 +112,9 @@ class OutboundHandshakes {
   void read_answer(Attempt& attempt, std::uint64_t number, std::size_t index);
   void judge_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
   void take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply);
+  // What the handle had no room for. Stream 0 keeps its path.
+  void take_addresses(Attempt& attempt, const std::vector<HandleAddress>& addresses);
+  void log_mismatch(const Attempt& attempt);
   // The stream is tried again if the error may pass; otherwise the attempt fails.
   void retry_or_fail(Attempt& attempt, std::size_t index, const Status& status);
   // refusal: the verdict of the peer, if there was one.

@@ -63,15 +63,17 @@ bool UnauthenticatedPeer::proves(const HandshakeKey& key) {
 }
 
 void UnauthenticatedPeer::send_reply(const Reply& reply, const HandshakeKey* key) {
-  std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
-  encode_reply(reply, bytes.data());
-  std::size_t count = kReplyBytes;
+  std::array<std::uint8_t, kMaxReplyBytes + kProofBytes> bytes;
+  std::size_t count = encode_reply(reply, bytes.data());
   if (key != nullptr && sealed_ != nullptr) {
-    if (!sealed_->seal_reply(bytes.data(), bytes.data())) return;
-    count = kSealedReplyBytes;
-  } else if (key != nullptr) {
-    const HandshakeProof proof = listener_proof(*key, hello_.data(), challenge_.data(), bytes.data());
-    std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
+    std::array<std::uint8_t, kMaxSealedReplyBytes> message;
+    const std::size_t sealed = sealed_->seal_reply(bytes.data(), count, message.data());
+    [[maybe_unused]] const int ignored = write_handshake(socket.get(), message.data(), sealed);
+    return;
+  }
+  if (key != nullptr) {
+    const HandshakeProof proof = listener_proof(*key, hello_.data(), challenge_.data(), bytes.data(), count);
+    std::copy_n(proof.begin(), kProofBytes, bytes.data() + count);
     count += kProofBytes;
   }
   // If that fails, the peer tries the stream again, or the comm finds the stream broken.

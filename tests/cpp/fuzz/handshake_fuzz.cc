@@ -64,7 +64,10 @@ struct Inbound {
   void run(FuzzInput& input) {
     std::array<std::uint8_t, 128> bytes{};
     RandomId id{};
-    require(handshakes.listen({loopback()}, bytes.data(), &id).is_ok(), "cannot listen");
+    // Their addresses fit into the handle, or not all.
+    require(
+        handshakes.listen(std::vector<NetworkInterface>(1 + input.byte() % 9, loopback()), bytes.data(), &id).is_ok(),
+        "cannot listen");
     ConnectHandle handle;
     require(decode_connect_handle(bytes.data(), &handle).is_ok(), "our own handle is not one");
     SocketAddress address = loopback().address;
@@ -144,6 +147,8 @@ struct Outbound {
     handle.port = address.port();
     handle.max_streams = 4;
     handle.token = {1, 2, 3};
+    handle.further.resize(input.byte() % 4 == 3 ? max_handle_addresses(4) - 1 : 0);
+    if (!handle.further.empty()) handle.unnamed = 1 + input.number(kMaxAddresses - 2 - handle.further.size());
     std::array<std::uint8_t, 128> bytes{};
     encode_connect_handle(handle, bytes.data());
     if (input.byte() % 4 == 3) input.disturb(bytes.data() + 14, 2);  // of the handle, what is no address
@@ -187,16 +192,20 @@ struct Outbound {
     Reply reply;
     reply.streams = static_cast<std::uint16_t>(1 + input.byte() % 3);
     reply.max_chunk_bytes = 65536;
-    std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
-    encode_reply(reply, bytes.data());
-    if (input.byte() % 4 == 3) input.disturb(bytes.data(), kReplyBytes);
+    Hello said;
+    decode_hello(hello.data(), &said);
+    if (said.stream_index == 0) reply.addresses.resize(handle.unnamed);
+    std::array<std::uint8_t, kMaxReplyBytes + kProofBytes> bytes;
+    const std::size_t count = encode_reply(reply, bytes.data());
+    if (input.byte() % 4 == 3) input.disturb(bytes.data(), count);
     const HandshakeProof right =
-        listener_proof(*handshake_key(handle.token), hello.data(), challenge.data(), bytes.data());
-    std::copy(right.begin(), right.end(), bytes.begin() + kReplyBytes);
-    if (input.byte() % 4 == 3) input.disturb(bytes.data(), bytes.size());
-    say(socket, bytes.data(), bytes.size());
-    return is_same_mac(listener_proof(*handshake_key(handle.token), hello.data(), challenge.data(), bytes.data()),
-                       bytes.data() + kReplyBytes);
+        listener_proof(*handshake_key(handle.token), hello.data(), challenge.data(), bytes.data(), count);
+    std::copy_n(right.begin(), kProofBytes, bytes.data() + count);
+    if (input.byte() % 4 == 3) input.disturb(bytes.data(), count + kProofBytes);
+    say(socket, bytes.data(), count + kProofBytes);
+    return is_same_mac(
+        listener_proof(*handshake_key(handle.token), hello.data(), challenge.data(), bytes.data(), count),
+        bytes.data() + count);
   }
 };
 

@@ -91,7 +91,8 @@ inline Reply read_reply(const OwnedFd& socket, const HandshakeKey& key, const Sa
   if (reply.verdict != HandshakeVerdict::kAccepted) return reply;
   HandshakeProof proof;
   read_bytes(socket, proof.data(), proof.size());
-  CHECK(is_same_mac(listener_proof(key, said.hello.data(), said.challenge.data(), bytes.data()), proof.data()));
+  CHECK(is_same_mac(listener_proof(key, said.hello.data(), said.challenge.data(), bytes.data(), kReplyBytes),
+                    proof.data()));
   return reply;
 }
 
@@ -134,11 +135,11 @@ inline void read_proof(const OwnedFd& socket, const HandshakeKey& key, const Sai
 }
 
 inline void send_reply(const OwnedFd& socket, const HandshakeKey& key, const Said& said, const Reply& reply) {
-  std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
-  encode_reply(reply, bytes.data());
-  const HandshakeProof proof = listener_proof(key, said.hello.data(), said.challenge.data(), bytes.data());
-  std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
-  send_bytes(socket, bytes.data(), bytes.size());
+  std::array<std::uint8_t, kMaxReplyBytes + kProofBytes> bytes;
+  const std::size_t count = encode_reply(reply, bytes.data());
+  const HandshakeProof proof = listener_proof(key, said.hello.data(), said.challenge.data(), bytes.data(), count);
+  std::copy_n(proof.begin(), kProofBytes, bytes.data() + count);
+  send_bytes(socket, bytes.data(), count + kProofBytes);
 }
 
 inline Reply acceptance(std::uint16_t streams, std::uint32_t features = 0) {
