@@ -76,7 +76,7 @@ def _troubles(process: ProcessReport) -> list[str]:
         found.append(f"{process.streams_lost} data streams lost, {process.streams_joined} joined")
     if process.checksum_errors:
         found.append(f"{process.checksum_errors} chunks had a wrong checksum, {process.resent_chunks} were sent again")
-    found += [state_text(nic) for nic in process.nics if nic.state != "up"]
+    found += [state_text(nic) for nic in process.nics if nic.is_unusable]
     if process.comms_hidden:
         found.append(f"{process.comms_hidden} open comms are not shown: the statistics page is full")
     return found
@@ -101,7 +101,7 @@ def _peer_columns(rows: Sequence[PeerTraffic]) -> list[Column]:
 def _nic_columns(nics: Sequence[NicReport]) -> list[Column]:
     return [
         Column("NIC", [nic.name for nic in nics], 0, left=True),
-        Column("state", [nic.state for nic in nics], 0, left=True),
+        Column("state", [nic.state or "-" for nic in nics], 0, left=True),
         Column("sending", [rate_text(nic.sent_bytes_per_s) for nic in nics], 0),
         Column("receiving", [rate_text(nic.received_bytes_per_s) for nic in nics], 0),
         Column("share", [share_text(nic.share) for nic in nics], 1),
@@ -120,6 +120,7 @@ def _stream_columns(comms: Sequence[CommReport]) -> list[Column]:
         Column("peer", [peer_names(comm.peer)[0] for comm, _ in pairs], 5, left=True),
         Column("dir", [{"receive": "recv"}.get(comm.direction, comm.direction) for comm, _ in pairs], 1, left=True),
         Column("stream", [str(stream.index) for _, stream in pairs], 0),
+        Column("NIC", [stream.nic or "-" for _, stream in pairs], 2, left=True),
         Column("state", [stream.state for _, stream in pairs], 1, left=True),
         Column("now", [rate_text(stream.bytes_per_s) for _, stream in pairs], 0),
         Column("bytes", [bytes_text(stream.bytes) for _, stream in pairs], 4),

@@ -22,7 +22,7 @@
 namespace bagua_net {
 
 enum class LinkState {
-  kUsable = 1,  // 0: not known, on the statistics page
+  kUsable = 1,
   kAbsent,      // unplugged, or moved to another network namespace
   kDown,        // by the administrator
   kNoCarrier,   // cable, switch or driver

@@ -37,7 +37,7 @@ using Word = std::atomic<std::uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 4);
 
 constexpr char kPageMagic[8] = {'B', 'A', 'G', 'U', 'A', 'N', 'E', 'T'};
-constexpr std::uint32_t kPageVersion = 3;
+constexpr std::uint32_t kPageVersion = 4;
 constexpr std::size_t kCommSlots = 2048;
 constexpr std::size_t kStreamSlots = 8192;
 constexpr std::size_t kRequestSlots = 64;  // of a comm
@@ -118,7 +118,7 @@ struct alignas(64) StreamSlot {
 
 // A network interface in use.
 struct alignas(64) NicSlot {
-  Word state;         // LinkState; 0: the slot is free
+  Word state;         // LinkState; 0: not known, because nothing watches it
   Word speed_mbps;    // 0: unknown
   Word downs;         // times that it became unusable
   Word streams_lost;  // connections over it
@@ -126,7 +126,7 @@ struct alignas(64) NicSlot {
   // Of streams that are closed, or were replaced over another NIC.
   Counter closed_sent_bytes;
   Counter closed_received_bytes;
-  char name[24];
+  char name[24];  // empty: the slot is free
 };
 
 struct alignas(64) PageHeader {

@@ -91,7 +91,6 @@ StatsPage::StatsPage(bool shared, const JobPosition& position, const std::string
   set_text(header_->host, host);
   for (std::size_t index = 0; index < nics_.size(); ++index) {
     NicSlot& slot = header_->nics[index];
-    slot.state.store(static_cast<std::uint32_t>(LinkState::kUsable));
     slot.speed_mbps.store(static_cast<std::uint32_t>(nics_[index].speed_mbps));
     set_text(slot.name, nics_[index].name);
   }
@@ -158,10 +157,11 @@ bool StatsPage::set_link_state(const std::string& nic, LinkState state) {
     const MutexLock lock(mutex_);
     NicSlot& slot = header_->nics[index];
     const std::uint32_t before = slot.state.load(std::memory_order_relaxed);
-    if (before == static_cast<std::uint32_t>(state)) return false;
+    const bool was_usable = before == 0 || before == static_cast<std::uint32_t>(LinkState::kUsable);
     const Change change(header_);
-    if (before == static_cast<std::uint32_t>(LinkState::kUsable)) slot.downs.fetch_add(1, std::memory_order_relaxed);
     slot.state.store(static_cast<std::uint32_t>(state));
+    if (was_usable ? state == LinkState::kUsable : before == static_cast<std::uint32_t>(state)) return false;
+    if (was_usable) slot.downs.fetch_add(1, std::memory_order_relaxed);
     slot.since_ms.set(static_cast<std::uint64_t>(monotonic_ms()));
     return true;
   }

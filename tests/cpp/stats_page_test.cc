@@ -237,7 +237,9 @@ TEST_CASE(streams_within_a_host_and_over_other_addresses_have_no_nic) {
 TEST_CASE(the_states_of_nics_are_shown_and_their_losses_counted) {
   const auto page = make_page();
   const Reader reader;
+  CHECK_EQ(reader.header()->nics[1].state.load(), 0u);  // nothing watches it
   CHECK(!page->set_link_state("eth1", LinkState::kUsable));
+  CHECK_EQ(reader.header()->nics[1].state.load(), static_cast<std::uint32_t>(LinkState::kUsable));
   CHECK(!page->set_link_state("docker0", LinkState::kDown));
   CHECK_EQ(reader.header()->nics[1].since_ms.get(), std::uint64_t{0});
   CHECK(page->set_link_state("eth1", LinkState::kNoCarrier));

@@ -134,7 +134,7 @@ class TestOfBadPages:
         with page_of_this_process(page_bytes(version=7)):
             found = own()
         assert found.processes == []
-        assert "version 7; this bagua-net reads version 3" in found.problems[0]
+        assert "version 7; this bagua-net reads version 4" in found.problems[0]
         assert "Bagua-Net 9.9" in found.problems[0]
 
     @pytest.mark.parametrize("content", [b"", b"BAGUANET", os.urandom(100_000)], ids=["empty", "short", "random"])
@@ -290,9 +290,9 @@ def test_quantities() -> None:
     [
         ("Welcome to node2!", "not a report"),
         ("[1]", "not a report"),
-        ('{"schema": 99}', "version 99; this bagua-net reads version 2"),
-        ('{"schema": 2}', "'host'"),
-        ('{"schema": 2, "host": 5}', "host is 5"),
+        ('{"schema": 99}', "version 99; this bagua-net reads version 3"),
+        ('{"schema": 3}', "'host'"),
+        ('{"schema": 3, "host": 5}', "host is 5"),
         ("[" * 100_000, "not a report"),
     ],
 )

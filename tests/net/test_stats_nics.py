@@ -64,6 +64,13 @@ def test_what_each_nic_carries_is_of_the_streams_over_it() -> None:
     assert (eth1.sent_bytes_per_s, eth1.received_bytes_per_s) == (100, 300)
     assert eth0.share == pytest.approx(2300 / 2700)
     assert eth0.share + (eth1.share or 0) == pytest.approx(1)
+    with page_of_this_process(later):
+        shown = rendered(report(None, snapshot(os.getpid())), Terminal(80, False), None, streams=True).splitlines()
+    [first] = [number for number, line in enumerate(shown) if " comm " in line and " NIC " in line]
+    assert [word for line in shown[first + 1 :] for word in line.split() if word.startswith("eth")] == [
+        *["eth0"] * 3,
+        "eth1",
+    ]
     assert [one.streams_live for one in (eth0, eth1)] == [3, 0]
     assert [one.streams_lost for one in (eth0, eth1)] == [0, 1]
 
@@ -72,6 +79,7 @@ def test_streams_without_a_nic_and_numbers_that_mean_nothing() -> None:
     page = _page([_moved(0, 1000), _moved(16, 7, index=1), _moved(17, 7, index=2)], [], ETH0, Nic("eth1", state=77))
     nics = _of_pages(page, page).nics
     assert [(one.name, one.sent_bytes, one.share) for one in nics] == [("eth0", 0, None)]
+    assert [stream.nic for stream in _of_pages(page, page).comms[0].streams] == [None, None, None]
 
 
 def test_states_are_read_and_their_age() -> None:
@@ -82,6 +90,20 @@ def test_states_are_read_and_their_age() -> None:
     texts = [state_text(replace(one, state_age_s=4)) for one in nics]
     assert texts[3] == "eth4 has no carrier, for 4.00 s"
     assert state_text(replace(nics[0], state_age_s=None)) == "eth1 is up"
+
+
+def test_a_state_that_nothing_watches_is_not_known() -> None:
+    with page_of_this_process(_page([_moved(1, 1), _moved(2, 1, index=1)], [], Nic(state=0), Nic("eth1", state=0))):
+        found = report(None, snapshot(os.getpid()))
+    nics = found.processes[0].nics
+    assert [(one.name, one.state, one.streams_live) for one in nics] == [("eth0", None, 1), ("eth1", None, 1)]
+    shown = rendered(found, Terminal(80, False), None, streams=False)
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("  eth")] == ["-", "-"]
+    assert "eth0 is" not in shown
+    assert (host_line([nics]) or "").count("None") == 0
+    up = next(one for one in families_of(found, PeerSums()) if one.name == "bagua_net_nic_up")
+    assert up.samples == []
+    assert report_from_json(json.dumps(found.as_json()), "node2") == found
 
 
 def test_a_single_nic_without_troubles_is_not_shown_apart() -> None:
@@ -156,6 +178,11 @@ def test_a_nic_that_is_cut_off_is_shown_with_its_state_and_its_traffic(tmp_path:
         wait_until(lambda: process().nics[1].state == "up", "its return")
         assert [one.downs for one in process().nics] == [0, 1]
         ring.quit()
+        with Ring(lab, env={"NCCL_SOCKET_IFNAME": "eth", "BAGUA_NET_RECOVERY": "0"}) as unwatched:
+            unwatched.connect()
+            nics = report(None, snapshot(unwatched.pid(0))).processes[0].nics
+            assert [one.state for one in nics] == [None, None]
+            unwatched.quit()
     [path] = tmp_path.glob("0.*.json")
     events = TraceFile.read(path).events
     names = [event["name"] for event in events]

@@ -327,7 +327,7 @@ def _broken_paths(known: Mapping[_Key, ProcessReport], waits: Sequence[Wait]) ->
                 f" On {one.host}, {state_text(nic)}."
                 for one in (sender, receiver)
                 for nic in one.nics
-                if nic.state != "up"
+                if nic.is_unusable
             ]
             yield Culprit(
                 wait.waiter,

@@ -140,11 +140,14 @@ def _by(name: str, text: str, label: str, report: HostReport, **attributes: str)
 
 
 def _of_nics(report: HostReport) -> list[Family]:
-    def family(kind: Literal["counter", "gauge"], name: str, text: str, value: Callable[[NicReport], float]) -> Family:
+    def family(
+        kind: Literal["counter", "gauge"], name: str, text: str, value: Callable[[NicReport], float | None]
+    ) -> Family:
         samples = [
-            Sample((*_labels(process), nic.name), float(value(nic)))
+            Sample((*_labels(process), nic.name), float(number))
             for process in report.processes
             for nic in process.nics
+            if (number := value(nic)) is not None
         ]
         return Family(f"bagua_net_nic_{name}", kind, text, _NIC, samples)
 
@@ -153,7 +156,12 @@ def _of_nics(report: HostReport) -> list[Family]:
         family("counter", "received_bytes", "Bytes received, with headers.", lambda nic: nic.received_bytes),
         family("counter", "streams_lost", "Data streams lost, by network interface.", lambda nic: nic.streams_lost),
         family("counter", "downs", "Times that a network interface became unusable.", lambda nic: nic.downs),
-        family("gauge", "up", "1: the network interface can be used; 0: it cannot.", lambda nic: nic.state == "up"),
+        family(
+            "gauge",
+            "up",
+            "1: the network interface can be used; 0: it cannot. Absent if nothing watches it.",
+            lambda nic: None if nic.state is None else nic.state == "up",
+        ),
         family("gauge", "streams", "Data streams that are open.", lambda nic: nic.streams_live),
     ]
 

@@ -11,7 +11,7 @@ from bagua.net.stats.errors import StatsError
 from bagua.net.stats.quantities import printable
 
 MAGIC = b"BAGUANET"
-VERSION = 3
+VERSION = 4
 
 HEADER_BYTES = 1856
 COMM_BYTES = 640
@@ -45,7 +45,7 @@ _SAMPLE_OFFSET = 136
 
 _COMM_STATES = {1: "open", 2: "failed"}
 _DIRECTIONS = {0: "send", 1: "receive"}
-_NIC_STATES = {1: "up", 2: "removed", 3: "down", 4: "no carrier", 5: "no address"}
+_NIC_STATES = {0: None, 1: "up", 2: "removed", 3: "down", 4: "no carrier", 5: "no address"}
 _STREAM_STATES = {1: "live", 2: "parked", 3: "ended", 4: "lost"}
 
 
@@ -134,7 +134,7 @@ class StreamSlot:
 @dataclass(frozen=True)
 class NicSlot:
     name: str
-    state: str  # up, removed, down, no carrier, no address
+    state: str | None  # up, removed, down, no carrier, no address; None: nothing watches it
     since_ms: int  # of the state; monotonic clock; 0: from the beginning
     speed_mbps: int  # 0: unknown
     downs: int  # times that it became unusable
@@ -285,7 +285,7 @@ def _nic(header: bytes, slot: int) -> NicSlot | None:
     state, speed_mbps, downs, lost, since_ms, sent, received, name = _NIC.unpack_from(
         header, _NICS_OFFSET + slot * _NIC.size
     )
-    if state not in _NIC_STATES:
+    if not name.strip(b"\0") or state not in _NIC_STATES:
         return None
     return NicSlot(_text(name), _NIC_STATES[state], since_ms, speed_mbps, downs, lost, sent, received)
 

@@ -43,7 +43,7 @@ def nic_reports(earlier: Page | None, later: Page, elapsed_s: float | None, now_
             received_bytes_per_s=received[slot],
             share=((sent[slot] or 0.0) + (received[slot] or 0.0)) / total if total else None,
             # The peer's connections over it are open until it opens others, and carry nothing.
-            streams_live=carried[slot].streams_live if nic.state == "up" else 0,
+            streams_live=carried[slot].streams_live if nic.state in (None, "up") else 0,
             streams_lost=nic.streams_lost,
             downs=nic.downs,
             retransmits=carried[slot].retransmits,
@@ -79,13 +79,13 @@ def _rate(amount: int, elapsed_s: float | None) -> float | None:
 
 def is_worth_showing(nics: Sequence[NicReport]) -> bool:
     """Where one NIC carries all and nothing happened to it, the sums of the process say the same."""
-    return len(nics) > 1 or any(nic.state != "up" or nic.downs or nic.streams_lost for nic in nics)
+    return len(nics) > 1 or any(nic.is_unusable or nic.downs or nic.streams_lost for nic in nics)
 
 
 def state_text(nic: NicReport) -> str:
     """`eth1 has no carrier, for 4 s`."""
     age = "" if nic.state_age_s is None else f", for {seconds_text(nic.state_age_s)}"
-    return f"{nic.name} {_VERBS[nic.state]}{age}" if nic.state in _VERBS else f"{nic.name} is {nic.state}{age}"
+    return f"{nic.name} {_VERBS.get(str(nic.state), f'is {nic.state}')}{age}"
 
 
 def host_line(processes: Iterable[Sequence[NicReport]]) -> str | None:
@@ -100,7 +100,7 @@ def host_line(processes: Iterable[Sequence[NicReport]]) -> str | None:
     parts = []
     for name, nics in by_name.items():
         rate = sum(rates[name])
-        states = [one.state for one in nics if one.state != "up"]
+        states = [str(one.state) for one in nics if one.is_unusable]
         words = [f"{name} {rate_text(rate if rates[name] else None)}", share_text(rate / total if total else None)]
         parts.append(", ".join(words + states[:1]))
     return "; ".join(parts) or None

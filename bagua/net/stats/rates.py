@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from bagua.net.stats.layout import CommCounters, CommSlot, StreamCounters, StreamSlot
+from bagua.net.stats.layout import CommCounters, CommSlot, NicSlot, StreamCounters, StreamSlot
 from bagua.net.stats.nics import nic_reports
 from bagua.net.stats.reports import SCHEMA, CommReport, HostReport, ProcessReport, Stalls, StreamReport
 from bagua.net.stats.snapshots import ProcessSnapshot, Snapshot
@@ -48,6 +48,7 @@ def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> Process
             comm,
             streams_before.get(comm.slot, []) if _key(comm) in before else [],
             streams.get(comm.slot, []),
+            page.nics,
             elapsed_s,
             int(1000 * later.taken_s),
         )
@@ -111,6 +112,7 @@ def _comm(
     later: CommSlot,
     streams_before: Sequence[StreamSlot],
     streams: Sequence[StreamSlot],
+    nics: Sequence[NicSlot | None],
     elapsed_s: float | None,
     now_ms: int,
 ) -> CommReport:
@@ -156,15 +158,21 @@ def _comm(
         retransmits=sum(one.counters.retransmits for one in streams),
         round_trip_s=_largest(one.round_trip_us / 1e6 for one in streams if one.sampled_ms),
         stalls=_stalls(later.direction, by_index, streams, known_s),
-        streams=[_stream(by_index.get(one.index), one, known_s) for one in sorted(streams, key=lambda one: one.index)],
+        streams=[
+            _stream(by_index.get(one.index), one, None if one.nic is None else nics[one.nic], known_s)
+            for one in sorted(streams, key=lambda one: one.index)
+        ],
     )
 
 
-def _stream(earlier: StreamSlot | None, later: StreamSlot, elapsed_s: float | None) -> StreamReport:
+def _stream(
+    earlier: StreamSlot | None, later: StreamSlot, nic: NicSlot | None, elapsed_s: float | None
+) -> StreamReport:
     counters = later.counters
     sampled = later.sampled_ms > 0
     return StreamReport(
         index=later.index,
+        nic=None if nic is None else nic.name,
         state=later.state,
         bytes=counters.bytes,
         bytes_per_s=None if earlier is None else _rate(counters.bytes - earlier.counters.bytes, elapsed_s),

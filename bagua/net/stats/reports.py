@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Stalls:
 @dataclass(frozen=True)
 class StreamReport:
     index: int
+    nic: str | None  # that it goes over; null: none, as within a host
     state: str  # live, parked, ended, lost
     bytes: int
     bytes_per_s: float | None
@@ -84,7 +85,7 @@ class CommReport:
 @dataclass(frozen=True)
 class NicReport:
     name: str
-    state: str  # up, removed, down, no carrier, no address
+    state: str | None  # up, removed, down, no carrier, no address; null: nothing watches it (BAGUA_NET_RECOVERY=0)
     state_age_s: float | None  # null: from the beginning
     speed_mbps: int | None
     sent_bytes: int  # over connections to other hosts, with headers
@@ -96,6 +97,10 @@ class NicReport:
     streams_lost: int
     downs: int  # times that it became unusable
     retransmits: int  # of its open streams
+
+    @property
+    def is_unusable(self) -> bool:
+        return self.state not in (None, "up")
 
 
 @dataclass(frozen=True)
