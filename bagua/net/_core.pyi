@@ -34,6 +34,11 @@ class _NicGroups(TypedDict):
     lost: list[str]  # a sentence for each interface that should have been joined and is not
 
 @type_check_only
+class _NcclJoins(TypedDict):
+    devices: list[str]
+    refusals: list[str]  # by group; "": it would be joined
+
+@type_check_only
 class _CpuBudget(TypedDict):
     usable_cpus: int
     local_ranks: int
@@ -69,6 +74,12 @@ def nic_groups(environment: Mapping[str, str]) -> _NicGroups:
     """How BAGUA_NET_JOIN_NICS groups the used interfaces.
 
     Raises ValueError if the host has no interface of a group, and where `interfaces` does.
+    """
+
+def nccl_joins(environment: Mapping[str, str], groups: list[list[str]]) -> _NcclJoins:
+    """What would become of these groups of devices if NCCL asked to join them.
+
+    Raises ValueError where `nic_groups` does.
     """
 
 def launchers() -> list[tuple[str, str, str, str, str]]:

@@ -35,6 +35,12 @@ class NicGroups:
 
 
 @dataclass(frozen=True)
+class NcclJoins:
+    devices: list[str]  # names
+    refusals: list[str]  # by group of devices that NCCL would join; "": it can
+
+
+@dataclass(frozen=True)
 class Knob:
     name: str
     type: str
@@ -55,6 +61,11 @@ def interfaces(environment: Mapping[str, str]) -> list[Interface]:
 def nic_groups(environment: Mapping[str, str]) -> NicGroups:
     """Raises ValueError if the host has no interface of a group, and where `interfaces` does."""
     return NicGroups(**_core().nic_groups(dict(environment)))
+
+
+def nccl_joins(environment: Mapping[str, str], groups: list[list[str]]) -> NcclJoins:
+    """What would become of groups of devices in NCCL_NET_FORCE_MERGE. Raises ValueError where `nic_groups` does."""
+    return NcclJoins(**_core().nccl_joins(dict(environment), groups))
 
 
 def invalid_knobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:

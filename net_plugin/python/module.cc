@@ -2,7 +2,9 @@
 // bagua/net/_core.pyi. Functions of their arguments and of the machine; the module keeps no state. They take the
 // environment as a dict, so that the doctor can ask about an environment other than its own.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,7 +18,7 @@
 #include "os/cpu_budget.h"
 #include "os/launcher.h"
 #include "os/network_interface.h"
-#include "transport/nic_groups.h"
+#include "transport/device_list.h"
 
 namespace py = pybind11;
 using namespace py::literals;  // _a
@@ -133,20 +135,25 @@ py::list interfaces(const py::object& environment) {
   return rows;
 }
 
-py::dict nic_groups(const py::object& environment) {
+std::vector<NicGroup> read_groups(const py::object& environment, PluginConfig* config, std::vector<std::string>* lost) {
   const EnvironmentReader reader = reader_of(environment_of(environment));
-  PluginConfig config;
-  read_plugin_config(reader, &config);  // what is wrong in it is reported by invalid_knobs
+  read_plugin_config(reader, config);  // what is wrong in it is reported by invalid_knobs
   std::vector<InterfaceChoice> choices;
   std::vector<NicGroup> groups;
-  std::vector<std::string> lost;
   Status status;
   {
     const py::gil_scoped_release unlocked;
     status = choose_network_interfaces(reader, &choices);
-    if (status.is_ok()) status = group_interfaces(config.join_nics, choices, reader, &groups, &lost);
+    if (status.is_ok()) status = group_interfaces(config->join_nics, choices, reader, &groups, lost);
   }
   raise_if_error(status);
+  return groups;
+}
+
+py::dict nic_groups(const py::object& environment) {
+  PluginConfig config;
+  std::vector<std::string> lost;
+  const std::vector<NicGroup> groups = read_groups(environment, &config, &lost);
   py::list rows;
   for (const NicGroup& group : groups) {
     py::list names;
@@ -156,6 +163,27 @@ py::dict nic_groups(const py::object& environment) {
   py::list sentences;
   for (const std::string& sentence : lost) sentences.append(text_of(sentence));
   return py::dict("groups"_a = rows, "lost"_a = sentences);
+}
+
+py::dict nccl_joins(const py::object& environment, const std::vector<std::vector<std::string>>& wanted) {
+  PluginConfig config;
+  std::vector<std::string> ignored;
+  const std::vector<Device> devices = make_devices(read_groups(environment, &config, &ignored), config.rails);
+  DeviceList list(devices);
+  py::list refusals;
+  for (const std::vector<std::string>& names : wanted) {
+    std::vector<int> numbers;
+    for (const std::string& name : names) {
+      const auto found =
+          std::find_if(devices.begin(), devices.end(), [&](const Device& device) { return device.name == name; });
+      numbers.push_back(static_cast<int>(found - devices.begin()));
+    }
+    int number = 0;
+    refusals.append(text_of(list.join(numbers, &number).message()));
+  }
+  py::list names;
+  for (const Device& device : devices) names.append(device.name);
+  return py::dict("devices"_a = names, "refusals"_a = refusals);
 }
 
 py::list launcher_variables() {
@@ -207,6 +235,9 @@ PYBIND11_MODULE(_core, module) {
   module.def("nic_groups", &bagua_net::nic_groups, py::arg("environment"),
              "The used interfaces, those that BAGUA_NET_JOIN_NICS joins in one group, and a sentence for each that it "
              "should have joined and did not. Raises ValueError if the host has no interface of a group.");
+  module.def("nccl_joins", &bagua_net::nccl_joins, py::arg("environment"), py::arg("groups"),
+             "The names of NCCL's devices, and of each group of them, why NCCL cannot join it; empty if it can. Raises "
+             "ValueError where nic_groups does.");
   module.def(
       "launchers", &bagua_net::launcher_variables,
       "Of each launcher its name and the variables for rank, world size, local rank and local world size, in the "

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_driver import install_fake_driver
+from support.labs import Lab, needs_lab
 from support.ports import free_port
 from support.processes import living_pids, wait_until
 
@@ -239,3 +240,34 @@ def test_the_measured_path(identities: list[str], measured_link: int, links: int
     team = Team([_Nowhere() for _ in identities], identities, NetworkPath("10.0.0.1", "eth0"))  # type: ignore[misc]
     assert (team.measured_link, team.links) == (measured_link, links)
     assert team.hosts == len(set(identities))
+
+
+@needs_lab
+def test_joined_interfaces_are_measured_as_one_device() -> None:
+    with Lab(nics=2, ip_versions=(4,)) as lab:
+        launch = {
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": lab.hosts[0].address(0),
+            "MASTER_PORT": "29500",
+            "BAGUA_NET_JOIN_NICS": "eth0+eth1",
+        }
+        processes = []
+        for host in range(2):
+            variables = {**clean_environment(), **launch, "RANK": str(host)}
+            with lab.inside(host):
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "bagua.cli.net_bench", *SMALL_RUN, "--backends", "plugin,bare,raw"],
+                        env=variables,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+        (code, output, errors), _ = finish(processes)
+    assert code == 0, errors
+    assert "on 2 hosts over eth0,eth1 (10.77.0.1)" in output
+    assert "devices eth0+eth1" in output
+    assert "bare and raw: over 10.77.0.1 alone; the plugin's device is eth0+eth1" in output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bagua.net import native
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.network_path import NetworkPath, choose_path, interface_addresses
 
@@ -27,6 +28,15 @@ def test_a_local_run_uses_the_loopback_interface() -> None:
 
 def test_across_hosts_the_interface_is_the_one_of_the_path() -> None:
     assert choose(default="10.0.0.5") == NetworkPath("10.0.0.5", "eth0")
+
+
+def test_joined_interfaces_stay_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = native.NicGroups([["eth0", "eth1"], ["eth2"]], [])
+    monkeypatch.setattr(native, "nic_groups", lambda _: groups)
+    joins = {"BAGUA_NET_JOIN_NICS": "eth0+eth1"}
+    assert choose(default="10.0.0.5", environment=joins) == NetworkPath("10.0.0.5", "eth0,eth1")
+    assert choose(environment=joins) == NetworkPath("127.0.0.1", "lo")
+    assert choose(interface="eth0", environment=joins) == NetworkPath("10.0.0.5", "eth0")
 
 
 def test_the_users_interfaces_are_kept() -> None:

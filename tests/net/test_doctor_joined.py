@@ -55,3 +55,11 @@ def test_joined_interfaces_of_a_host() -> None:
         section = _interfaces_section(lab, BAGUA_NET_JOIN_NICS="eth8+eth9", NCCL_SOCKET_IFNAME="=eth0")
         assert section["status"] == "fail"
         assert "names eth8, eth9, and NCCL uses eth0 on this host" in json.dumps(section)
+        merge = {"NCCL_SOCKET_IFNAME": "=eth0,eth1,eth2", "BAGUA_NET_RAILS": "1"}
+        for variables, said in (
+            ({"NCCL_NET_FORCE_MERGE": "eth0,eth7"}, "names eth7, and NCCL's devices on this host are eth0, eth1, eth2"),
+            ({"NCCL_NET_FORCE_MERGE": "eth0,eth1;eth2"}, " is not a PCI device, and NCCL joins only these"),
+            ({"NCCL_NET_MERGE_LEVEL": "PHB"}, "NCCL_NET_MERGE_LEVEL=PHB: NCCL joins PCI devices of one NUMA node"),
+        ):
+            assert said in json.dumps(_interfaces_section(lab, **merge, **variables))
+        assert "NCCL joins" not in json.dumps(_interfaces_section(lab, **merge, NCCL_NET_MERGE_LEVEL="LOC"))

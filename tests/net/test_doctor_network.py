@@ -71,6 +71,22 @@ def test_nics_that_are_left_out(
         assert section.findings[1].remedy.startswith("set NCCL_SOCKET_IFNAME=eth0,eth1 if ")
 
 
+def test_devices_that_nccl_is_told_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [_ETH0, replace(_ETH1, used=True)]
+    monkeypatch.setattr(native, "interfaces", lambda _: both)
+    monkeypatch.setattr(native, "nic_groups", lambda _: native.NicGroups([["eth0"], ["eth1"]], []))
+    monkeypatch.setattr(
+        native,
+        "nccl_joins",
+        lambda _, groups: native.NcclJoins(["eth0", "eth1", "eth0#1", "eth1#1"], [""] * len(groups)),
+    )
+    section = network_check.check_interfaces({"NCCL_NET_FORCE_MERGE": "eth0,eth1:1;eth0#1,eth2"})
+    joined, missing = section.findings[1:]
+    assert (joined.status, missing.status) == (Status.OK, Status.WARN)
+    assert "makes one device of eth0, eth1" in joined.text
+    assert "names eth2" in missing.text
+
+
 def test_a_nic_without_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "interfaces", lambda _: [_ETH0, _ETH1, replace(_ETH1, name="docker0", pci_path="")])
     monkeypatch.setattr(interface_state, "has_lost_carrier", lambda name: name != "eth0")

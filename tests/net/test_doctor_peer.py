@@ -226,6 +226,7 @@ def test_what_a_peer_sends_is_made_harmless() -> None:
         {"streams": 10_000},
         {"streams": "1"},
         {"command": "rm"},
+        {"listen": "--help"},
     ],
 )
 def test_the_serving_end_starts_nothing_else(change: dict[str, Any]) -> None:

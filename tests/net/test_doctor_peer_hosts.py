@@ -78,6 +78,45 @@ def _are_of_the_link(rates: dict[tuple[str, int], float], direction: str) -> boo
     return 20 < one < 60 and four > 2 * one and 100 < sixteen < 300
 
 
+def test_each_pair_of_joined_interfaces_is_measured(variables: dict[str, str]) -> None:
+    joined = {**variables, "BAGUA_NET_JOIN_NICS": "auto", "NCCL_SOCKET_IFNAME": "=eth0,eth1,eth2"}
+    with Lab(nics=3, rate_mbit=(200, 100, 100), ip_versions=(4,)) as lab:
+        # The peer's third interface is not in the device that the first two are here.
+        own = {**joined, "NCCL_SOCKET_IFNAME": "=eth0,eth1"}
+
+        def examine() -> dict[str, Any]:
+            with serving(lab, joined, doctor("--serve", "--token", "abc")) as serve:
+                words = doctor("--peer", _PEER, "--token", "abc", "--json", "--seconds", "0.25")
+                result = lab.run(0, words, own)
+                said = serve.communicate(timeout=60)[0]
+            assert result.returncode == 0, result.stderr + said
+            return dict(json.loads(result.stdout)["sections"])
+
+        def rates(sections: dict[str, Any]) -> list[float]:
+            return [
+                pair[f"{way}_bytes_per_s"] * 8e-6
+                for pair in sections["joined"]["facts"]["pairs"]
+                for way in ("sent", "received")
+            ]
+
+        def are_of_the_links(sections: dict[str, Any]) -> bool:
+            return all(
+                0.5 * mbit < rate < 1.5 * mbit for rate, mbit in zip(rates(sections), (200, 200, 100, 100), strict=True)
+            )
+
+        sections = until(are_of_the_links, examine)
+        assert are_of_the_links(sections), rates(sections)
+        pairs = sections["joined"]["facts"]["pairs"]
+        assert [(pair["here"], pair["remote_address"]) for pair in pairs] == [
+            ("eth0", "10.77.0.2"),
+            ("eth1", "10.77.1.2"),
+        ]
+        assert sections["joined"]["findings"][-1]["text"].startswith("eth2 there: the kernel routes to no joined")
+        ring = sections["all_reduce"]["facts"]
+        assert ring["limit"] == "joined"
+        assert ring["busbw_bytes_per_s"] == pytest.approx(min(sum(rates(sections)[way::2]) for way in (0, 1)) / 8e-6)
+
+
 def test_a_peer_that_is_killed_in_the_middle(lab: Lab, variables: dict[str, str], tmp_path: Path) -> None:
     with serving(lab, variables, doctor("--serve", "--token", "abc")) as serve, (tmp_path / "said").open("w") as said:
         words = doctor("--peer", _PEER, "--token", "abc", "--seconds", "5")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua.net import native
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.launch_environment import LOOPBACK
 
@@ -21,7 +22,9 @@ _INET6_SCOPE_LINK = 0x20
 @dataclass(frozen=True)
 class NetworkPath:
     address: str
-    interface: str  # "" leaves NCCL_SOCKET_IFNAME to the user
+    interface: (
+        str  # "eth0", or "eth0,eth1" where BAGUA_NET_JOIN_NICS joins them; "" leaves NCCL_SOCKET_IFNAME to the user
+    )
 
 
 def interface_addresses() -> dict[str, list[str]]:
@@ -81,7 +84,19 @@ def choose_path(
         return NetworkPath(address, name)
     if environment.get("NCCL_SOCKET_IFNAME"):
         return NetworkPath(default_address, "")
-    return NetworkPath(default_address, _interface_of(default_address, addresses) or "")
+    name = _interface_of(default_address, addresses) or ""
+    return NetworkPath(default_address, ",".join(_joined_with(name, environment)))
+
+
+def _joined_with(name: str, environment: Mapping[str, str]) -> list[str]:
+    """The interface, and those that BAGUA_NET_JOIN_NICS joins with it."""
+    if "BAGUA_NET_JOIN_NICS" not in environment:
+        return [name]
+    try:
+        groups = native.nic_groups(environment).groups
+    except (ValueError, RuntimeError):  # the plugin will say why
+        groups = []
+    return next((group for group in groups if name in group), [name])
 
 
 def _interface_of(address: str, addresses: Mapping[str, list[str]]) -> str | None:

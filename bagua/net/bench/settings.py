@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class DriverRequest:
     connect: str = ""  # the server's host:port, for a client
     memory_bytes: int = 0  # what an end of a raw pair keeps
     write_bytes: int = 0  # of one call of an end of a raw pair; 0: the driver's default
+    listen: str = ""  # of a raw server: the address of its host to listen on; "": where that host's settings say
 
     def __post_init__(self) -> None:
         if self.backend not in (*BACKENDS, BASELINE):
@@ -44,6 +46,11 @@ class DriverRequest:
                 require_port(self.connect)
             except ValueError as error:
                 raise BenchError(str(error)) from None
+        if self.listen:
+            try:
+                ipaddress.ip_address(self.listen.partition("%")[0])
+            except ValueError as error:
+                raise BenchError(f"a driver cannot listen on {self.listen!r}, which is no address") from error
         if (self.memory_bytes > 0) != (self.backend == RAW):
             raise BenchError(f"backend {self.backend!r} cannot be started with {self.memory_bytes} B of memory")
 
@@ -73,7 +80,11 @@ class DriverSettings:
         ranks = ["--rank", str(request.rank), "--nranks", str(request.ranks)]
         if request.backend == RAW:
             raw = [str(self.driver), "raw", "--role", request.role, "--streams", str(request.streams)]
-            end = ["--address", self.address] if request.role == "server" else ["--connect", request.connect]
+            end = (
+                ["--address", request.listen or self.address]
+                if request.role == "server"
+                else ["--connect", request.connect]
+            )
             blocks = ["--write-bytes", str(request.write_bytes)] if request.write_bytes else []
             return [*raw, *end, "--memory-bytes", str(request.memory_bytes), *blocks]
         ring = [str(self.driver), "ring", *ranks, "--channels", str(self.channels)]

@@ -16,6 +16,7 @@ _JOIN_REMEDY = (
     "name in BAGUA_NET_JOIN_NICS and NCCL_SOCKET_IFNAME the interfaces to join, and have them up before the job starts"
 )
 _FILTERS = ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY")
+_FORCE_MERGE, _MERGE_LEVEL = "NCCL_NET_FORCE_MERGE", "NCCL_NET_MERGE_LEVEL"
 
 
 def check_interfaces(environment: Mapping[str, str]) -> Section:
@@ -28,7 +29,13 @@ def check_interfaces(environment: Mapping[str, str]) -> Section:
     dead = [row for row in rows if row.pci_path and row.address and interface_state.has_lost_carrier(row.name)]
     usable = [row for row in rows if row.pci_path and row.address and not row.loopback and row not in dead]
     joined, join_findings = _joined(environment, {row.name: row for row in rows})
-    findings = [_verdict(used), *join_findings, *_left_out(used, usable), *map(_without_link, dead)]
+    findings = [
+        _verdict(used),
+        *join_findings,
+        *_joined_by_nccl(environment),
+        *_left_out(used, usable),
+        *map(_without_link, dead),
+    ]
     table = [("interface", "address", "speed", "NUMA", "used", "why")]
     for row in rows:
         numa = str(row.numa_node) if row.numa_node >= 0 else "-"
@@ -83,6 +90,38 @@ def _joined(
         findings.append(ok(f"one device: {shown}{total}"))
     findings += [warn(sentence, _JOIN_REMEDY) for sentence in found.lost]
     return groups, findings
+
+
+def _joined_by_nccl(environment: Mapping[str, str]) -> list[Finding]:
+    """What NCCL is told to join. Without that it joins none of Bagua-Net's devices."""
+    level = environment.get(_MERGE_LEVEL, "")
+    findings = []
+    if level and level.upper() != "LOC":
+        text = f"{_MERGE_LEVEL}={level}: NCCL joins PCI devices of one NUMA node that are as near as that to each other"
+        findings.append(ok(f"{text}; NCCL_DEBUG=INFO shows which"))
+    parts = [part for part in environment.get(_FORCE_MERGE, "").split(";") if part]
+    groups = [[name.partition(":")[0].strip() for name in part.split(",")] for part in parts]
+    if not groups:
+        return findings
+    try:
+        joins = native.nccl_joins(environment, groups)
+    except (ValueError, RuntimeError):
+        return []  # _joined says why
+    for names, refusal in zip(groups, joins.refusals, strict=True):
+        missing = [name for name in names if name not in joins.devices]
+        if missing:
+            findings.append(
+                warn(
+                    f"{_FORCE_MERGE} names {', '.join(missing)}, and NCCL's devices on this host are "
+                    f"{', '.join(joins.devices)}",
+                    "correct the name, or leave it out on this host",
+                )
+            )
+        elif refusal:
+            findings.append(split_message(Status.WARN, f"{_FORCE_MERGE}: {refusal}"))
+        elif len(names) > 1:
+            findings.append(ok(f"{_FORCE_MERGE} makes one device of {', '.join(names)}, with NCCL 2.24 or later"))
+    return findings
 
 
 def _left_out(used: Sequence[native.Interface], usable: Sequence[native.Interface]) -> list[Finding]:

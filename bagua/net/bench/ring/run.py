@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bagua.net.bench.endpoint import Event
 from bagua.net.bench.machine import describe_machine
@@ -80,7 +80,7 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str]) -> R
             for session in sessions
             if isinstance(session, RingSession)
         },
-        notes=run.turns.notes,
+        notes=[*run.turns.notes, *_of_joined(sessions, team)],
         rows=rows,
         limit=limit,
         paired=paired_series(run.turns, [name for name in options.backends if name not in ("plugin", RAW)]),
@@ -122,6 +122,17 @@ def _title(team: Team, options: Options) -> str:
     plural = "" if options.busy_per_cpu == 1 else "es"
     busy = f", {options.busy_per_cpu} busy process{plural} per CPU" if options.busy_per_cpu else ""
     return f"ring all-reduce, {team.ranks} ranks x {options.channels} channels on {where} over {over}{busy}"
+
+
+def _of_joined(sessions: Sequence[RingSession | RawSession], team: Team) -> list[str]:
+    """The plugin uses several interfaces as one device, and what it is compared with has one address."""
+    devices = [str(one) for session in sessions for event in session.listening[:1] for one in event.get("devices", [])]
+    joined = [name for name in devices if "+" in name]
+    alone = dict.fromkeys(RAW if one.name.startswith(RAW) else one.name for one in sessions)
+    names = " and ".join(name for name in alone if name in ("bare", RAW))
+    if not joined or not names:
+        return []
+    return [f"{names}: over {team.path.address} alone; the plugin's device is {joined[0]}"]
 
 
 def describe_backend(name: str, listening: Event, options: Options) -> str:

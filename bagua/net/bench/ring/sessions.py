@@ -88,17 +88,20 @@ class RawSession:
         channels: int,
         largest_bytes: int,
         write_bytes: int = 0,
+        listen: str = "",
     ) -> None:
         """`write_bytes`: of one call; 0: the driver's default, 1 MiB. Small transfers over many connections need less,
-        or some connections have nothing to do at the end."""
+        or some connections have nothing to do at the end. `listen`: an address of the server's host, and otherwise the
+        one of its place."""
         self.streams = streams
         self._write_bytes = write_bytes
         self._ranks = ranks
         self._channels = channels
         self._client_place = client
         self._memory_bytes = ring_memory_bytes(largest_bytes, ranks, channels)
-        request = DriverRequest(RAW, server[0], ranks, "server", streams, "", self._memory_bytes, write_bytes)
+        request = DriverRequest(RAW, server[0], ranks, "server", streams, "", self._memory_bytes, write_bytes, listen)
         self._server: Endpoint = server[1].start(request)
+        self.listening: list[Event] = []
         self._client: Endpoint | None = None
 
     @property
@@ -106,7 +109,7 @@ class RawSession:
         return f"{RAW} x{self.streams}"
 
     def connect(self, timeout_s: float) -> None:
-        (listening,) = gather([self._server], "listening", timeout_s, "starting")
+        self.listening = gather([self._server], "listening", timeout_s, "starting")
         rank, place = self._client_place
         request = DriverRequest(
             RAW,
@@ -114,12 +117,12 @@ class RawSession:
             self._ranks,
             "client",
             self.streams,
-            listening["address"],
+            self.listening[0]["address"],
             self._memory_bytes,
             self._write_bytes,
         )
         self._client = place.start(request)
-        gather([self._server, self._client], "connected", timeout_s, f"connecting to {listening['address']}")
+        gather([self._server, self._client], "connected", timeout_s, f"connecting to {self.listening[0]['address']}")
 
     def run(self, case: Case, iterations: int, warmup: int, timeout_s: float) -> Sample:
         """TCP knows no messages, so the iterations are one transfer."""

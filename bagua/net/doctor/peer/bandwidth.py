@@ -65,11 +65,19 @@ class Bandwidth:
 
 
 def measure_bandwidth(
-    here: Place, there: Place, transfer_s: float, round_trip_s: float, progress: Progress
+    here: Place,
+    there: Place,
+    transfer_s: float,
+    round_trip_s: float,
+    progress: Progress,
+    counts: Sequence[int] = STREAMS,
+    addresses: tuple[str, str] = ("", ""),
 ) -> Bandwidth:
     """
     Args:
         transfer_s: how long a transfer should take.
+        counts: of connections.
+        addresses: of the two ends; "": those of their places.
     """
     found = Bandwidth()
     transfer_s = min(max(transfer_s, _ROUND_TRIPS * round_trip_s), _MAX_TRANSFER_S)
@@ -79,7 +87,8 @@ def measure_bandwidth(
     }
     for direction, ends in pairs.items():
         try:
-            sessions = [_connected(streams, ends) for streams in STREAMS]
+            listen = addresses[ends["server"][0]]
+            sessions = [_connected(streams, ends, listen) for streams in counts]
         except ConnectionLostError:
             raise
         except BenchError as error:
@@ -89,8 +98,8 @@ def measure_bandwidth(
     return found
 
 
-def _connected(streams: int, ends: Mapping[str, tuple[int, Place]]) -> RawSession:
-    session = RawSession(streams, ends["server"], ends["client"], 2, _CHANNELS, _LARGEST_BYTES, _WRITE_BYTES)
+def _connected(streams: int, ends: Mapping[str, tuple[int, Place]], listen: str) -> RawSession:
+    session = RawSession(streams, ends["server"], ends["client"], 2, _CHANNELS, _LARGEST_BYTES, _WRITE_BYTES, listen)
     session.connect(_CONNECT_S)
     return session
 
@@ -136,5 +145,5 @@ def _rate(direction: str, streams: int, size: int, seconds: Sequence[float], cpu
     )
 
 
-def progress_steps() -> int:
-    return 2 * len(STREAMS) * (1 + REPETITIONS)
+def progress_steps(counts: Sequence[int] = STREAMS) -> int:
+    return 2 * len(counts) * (1 + REPETITIONS)

@@ -7,7 +7,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bagua.net.bench.errors import BenchError, ConnectionLostError
@@ -30,6 +30,7 @@ from bagua.net.doctor.peer.checks import (
 )
 from bagua.net.doctor.peer.facts import HostFacts, facts_of_this_host, parse_facts, resolved
 from bagua.net.doctor.peer.handshake import STEP_S, connect, introduce
+from bagua.net.doctor.peer.joined import STREAMS, NicPair, check_joined, joined_pairs, together
 from bagua.net.doctor.peer.reach import reach_of
 from bagua.net.doctor.peer.serving import driver_settings
 from bagua.net.doctor.peer.tcp_facts import tcp_facts
@@ -76,10 +77,12 @@ def examine_peer(
         tcp = tcp_facts(connected)
         local = connection.local_address
         addresses = {one: _probe(one, port) for one in _used_addresses(there, remote)}
+        same_host = is_same_host(local, remote, here, there)
+        pairs = [] if same_host else joined_pairs(local, remote, here, there)
         bandwidth = Bandwidth()
         if large_passes:
             connection.send({"begin": True})
-            bandwidth = _measure(connection, there.host, driver, environment, transfer_s, round_trip_s, progress)
+            bandwidth = _measure(connection, there.host, pairs, driver, environment, transfer_s, round_trip_s, progress)
         else:
             connection.send({"finish": True})
     finally:
@@ -88,7 +91,9 @@ def examine_peer(
     ends = [one for one in (here.interface_of(local), there.interface_of(remote)) if one is not None]
     speeds = [one.speed_mbps for one in ends if one.speed_mbps]
     reach = reach_of(bandwidth, here, there, min(speeds, default=0), tcp.min_rtt_s)
-    same_host = is_same_host(local, remote, here, there)
+    is_joined = bool(pairs and bandwidth.rates)
+    if is_joined and reach is not None:
+        reach = together(reach, pairs)
     sections = (
         check_names(host, resolved(host), remote, here, there, same_host=same_host),
         check_versions(here, there),
@@ -96,6 +101,7 @@ def examine_peer(
         check_mtu(local, remote, here, there, tcp, large_passes, same_host=same_host),
         *([check_ports(addresses, bandwidth, local, remote)] if large_passes else []),
         check_bandwidth(bandwidth, tcp, round_trip_s, reach, same_host=same_host),
+        *([check_joined(pairs, local, remote, here, there)] if is_joined else []),
         check_reach(reach, fastest, same_host=same_host),
     )
     return Report(__version__, sections, python=sys.executable)
@@ -154,18 +160,25 @@ def _probe(address: str, port: int) -> str:
 def _measure(
     connection: LineConnection,
     host: str,
+    pairs: Sequence[NicPair],
     driver: Path,
     environment: Mapping[str, str],
     transfer_s: float,
     round_trip_s: float,
     progress: Callable[[int], Progress],
 ) -> Bandwidth:
+    """Of the addresses of the connection, which are those of the first pair. The others get theirs."""
     here = LocalPlace(driver_settings(driver, connection.local_address, environment))
     there = RemotePlace(connection, host, 1)
     failed = True
     try:
-        with progress(progress_steps()) as display:
+        with progress(progress_steps() + len(pairs[1:]) * progress_steps((STREAMS,))) as display:
             found = measure_bandwidth(here, there, transfer_s, round_trip_s, display)
+            for pair in pairs[:1]:
+                pair.bandwidth = found
+            for pair in pairs[1:]:
+                ends = (pair.local, pair.remote)
+                pair.bandwidth = measure_bandwidth(here, there, transfer_s, round_trip_s, display, (STREAMS,), ends)
         failed = bool(found.failed)
         return found
     except BenchError:

@@ -31,6 +31,7 @@ class InterfaceFacts:
         mtu: in bytes; 0: unknown.
         speed_mbps: of the link; 0: unknown.
         used: by Bagua-Net.
+        device: of NCCL's that it belongs to: "eth0+eth1" where interfaces are joined; "": it is not used.
     """
 
     name: str
@@ -39,6 +40,7 @@ class InterfaceFacts:
     speed_mbps: int = 0
     used: bool = False
     loopback: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,12 @@ class HostFacts:
 
     def interface_of(self, address: str) -> InterfaceFacts | None:
         return next((one for one in self.interfaces if address in one.addresses), None)
+
+    def joined_with(self, interface: InterfaceFacts) -> tuple[InterfaceFacts, ...]:
+        """It and the other interfaces of its device."""
+        return tuple(
+            one for one in self.interfaces if one == interface or (one.device and one.device == interface.device)
+        )
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,10 +115,13 @@ def resolved(name: str) -> list[str]:
 
 def _interfaces(environment: Mapping[str, str]) -> tuple[tuple[InterfaceFacts, ...], str]:
     error = ""
+    known: dict[str, native.Interface] = {}
+    devices: dict[str, str] = {}
     try:
         known = {row.name: row for row in native.interfaces(environment)}
+        devices = {name: "+".join(group) for group in native.nic_groups(environment).groups for name in group}
     except (ValueError, RuntimeError) as problem:
-        known, error = {}, str(problem)
+        error = str(problem)
     facts = []
     for name, addresses in interface_addresses().items():
         row = known.get(name)
@@ -122,6 +133,7 @@ def _interfaces(environment: Mapping[str, str]) -> tuple[tuple[InterfaceFacts, .
                 max(0, row.speed_mbps) if row else 0,
                 bool(row and row.used),
                 bool(row and row.loopback) or name == "lo",
+                devices.get(name, ""),
             )
         )
     return tuple(facts), error
@@ -173,6 +185,7 @@ def parse_facts(document: object) -> HostFacts:
                 _number(row.get("speed_mbps")),
                 row.get("used") is True,
                 row.get("loopback") is True,
+                _text(row.get("device")),
             )
             for row in rows[:_MAX_ITEMS]
         ),

@@ -23,7 +23,7 @@ class Reach:
     Attributes:
         busbw_bytes_per_s: of a ring: what the slower direction carries.
         streams: with how many connections.
-        limit: one of "link", "connection", "buffers", "cpu", "path".
+        limit: one of "link", "connection", "buffers", "cpu", "path", "joined".
         text: what limits it, for the user.
         per_connection_bytes_per_s: where connections are limited one by one; else None.
     """

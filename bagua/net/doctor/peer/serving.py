@@ -22,7 +22,7 @@ from bagua.net.library import driver_path
 # Of a whole examination, which takes a minute on a slow network.
 _SESSION_S = 900.0
 _IDLE_S = 120.0
-_MAX_DRIVERS = 16
+_MAX_DRIVERS = 40  # six for the first pair of interfaces, and two for each further one
 _MAX_STREAMS = 64
 _MAX_MEMORY_BYTES = 256 << 20
 
