@@ -12,6 +12,7 @@ stream.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua.codecs import Codec
+from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.forward_passes import ForwardPasses
 from bagua.fsdp.torch_internals import ShardedModule
 from bagua.fsdp.traffic import Traffic
@@ -54,6 +56,7 @@ class CompressedAllGather:
     ) -> None:
         self._sharded = sharded
         self._codec = codec
+        self._what = f"The all-gather of {codec.name} weights of {sharded.title}"
         self._plain = plain
         self._passes = passes
         self._traffic = traffic
@@ -73,6 +76,9 @@ class CompressedAllGather:
             input_tensor: [elements], this rank's part of `output_tensor`.
             group: whose ranks gather.
             async_op: return at once; the result waits for the gathered bytes and decompresses them.
+
+        Raises:
+            CollectiveError: a rank or the network failed; the result's `wait` raises it, too.
         """
         others = group.size() - 1
         plain = input_tensor.nbytes * others
@@ -80,15 +86,18 @@ class CompressedAllGather:
             self._traffic.count(plain, plain)
             return self._gather_exactly(output_tensor, input_tensor, group, async_op)
         if self.reference is not None:
-            sent = self.reference.gather_difference(output_tensor, input_tensor, self._codec)
+            with named_errors(self._what, group):
+                sent = self.reference.gather_difference(output_tensor, input_tensor, self._codec)
             self._traffic.count(others * sent, plain)
             return None
         own = self._codec.compress(input_tensor)
         gathered = own.new_empty((group.size(), own.shape[1]))
-        work = all_gather_flat(gathered, own, group=group, async_op=async_op)
+        named = partial(named_errors, self._what, group)
+        with named():
+            work = all_gather_flat(gathered, own, group=group, async_op=async_op)
         self._traffic.count(others * own.nbytes, plain)
         if work is not None:
-            return _Decompression(work, partial(self._codec.decompress, gathered, output_tensor))
+            return _Decompression(work, named, partial(self._codec.decompress, gathered, output_tensor))
         self._codec.decompress(gathered, output_tensor)
         return None
 
@@ -129,13 +138,20 @@ class CompressedAllGather:
 class _Decompression(dist.Work):
     """A gather of bytes that is under way, and what is done with them: on the stream that waits."""
 
-    def __init__(self, gather: dist.Work, decompress: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        gather: dist.Work,
+        named: Callable[[], contextlib.AbstractContextManager[None]],
+        decompress: Callable[[], object],
+    ) -> None:
         super().__init__()
         self._gather = gather
+        self._named = named
         self._decompress: Callable[[], object] | None = decompress
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        done = self._gather.wait() if timeout is None else self._gather.wait(timeout)
+        with self._named():
+            done = self._gather.wait() if timeout is None else self._gather.wait(timeout)
         decompress, self._decompress = self._decompress, None
         if decompress is not None:
             decompress()

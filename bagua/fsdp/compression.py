@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 from bagua.codecs import Codec, get_codec
 from bagua.fsdp.all_gather import CompressedAllGather
+from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.compressed_module import CompressedModule
 from bagua.fsdp.forward_passes import ForwardPasses
 from bagua.fsdp.handle import CompressionHandle
@@ -67,6 +68,8 @@ def compress_communication(
         ValueError: an argument does not fit, or `model` is not sharded in a way that can be compressed; nothing has
             changed then.
         TypeError: an argument is of another type.
+        CollectiveError: a rank did not call this within its group's timeout. Steps raise it, too, if a compressed
+            collective loses a rank.
         RuntimeError: this version of torch is not supported.
     """
     if exact_weights_every is not None and (type(exact_weights_every) is not int or exact_weights_every < 1):
@@ -123,10 +126,10 @@ def compress_communication(
         built = CompressedModule(one)
         if gradient_codec is not None and (group is None or compress_shard):
             residual = Residual(one.name) if error_feedback else None
-            built.reduce_scatter = CompressedReduceScatter(gradient_codec, traffic["gradients"], residual)
+            built.reduce_scatter = CompressedReduceScatter(gradient_codec, traffic["gradients"], residual, one.title)
         if gradient_codec is not None and group is not None:
             residual = Residual(one.name) if error_feedback else None
-            built.all_reduce = ReplicaAllReduce(group, gradient_codec, traffic["gradients"], residual)
+            built.all_reduce = ReplicaAllReduce(group, gradient_codec, traffic["gradients"], residual, one.title)
         if weight_codec is not None:
             reference = WeightReference(one.shard_group) if weight_differences else None
             built.all_gather = CompressedAllGather(
@@ -218,10 +221,16 @@ def _check(
             )
 
 
-def _compare(groups: Iterable[dist.ProcessGroup], found: list[ShardedModule], settings: dict[str, Any]) -> None:
-    """Ranks with other settings would send messages of other sizes: NCCL would hang."""
+def _compare(groups: Sequence[dist.ProcessGroup], found: list[ShardedModule], settings: dict[str, Any]) -> None:
+    """Ranks with other settings would send messages of other sizes: NCCL would hang.
+
+    Raises:
+        ValueError: they have.
+        CollectiveError: a rank has not called, or is gone.
+    """
     told = (settings, [one.name for one in found])
-    known = told_by_all(groups, told)
+    with named_errors("compress_communication, which every rank of the model has to call,", *groups):
+        known = told_by_all(groups, told)
     other = sorted(rank for rank, theirs in known.items() if theirs != told)
     if other:
         raise ValueError(

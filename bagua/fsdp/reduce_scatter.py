@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua.codecs import Codec
+from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.residual import Residual
 from bagua.fsdp.traffic import Traffic
 
@@ -28,10 +29,14 @@ class CompressedReduceScatter:
         codec: of the gradients.
         traffic: counts what is sent.
         residual: error feedback, or None.
+        title: of the module, for messages.
     """
 
-    def __init__(self, codec: Codec, traffic: Traffic, residual: Residual | None) -> None:
+    def __init__(
+        self, codec: Codec, traffic: Traffic, residual: Residual | None = None, title: str = "the model"
+    ) -> None:
         self._codec = codec
+        self._what = f"The reduce-scatter of {codec.name} gradients of {title}"
         self._traffic = traffic
         self.residual = residual
 
@@ -48,11 +53,14 @@ class CompressedReduceScatter:
             group: whose ranks reduce.
             op: AVG, SUM or PREMUL_SUM.
             async_op: without effect: on CUDA the result is there for the current stream, on CPUs it is there.
+
+        Raises:
+            CollectiveError: a rank or the network failed.
         """
         plain = input_tensor.nbytes // group.size() * (group.size() - 1)
-        sent = reduce_scatter(
-            output_tensor, input_tensor, group, self._codec, factor_of(op, group.size()), self.residual
-        )
+        factor = factor_of(op, group.size())
+        with named_errors(self._what, group):
+            sent = reduce_scatter(output_tensor, input_tensor, group, self._codec, factor, self.residual)
         self._traffic.count(sent, plain)
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua.codecs import Codec
+from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.reduce_scatter import factor_of, reduce_scatter
 from bagua.fsdp.residual import Residual
 from bagua.fsdp.traffic import Traffic
@@ -32,10 +33,19 @@ class ReplicaAllReduce:
         codec: of the gradients.
         traffic: counts what is sent.
         residual: error feedback of what the ranks send to be averaged, or None.
+        title: of the module, for messages.
     """
 
-    def __init__(self, group: dist.ProcessGroup, codec: Codec, traffic: Traffic, residual: Residual | None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        codec: Codec,
+        traffic: Traffic,
+        residual: Residual | None = None,
+        title: str = "the model",
+    ) -> None:
         self.group = group
+        self._what = f"The all-reduce between replicas of {codec.name} gradients of {title}"
         self._codec = codec
         self._traffic = traffic
         self.residual = residual
@@ -44,6 +54,9 @@ class ReplicaAllReduce:
         """
         Args:
             reduce_output: [elements], a dtype of the codec; it becomes `factor` times the sum over the replicas.
+
+        Raises:
+            CollectiveError: a rank or the network failed.
         """
         if reduce_output.is_cuda:
             # Its memory belongs to the reduce-scatter stream, whose next user would not wait for this stream: torch
@@ -57,10 +70,11 @@ class ReplicaAllReduce:
             return
         flat = torch.nn.functional.pad(reduce_output, (0, -elements % (ranks * self._codec.alignment)))
         part = flat.new_empty(flat.numel() // ranks, dtype=torch.float32)
-        sent = reduce_scatter(part, flat, self.group, self._codec, factor, self.residual)
-        own = self._codec.compress(part)
-        gathered = own.new_empty((ranks, own.shape[1]))
-        all_gather_flat(gathered, own, group=self.group)
+        with named_errors(self._what, self.group):
+            sent = reduce_scatter(part, flat, self.group, self._codec, factor, self.residual)
+            own = self._codec.compress(part)
+            gathered = own.new_empty((ranks, own.shape[1]))
+            all_gather_flat(gathered, own, group=self.group)
         self._codec.decompress(gathered, flat)
         reduce_output.copy_(flat[:elements])
         plain = 2 * (ranks - 1) * reduce_output.nbytes // ranks

@@ -52,6 +52,11 @@ class ShardedModule:
         self._is_root = is_root
 
     @property
+    def title(self) -> str:
+        """Its name in messages."""
+        return f"module {self.name!r}" if self.name else "the model"
+
+    @property
     def shard_group(self) -> dist.ProcessGroup:
         """The ranks over which the parameters are sharded. Only where `has_shards`."""
         group: dist.ProcessGroup = self._group.mesh_info.shard_process_group

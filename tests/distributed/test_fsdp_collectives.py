@@ -70,7 +70,7 @@ def _reduce_scatter(reductions: list[str]) -> None:
         gradients = _drawn(ranks * size, dtype, seed, device)
         of_all = _of_all(gradients)
         traffic = Traffic()
-        reduce = CompressedReduceScatter(codec, traffic, None)
+        reduce = CompressedReduceScatter(codec, traffic)
         output = reduce.allocate((size,), dtype=dtype, device=device)
         reduce(output, gradients, dist.group.WORLD, op)  # type: ignore[arg-type]
         if not size:
@@ -106,7 +106,7 @@ def _all_reduce() -> None:
         of_all = [one.cpu() for one in _of_all(gradients)]
         # The average and the sum, by turns.
         factor = (1.0, 1 / ranks)[seed % 2]
-        reduction = ReplicaAllReduce(dist.group.WORLD, codec, Traffic(), None)  # type: ignore[arg-type]
+        reduction = ReplicaAllReduce(dist.group.WORLD, codec, Traffic())  # type: ignore[arg-type]
         reduction.reduce(gradients, factor)
         check_tensor_on_ranks(gradients, f"{name} {dtype} {size}")
         if not size:
@@ -133,7 +133,7 @@ def _error_feedback() -> None:
             constant = _drawn(ranks * size, dtype, size, device)
             expected = torch.stack([one.view(ranks, -1)[rank] for one in _of_all(constant)]).float().mean(0)
             with_feedback: Any = CompressedReduceScatter(codec, Traffic(), Residual("layer"))
-            without: Any = CompressedReduceScatter(codec, Traffic(), None)
+            without: Any = CompressedReduceScatter(codec, Traffic())
             errors = []
             for reduce in (with_feedback, without):
                 total = torch.zeros_like(expected)
