@@ -7,6 +7,7 @@ belongs to the user; where none is given, one is kept as long as the torch group
 # No `from __future__ import annotations`: DDP compares the hooks' annotations with classes, not with their names.
 
 import copy
+import logging
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed has it as
 from bagua.codecs import Codec, get_codec
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.comm_hooks.background import Background, background_of
-from bagua.comm_ops.compressed import DEFAULT_CODEC, CompressedAllReduce, compressed_alignment
+from bagua.comm_ops.compressed import DEFAULT_CODEC, CompressedAllReduce, compressed_alignment, idle_hierarchy
 from bagua.kernels.scratch_memory import scratch
 from bagua.replicas.replica_check import Replica, ReplicasDifferError
 
@@ -113,6 +114,9 @@ class ByteGradState:
                 raise found_errors[0]
             operation = CompressedAllReduce(background.group, self.average, self.hierarchical, codec=self.codec)
             alignment = compressed_alignment(background.group, self.hierarchical, self.codec)
+            if background.group.ranks[0] == dist.get_rank():
+                for line in idle_hierarchy(background.group, self.hierarchical, "gradients"):
+                    logging.getLogger("bagua").warning(line)
             found = self._places[device.type] = _Place(background, operation, alignment)
         return found
 

@@ -47,6 +47,18 @@ def compressed_alignment(group: BaguaProcessGroup, hierarchical: bool, codec: st
     return math.lcm(group.size, nodes) * get_codec(codec).alignment
 
 
+def idle_hierarchy(group: BaguaProcessGroup, hierarchical: bool, what: str) -> list[str]:
+    """What to log where `hierarchical` keeps all communication within one node, in which nothing is compressed.
+
+    Args:
+        what: is compressed between nodes, in the plural.
+    """
+    if not hierarchical or group.size == 1 or len(group.topology.nodes) > 1:
+        return []
+    why = f"compresses {what} between nodes, and there is one: they are sent uncompressed"
+    return [f"hierarchical=True {why}. hierarchical=False compresses them between ranks"]
+
+
 class CompressedAllReduce(PrescaledOp):
     """Sum or mean of the bucket over the group, sent as bytes.
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 from support.rank_tests import on_ranks
-from support.training import mlp
+from support.training import TWO_NODES_OF_TWO, batches, loss_of, mlp, torch_ddp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import bagua.torch_api as bagua
+from bagua.comm_hooks import ByteGradState, bytegrad, hierarchical_bytegrad
 from bagua.fsdp import compress_communication
 from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 from bagua.torch_api.sharded_replicas import exchange_shards
 
 
@@ -41,6 +43,10 @@ def told_of(action: Callable[[], object]) -> list[str]:
 
 
 def wrap(net: nn.Module, name: str, **options: Any) -> None:
+    if name == "qadam":
+        qadam = QAdamOptimizer(net.parameters(), warmup_steps=2)
+        bagua.with_bagua(net, [qadam], QAdamAlgorithm(qadam, **options))
+        return
     bagua.with_bagua(net, [torch.optim.SGD(net.parameters(), lr=0.1)], Algorithm.init(name, **options))
 
 
@@ -51,6 +57,16 @@ def test_of_algorithms(rank: int, device: torch.device) -> None:
         assert rank == 0 or not lines
         return lines
 
+    def of_hook(hook: Any) -> list[str]:
+        def train() -> None:
+            model = torch_ddp(mlp(0, device))
+            model.register_comm_hook(ByteGradState(hierarchical=hook is hierarchical_bytegrad), hook)
+            for batch in batches(rank, 2, device):
+                loss_of(model, batch).backward()
+
+        return told_of(train)
+
+    between = "between nodes, and there is one: they are sent uncompressed. hierarchical=False compresses them"
     streaming = {"name": "streaming_diloco", "sync_every": 4}
     reason = "has no effect: parameters are float64, and it compresses bfloat16, float16, float32"
     for lines, expected in (
@@ -69,15 +85,29 @@ def test_of_algorithms(rank: int, device: torch.device) -> None:
             of("decentralized", peer_selection_mode="shift_one"),
             "peer_selection_mode='shift_one' has no effect: with hierarchical=True nodes are paired",
         ),
+        (of("gradient_allreduce", hierarchical=True), "hierarchical=True has no effect: there is one node"),
+        (of("bytegrad"), f"hierarchical=True compresses gradients {between}"),
+        (of("low_precision_decentralized"), f"hierarchical=True compresses weights {between}"),
+        (of("qadam"), f"hierarchical=True compresses momenta {between}"),
+        (of_hook(hierarchical_bytegrad), f"hierarchical=True compresses gradients {between}"),
     ):
         assert len(lines) == (rank == 0)
         assert all(line.startswith(expected) for line in lines), lines
     # The nearest with an effect.
     assert of(**streaming, alpha=0.99, codec="int4", dtype=torch.bfloat16) == []
     assert of("diloco", sync_every=2, warmup_steps=2, warmup_codec="int8", momentum_rounds=1) == []
-    assert of("bytegrad") == []
+    for name in ("bytegrad", "low_precision_decentralized", "qadam"):
+        assert of(name, hierarchical=False) == []
+    assert of_hook(bytegrad) == []
+    assert of("gradient_allreduce") == []
     assert of("decentralized") == []
     assert of("decentralized", peer_selection_mode="shift_one", hierarchical=False) == []
+
+
+@on_ranks(4, env=TWO_NODES_OF_TWO)
+def test_of_several_nodes(device: torch.device) -> None:
+    for name in ("gradient_allreduce", "bytegrad", "low_precision_decentralized"):
+        assert told_of(partial(wrap, mlp(0, device), name, hierarchical=True)) == [], name
 
 
 @on_ranks(2)

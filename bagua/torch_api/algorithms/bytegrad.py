@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from bagua.codecs import Codec, get_codec
-from bagua.comm_ops.compressed import DEFAULT_CODEC, compressed_alignment
+from bagua.comm_ops.compressed import DEFAULT_CODEC, compressed_alignment, idle_hierarchy
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, idle_codec
 
@@ -57,7 +57,8 @@ class ByteGradAlgorithmImpl(AlgorithmImpl):
         )
 
     def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
-        return idle_codec("codec", self.codec, bagua_ddp)
+        found = idle_codec("codec", self.codec, bagua_ddp)
+        return found or idle_hierarchy(self.process_group, self.hierarchical, "gradients")
 
 
 class ByteGradAlgorithm(Algorithm):

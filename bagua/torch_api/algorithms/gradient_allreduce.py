@@ -29,6 +29,11 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
             hierarchical=self.hierarchical, average=self.average, group=self.process_group
         )
 
+    def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
+        if not self.hierarchical or self.process_group.size == 1 or len(self.process_group.topology.nodes) > 1:
+            return []
+        return ["hierarchical=True has no effect: there is one node"]
+
 
 class GradientAllReduceAlgorithm(Algorithm):
     """

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bagua.codecs import Codec, get_codec
 from bagua.comm_ops.averaging_memory import Scratch
-from bagua.comm_ops.compressed import DEFAULT_CODEC
+from bagua.comm_ops.compressed import DEFAULT_CODEC, idle_hierarchy
 from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
@@ -135,6 +135,9 @@ class LowPrecisionDecentralizedAlgorithmImpl(ExchangeAfterSteps):
         for name, parts in bucket.replicas_by_name():
             for part, kept in zip(parts, self._kept.pop(name, ()), strict=False):
                 part.copy_(kept)
+
+    def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
+        return idle_hierarchy(self.process_group, self.hierarchical, "weights")
 
     def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
         if self._interval.count():

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bagua.comm_ops.compressed import compressed_alignment
+from bagua.comm_ops.compressed import compressed_alignment, idle_hierarchy
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
@@ -192,6 +192,9 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         )
         if self.grad_scaler is not None:
             bucket.append_op(_CarryOverflow())
+
+    def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
+        return idle_hierarchy(self.process_group, self.hierarchical, "momenta")
 
     def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
         if not (self._compressed and bagua_ddp.find_unused_parameters):
