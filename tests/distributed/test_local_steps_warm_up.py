@@ -143,6 +143,26 @@ def test_tuning_and_unused_parameters(rank: int, device: torch.device) -> None:
             check_ranks_equal(model)
 
 
+@pytest.mark.parametrize("name", ["local_sgd", "async"])
+@on_ranks(2)
+def test_passes_that_make_a_step_together_count_once(rank: int, device: torch.device, name: str) -> None:
+    """Each makes a part of the gradients, and the last one completes the only bucket."""
+    options = {"sync_every": 2} if name == "local_sgd" else {}
+    net = TwoHeads().to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model: Any = bagua.with_bagua(net, [optimizer], Algorithm.init(name, **options, warmup_steps=2))
+    for step, (x, _) in enumerate(batches(rank, 2, device)):
+        assert model.bagua_algorithm.state_dict()["warmup_steps_done"] == step
+        optimizer.zero_grad()
+        for loss in [model(x, head=head).square().mean() for head in range(2)]:
+            loss.backward()
+        optimizer.step()
+        check_ranks_equal(model)
+    assert not model.bagua_algorithm.ranks_in_step
+    if name == "async":
+        model.bagua_algorithm.abort(model)
+
+
 @pytest.mark.parametrize("name", ["local_sgd", "diloco", "streaming_diloco", "async"])
 @pytest.mark.parametrize("steps", [-1, 2.5, True, "10"])
 def test_steps_that_are_none(name: str, steps: Any) -> None:

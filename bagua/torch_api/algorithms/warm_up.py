@@ -49,7 +49,7 @@ class WarmUp:
     def end_pass(self, bagua_ddp: AlgorithmFacade) -> None:
         """At the end of each backward pass: waits for the gradients, and counts."""
         bagua_ddp.scheduler.wait_pending_comm_ops()
-        if bagua_ddp.scheduler.sent:  # otherwise it was torch.autograd.grad, whose gradients are no step's
+        if bagua_ddp.scheduler.sent:  # otherwise it made a part of the gradients, and another pass makes the rest
             self.done += 1
 
     def load(self, done: int, was_over: bool) -> None:
