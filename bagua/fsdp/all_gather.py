@@ -56,7 +56,6 @@ class CompressedAllGather:
     ) -> None:
         self._sharded = sharded
         self._codec = codec
-        self._what = f"The all-gather of {codec.name} weights of {sharded.title}"
         self._plain = plain
         self._passes = passes
         self._traffic = traffic
@@ -86,18 +85,19 @@ class CompressedAllGather:
             self._traffic.count(plain, plain)
             return self._gather_exactly(output_tensor, input_tensor, group, async_op)
         if self.reference is not None:
-            with named_errors(self._what, group):
+            with self._named(group):
                 sent = self.reference.gather_difference(output_tensor, input_tensor, self._codec)
             self._traffic.count(others * sent, plain)
             return None
         own = self._codec.compress(input_tensor)
         gathered = own.new_empty((group.size(), own.shape[1]))
-        named = partial(named_errors, self._what, group)
-        with named():
+        with self._named(group):
             work = all_gather_flat(gathered, own, group=group, async_op=async_op)
         self._traffic.count(others * own.nbytes, plain)
         if work is not None:
-            return _Decompression(work, named, partial(self._codec.decompress, gathered, output_tensor))
+            return _Decompression(
+                work, partial(self._named, group), partial(self._codec.decompress, gathered, output_tensor)
+            )
         self._codec.decompress(gathered, output_tensor)
         return None
 
@@ -113,10 +113,15 @@ class CompressedAllGather:
         self, output: Tensor, weights: Tensor, group: dist.ProcessGroup, async_op: bool
     ) -> dist.Work | None:
         reference = self.reference if self._is_training(group) else None
-        work: dist.Work | None = self._plain(output, weights, group, async_op and reference is None)
+        with self._named(group, "exact"):
+            work: dist.Work | None = self._plain(output, weights, group, async_op and reference is None)
         if reference is not None:
             reference.follow(output)
         return work
+
+    def _named(self, group: dist.ProcessGroup, kind: str = "") -> contextlib.AbstractContextManager[None]:
+        what = f"The all-gather of {kind or self._codec.name} weights of {self._sharded.title}"
+        return named_errors(what, group)
 
     def _is_training(self, group: dist.ProcessGroup) -> bool:
         return self._sharded.module.training and group is self._sharded.shard_group

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from bagua.error_text import one_line
 from bagua.job.failure_report import MAX_ERROR_LENGTH, CollectiveError, is_communication_error
+from bagua.job.gone import of_fewer_batches
 from bagua.rank_list import rank_list
 
 
@@ -34,6 +35,6 @@ def named_errors(what: str, *groups: dist.ProcessGroup) -> Iterator[None]:
         raise CollectiveError(
             f"{what} failed: a rank exited, came later than the group's timeout, or could not be reached.\n"
             f"On rank {dist.get_rank()}, between {rank_list(ranks)}: {one_line(error, MAX_ERROR_LENGTH)}\n"
-            "Find the first error in the logs of all ranks, and check that all of them run the same steps. Then restart"
-            " all ranks from the last checkpoint."
+            f"Find the first error in the logs of all ranks; if there is none, {of_fewer_batches(join_helps=False)}."
+            " Then restart all ranks from the last checkpoint."
         ) from error

@@ -35,7 +35,8 @@ class WeightReference:
 
     def follow(self, weights: Tensor) -> None:
         """The ranks now have `weights`, [ranks * elements]."""
-        self._full, self._own = weights.clone(), None
+        with torch.inference_mode(False):  # later passes change it in place
+            self._full, self._own = weights.clone(), None
 
     def gather_difference(self, output: Tensor, weights: Tensor, codec: Codec) -> int:
         """Writes the reference, moved by the differences of all ranks, into `output`, [ranks * elements].
@@ -47,7 +48,8 @@ class WeightReference:
             the bytes that this rank has sent to each other rank.
         """
         if self._own is not None:
-            self._full = torch.empty_like(output)
+            with torch.inference_mode(False):
+                self._full = torch.empty_like(output)
             all_gather_flat(self._full, self._own.to(output.device), group=self._group)
             self._own = None
         full = self._full

@@ -24,6 +24,7 @@ OPERATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "The reduce-scatter of int8 gradients of module 'layer'": ({}, "backward"),
     "The all-reduce between replicas of int4 gradients of module 'layer'": ({"gradients": "int4"}, "backward"),
     "The all-gather of bf16 weights of module 'layer'": ({"weights": "bf16"}, "forward"),
+    "The all-gather of exact weights of module 'layer'": ({"weights": "bf16", "exact_weights_every": 1}, "forward"),
     "The all-gather of int8 weights of module 'layer'": ({"weights": "int8", "weight_differences": True}, "forward"),
 }
 

@@ -256,6 +256,18 @@ def _differences(device: torch.device) -> None:
     assert 0 < far[0] < far[1] / 20, far
 
 
+def _inference(device: torch.device) -> None:
+    """The weights that differences refer to may be those of a pass in inference mode."""
+    ours, _ = twins(device, reshard_after_forward=False)
+    compress_communication(ours, None, weights="bf16", weight_differences=True, exact_weights_every=3)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    data = batches(dist.get_rank(), 3, device)
+    train_sharded(ours, [optimizer], data)
+    with torch.inference_mode():
+        ours(data[0][0])  # exact, as the third pass
+    train_sharded(ours, [optimizer], data)
+
+
 def _mixed_dtypes(device: torch.device) -> None:
     """One module gathers bytes of two dtypes: they are sent as they are, with a warning."""
 
@@ -321,6 +333,7 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "exact every": _exact_every,
     "never called": _never_called,
     "differences": _differences,
+    "inference": _inference,
     "mixed dtypes": _mixed_dtypes,
     "quality": _quality,
 }
