@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.local_steps import RATE, Reference, batch, loss_of, make_step, model_of
+from support.logged import told_of
 from support.ranks import run_ranks
 from support.training import begin, message_of
 from torch import Tensor, nn
@@ -148,6 +150,37 @@ def test_differences_are_compressed_by_any_codec() -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_weights_are_those_of_the_formulas(ranks: int) -> None:
     run_ranks(ranks, _formulas)
+
+
+def _steps_at_forward_passes() -> None:
+    rank, device = begin()
+    # What the outer optimizer makes in inference mode, it can change later.
+    model, optimizer = trained(rank, device, "diloco", {"sync_every": 1})
+    for number in range(4):
+        loss_of(model, batch(number, rank).to(device)).backward()
+        with torch.inference_mode():
+            model(batch(number, rank).to(device))
+        make_step(model, [optimizer], number, rank)
+        assert model.bagua_algorithm.rounds == 2 * number + 2
+
+    # Who accumulates gradients without no_sync is told; a GradScaler that skips some steps is not meant.
+    def train(passes: int, steps: int) -> None:
+        for number in range(steps):
+            for _ in range(passes):
+                loss_of(model, batch(number, rank).to(device)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for lines, passes in ((1, 2), (0, 1)):
+        model, optimizer = trained(rank, device, "local_sgd", {"sync_every": 40})
+        train(20, 1)
+        found = told_of(functools.partial(train, passes, 40))
+        assert len(found) == (lines if rank == 0 else 0)
+        assert all("After 34 of the first 50 backward passes" in line and "no_sync()" in line for line in found), found
+
+
+def test_steps_without_a_step_of_the_optimizer() -> None:
+    run_ranks(2, _steps_at_forward_passes)
 
 
 def _steps_states_and_refusals() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from support.logged import told_of
 from support.rank_tests import on_ranks
 from support.training import TWO_NODES_OF_TWO, batches, loss_of, mlp, torch_ddp
 from torch import nn
@@ -20,26 +19,6 @@ from bagua.fsdp import compress_communication
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 from bagua.torch_api.sharded_replicas import exchange_shards
-
-
-class _Warnings(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-def told_of(action: Callable[[], object]) -> list[str]:
-    """Warnings of the logger `bagua`."""
-    handler = _Warnings()
-    logging.getLogger("bagua").addHandler(handler)
-    try:
-        action()
-    finally:
-        logging.getLogger("bagua").removeHandler(handler)
-    return handler.lines
 
 
 def wrap(net: nn.Module, name: str, **options: Any) -> None:

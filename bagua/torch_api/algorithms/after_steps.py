@@ -8,10 +8,12 @@ steps as its peers, whatever its gradients are.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from bagua.error_text import listed
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from bagua.engine.algorithm_facade import AlgorithmFacade
 
 _MOST_NAMES = 10  # that an error lists
+# Of the first steps of a module, so many were made at a forward pass, in which no optimizer stepped: more than a
+# GradScaler skips while it finds its scale.
+_FIRST_STEPS, _MOST_SKIPPED = 50, 24
+_logger = logging.getLogger("bagua")
 
 
 class ExchangeAfterSteps(AlgorithmImpl):
@@ -36,6 +42,8 @@ class ExchangeAfterSteps(AlgorithmImpl):
         # Positions among the listed optimizers: that step these parameters, and that did since the backward pass.
         self._steppers: set[int] = set()
         self._stepped: set[int] = set()
+        # Steps of the rank, and how many of them followed no step of the optimizers.
+        self._made = self._skipped = 0
 
     def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
         """The rank has made a step, and its peers make theirs. A subclass exchanges here. Nothing by default."""
@@ -86,13 +94,26 @@ class ExchangeAfterSteps(AlgorithmImpl):
     def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
         return lambda _: self._make_step_if_due(bagua_ddp)
 
+    @torch.inference_mode(False)  # what an outer optimizer makes here is used in later steps
     def _make_step(self, bagua_ddp: AlgorithmFacade) -> None:
         self._round.on(RoundEvent.EXCHANGED)
         self._stepped.clear()
+        self._made += 1
+        if self._made == _FIRST_STEPS and self._skipped > _MOST_SKIPPED:
+            self._tell_of_accumulation(bagua_ddp.bagua_module_name)
         self.after_step(bagua_ddp)
+
+    def _tell_of_accumulation(self, module_name: str) -> None:
+        if dist.get_rank() == self.process_group.ranks[0]:
+            _logger.warning(
+                f"After {self._skipped} of the first {_FIRST_STEPS} backward passes of {module_name}, not all of its"
+                " optimizers stepped; each pass counts as a step.\n"
+                "To accumulate gradients, run all passes but the last of a step in no_sync()."
+            )
 
     def _make_step_if_due(self, bagua_ddp: AlgorithmFacade) -> None:
         if self._round.is_due:
+            self._skipped += 1
             self._make_step(bagua_ddp)
 
     def finish(self, bagua_ddp: AlgorithmFacade) -> None:
