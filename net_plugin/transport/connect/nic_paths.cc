@@ -109,13 +109,16 @@ RareLog::Line describe_mismatch(const std::vector<NetworkInterface>& interfaces,
   const std::size_t there = handle.addresses();
   if ((here == 1 && there == 1) || is_of_this_host(paths[0].address)) return {};
   const std::string peer = paths[0].address.host();
+  const std::string kind = "interfaces " + peer;
   std::string names;
   for (const NetworkInterface& interface : interfaces) names += (names.empty() ? "" : "+") + interface.name;
   if (is_of_other_family(interfaces, handle)) {
-    return {LogLevel::kWarn, "Bagua-Net: joined interfaces cannot be used together between " + names + " (" +
-                                 interfaces[0].address.host() + ") and " + peer +
-                                 ", an address of the other family. The kernel chooses the way. Set "
-                                 "NCCL_SOCKET_FAMILY alike on every rank (AF_INET or AF_INET6)"};
+    return {LogLevel::kWarn,
+            "Bagua-Net: joined interfaces cannot be used together between " + names + " (" +
+                interfaces[0].address.host() + ") and " + peer +
+                ", an address of the other family. The kernel chooses the way. Set "
+                "NCCL_SOCKET_FAMILY alike on every rank (AF_INET or AF_INET6)",
+            kind};
   }
   std::set<std::string> used_here;
   std::set<std::string> used_there;
@@ -126,11 +129,12 @@ RareLog::Line describe_mismatch(const std::vector<NetworkInterface>& interfaces,
     pairs += (pairs.empty() ? "" : ", ") + path.interface.name + " to " + path.address.host();
   }
   if (here == there && used_here.size() == here && used_there.size() == there) return {};
-  return {LogLevel::kInfo, "Bagua-Net: " + names + " here and " + std::to_string(there) +
-                               (there == 1 ? " interface" : " interfaces") + " of the peer at " + peer +
-                               " are used as " + pairs +
-                               ". If more should be, check BAGUA_NET_JOIN_NICS and NCCL_SOCKET_IFNAME on both hosts, "
-                               "and the routes"};
+  return {LogLevel::kInfo,
+          "Bagua-Net: " + names + " here and " + std::to_string(there) + (there == 1 ? " interface" : " interfaces") +
+              " of the peer at " + peer + " are used as " + pairs +
+              ". If more should be, check BAGUA_NET_JOIN_NICS and NCCL_SOCKET_IFNAME on both hosts, and "
+              "the routes",
+          kind};
 }
 
 std::vector<std::size_t> share_paths(std::size_t streams, std::size_t paths, std::size_t first, bool first_is_small) {

@@ -286,7 +286,7 @@ void OutboundHandshakes::take_addresses(Attempt& attempt, const std::vector<Hand
 void OutboundHandshakes::log_mismatch(const Attempt& attempt) {
   const RareLog::Line line = describe_mismatch(attempt.interfaces, attempt.handle, attempt.ticket.paths);
   if (line.text.empty()) return;
-  log_->add_if_due(line.level, "interfaces " + attempt.ticket.paths[0].address.host(), [&] { return line.text; });
+  log_->add_if_due(line.level, line.kind, [&] { return line.text; });
 }
 
 void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
