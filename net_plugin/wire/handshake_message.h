@@ -114,7 +114,7 @@ struct Reply {
   std::uint64_t process_id = 0;
   std::uint32_t max_chunk_bytes = 0;
   std::uint32_t features = 0;
-  std::vector<HandleAddress> addresses = {};  // behind it
+  std::vector<HandleAddress> addresses;  // behind it
 };
 
 void encode_hello(const Hello& hello, std::uint8_t* bytes);

@@ -106,7 +106,7 @@ Status status_of_connect_to(Answer answer) {
 
 void reply_with_proof(const OwnedFd& socket, const HandshakeProof& proof) {
   std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
-  encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 1, 1, 0}, bytes.data());
+  encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 1, 1, 0, {}}, bytes.data());
   std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
   send_bytes(socket, bytes.data(), bytes.size());
 }
@@ -149,7 +149,7 @@ TEST_CASE(a_listener_that_changes_its_reply_is_refused) {
     HandshakeProof theirs;
     read_bytes(socket, theirs.data(), theirs.size());
     std::array<std::uint8_t, kReplyBytes> other;
-    encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 2, 1, 0}, other.data());
+    encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 2, 1, 0, {}}, other.data());
     reply_with_proof(socket, listener_proof(*handshake_key(Token{1, 2, 3}), said.hello.data(), said.challenge.data(),
                                             other.data(), kReplyBytes));
   })));

@@ -143,7 +143,7 @@ inline void send_reply(const OwnedFd& socket, const HandshakeKey& key, const Sai
 }
 
 inline Reply acceptance(std::uint16_t streams, std::uint32_t features = 0) {
-  return {kProtocolVersion, HandshakeVerdict::kAccepted, streams, 1, 65536, features};
+  return {kProtocolVersion, HandshakeVerdict::kAccepted, streams, 1, 65536, features, {}};
 }
 
 // All of it: the connector is ours.
