@@ -82,22 +82,3 @@ def test_sums_over_all_ranks_are_exact_in_bfloat16(ranks: int) -> None:
         for values in order:
             total += values.to(torch.bfloat16)
         assert torch.equal(total.to(torch.int64), exact)
-
-
-def test_too_many_ranks_for_exact_sums_are_refused() -> None:
-    with pytest.raises(ValueError, match="129 ranks"):
-        gpu_collectives.pattern_modulus(129)
-
-
-@pytest.mark.parametrize(
-    ("collective", "size", "said"),
-    [
-        ("all_reduce", 3, "no whole elements of 2 B"),
-        ("broadcast", 0, "no whole elements of 2 B"),
-        ("all_gather", 6, "3 elements cannot be split over 2 ranks"),
-    ],
-)
-def test_a_size_that_cannot_be_is_refused(collective: str, size: int, said: str) -> None:
-    runner = gpu_collectives.CollectiveRunner(0, 2, CPU, torch.bfloat16)
-    with pytest.raises(ValueError, match=said), runner.holding(collective, size):
-        pass

@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.played_comparison import CASES, DEFAULT, OURS, TUNED, Stage
+from support.played_comparison import CASES, OURS, Stage
 
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.nccl_ab.backend import BEST_TUNED, Backend, hand_tuned, own_transport, shared_memory
 from bagua.net.bench.nccl_ab.options import parse_options
 from bagua.net.bench.nccl_ab.outputs import write_outputs
-from bagua.net.bench.nccl_ab.report import render_closing, render_tables
 from bagua.net.bench.nccl_ab.results import Results, results_of
 from bagua.net.bench.result_file import read_result
 
@@ -84,38 +83,12 @@ def test_the_best_is_that_of_the_median_and_is_paired_repetition_by_repetition()
     assert (ratio.low, ratio.median, ratio.high) == pytest.approx((1.0, 2.0, 8.0))
 
 
-def test_without_a_second_setting_or_our_plugin_there_is_nothing_to_compare() -> None:
-    assert results(Stage([(DEFAULT, 0.002), (OURS, 0.001), (MEMORY, 0.0005)])).best == []
-    alone = results(Stage([(DEFAULT, 0.002), (TUNED, 0.001)]))
-    assert [(one.setting, one.ratio) for one in alone.best] == [("t2s2", None), ("t2s2", None)]
-    assert alone.ratios == []
-
-
 def test_a_setting_that_failed_on_the_way_cannot_be_the_best() -> None:
     stage = Stage()
     stage.worker(1, 0).dies_at = 6
     found = results(stage)
     assert {row.backend for row in found.rows if row.bytes == SMALL} >= {"NCCL t2s2"}, "it keeps what it measured"
     assert {one.setting for one in found.best} == {"default"}
-
-
-def test_of_many_settings_the_best_of_each_size_has_a_column() -> None:
-    stage = eleven()
-    found = results(stage)
-    backends = [group.backend for group in stage.groups]
-    lines = render_tables(found, backends).splitlines()
-    assert lines[3].split()[4:8] == ["4000", "(0.262)", "t2s2", "16ch"]
-    assert lines[3].split()[-3:] == ["4.00x", "1.33x", "yes"]
-    assert all(hand_tuned(text).name in render_tables(found, backends, all_columns=True) for text in BEST_TUNED)
-
-
-def test_the_closing_lines_have_every_size_where_ours_is_slower_notes_and_errors() -> None:
-    stage = eleven()
-    closing = render_closing(stage.groups, results(stage), ["a note"], ["something broke"]).splitlines()
-    for baseline in ("NCCL default", "best tuned"):
-        at = closing.index(f"all_reduce, bagua-net no more than 3% slower than {baseline}: 1 of 2 sizes; slower:")
-        assert closing[at + 1] == "  1 KiB: 0.83x (spread 0.83..0.83) over NCCL default"
-    assert closing[-2:] == ["note: a note", "ERROR: something broke"]
 
 
 def test_files_have_every_setting_and_the_best_of_each_size(tmp_path: Path) -> None:

@@ -99,11 +99,6 @@ def test_strangers_are_turned_away_and_disturb_nobody() -> None:
     connection.close()
 
 
-def test_the_proof_depends_on_job_nonce_and_rank() -> None:
-    proofs = {proof(job, nonce, rank) for job in ("a", "b") for nonce in ("1", "2") for rank in (1, 2)}
-    assert len(proofs) == 8
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -152,20 +147,13 @@ def test_another_version_is_refused() -> None:
 
 
 def test_absent_ranks_are_named_in_time() -> None:
-    meeting = Meeting(world_size=3, timeout_s=1.5)
+    meeting = Meeting(world_size=3, timeout_s=3.0)
     with pytest.raises(BenchError, match=r"turned this rank away: 1 of 3 ranks \(rank 1\) did not reach port"):
         join(make_launch(2, 3, meeting.port), 10)
     meeting.finish()
     assert "1 of 3 ranks (rank 1) did not reach port" in str(meeting.error)
     assert "--port" in str(meeting.error)
     assert any("for 2 more ranks" in text or "for 1 more ranks" in text for text in meeting.said)
-
-
-def test_a_port_in_use_is_named_with_cause_and_remedy() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(BenchError, match=rf"port {port} on .*another program holds it.*--port"):
-            listen(make_launch(0, port=port))
 
 
 def test_rank_zero_that_never_comes_is_named_in_time() -> None:
@@ -186,5 +174,5 @@ def test_another_server_on_the_port_is_recognised() -> None:
 
         thread = in_thread(answer)
         with pytest.raises(BenchError, match="is no bagua-net-bench; give --port"):
-            join(make_launch(1, port=port), 5)
+            join(make_launch(1, port=port), 60)
         thread.join(60)

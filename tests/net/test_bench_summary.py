@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from bagua.net.bench.measurement import COLLECTIVES, Measurement, busbw_factor
-from bagua.net.bench.ring.sessions import default_raw_streams
 from bagua.net.bench.ring.summary import comparisons, paired_series, raw_limit
-from bagua.net.bench.sample import Case, Sample, percentile
+from bagua.net.bench.sample import Case, Sample
 from bagua.net.bench.turns import Turns
 
 MIB = 1 << 20
@@ -83,13 +82,6 @@ def test_the_raw_limit_pools_all_long_transfers_of_a_stream_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "streams"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (192, [1, 2, 4, 8, 16, 32, 64])]
-)
-def test_default_raw_streams(cpus: int, streams: list[int]) -> None:
-    assert default_raw_streams(cpus) == streams
-
-
-@pytest.mark.parametrize(
     ("collective", "ranks", "expected"),
     [
         ("all_reduce", 2, 1.0),
@@ -118,10 +110,3 @@ def test_a_row_has_median_range_and_percentiles() -> None:
     assert Measurement.from_samples("plugin", "all_reduce", 65537, 4, samples).latency_p50_us is None
     with pytest.raises(ValueError, match="must be positive"):
         Measurement.from_samples("plugin", "all_reduce", 8, 2, [sample(0.0)])
-
-
-@pytest.mark.parametrize(
-    ("samples", "percent", "expected"), [([7.0], 50, 7), ([1, 2], 50, 1), ([3, 1, 2], 50, 2), ([1, 2], 99, 2)]
-)
-def test_percentile_is_a_measured_value(samples: list[float], percent: float, expected: float) -> None:
-    assert percentile(samples, percent) == expected

@@ -22,7 +22,7 @@ def chance_outside(count: int, outside: int) -> float:
     return 2 * sum(math.comb(count, k) for k in range(outside + 1)) / 2**count
 
 
-@pytest.mark.parametrize("count", [*range(11, 60), 200])
+@pytest.mark.parametrize("count", [11, 30, 59, 200])
 def test_the_spread_is_as_narrow_as_the_chance_of_error_allows(count: int) -> None:
     outside = ranks_outside(count, ERROR_CHANCE)
     assert chance_outside(count, outside) <= ERROR_CHANCE < chance_outside(count, outside + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -31,20 +30,6 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path, figures: tuple[Figure,
     result = ResultFile(**{**vars(RESULT), "figures": figures})
     write_result(path, result)
     assert read_result(path) == result
-
-
-def test_figures_are_found_by_metric_and_case() -> None:
-    assert RESULT.find("time", size_bytes=16).median == 15.0
-    assert len(RESULT.select("time", backend="plugin")) == 2
-    for case in ({"backend": "plugin"}, {"backend": "nccl"}):
-        with pytest.raises(LookupError, match="figures of 'time' match"):
-            RESULT.find("time", **case)
-
-
-def test_figures_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    bad = ResultFile(**{**vars(RESULT), "figures": (Figure({}, "time", "us", math.nan),)})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_result(tmp_path / "result.json", bad)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "measurements": []}'])
