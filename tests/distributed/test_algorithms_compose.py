@@ -150,14 +150,23 @@ def _autocasting(model: Any, optimizer: torch.optim.Optimizer, data: list[Any]) 
 @on_ranks(2)
 def test_accumulation_clipping_evaluation_freezing_and_autocast(rank: int, device: torch.device, case: Case) -> None:
     data = pulling(rank, STEPS, device)
-    for how in ("with_bagua", "wrapper"):
-        for silent in (True, False):
-            train_with(case, rank, device, lambda *both: _accumulating(*both, data, silent), how=how)  # noqa: B023
-        for loop in (_clipping, _evaluating, _freezing, _autocasting):
+
+    def silently(model: Any, optimizer: torch.optim.Optimizer, data: list[Any]) -> None:
+        _accumulating(model, optimizer, data, True)
+
+    def aloud(model: Any, optimizer: torch.optim.Optimizer, data: list[Any]) -> None:
+        _accumulating(model, optimizer, data, False)
+
+    # Each once: test_torch_features.py and test_no_sync.py have both ways to wrap.
+    for how, loops in {
+        "with_bagua": (silently, _clipping, _freezing),
+        "wrapper": (silently, aloud, _evaluating, _autocasting),
+    }.items():
+        for loop in loops:
             train_with(case, rank, device, lambda *both: loop(*both, data), how=how)  # noqa: B023
     # Whose gradients are no views of a bucket: what accumulates them, and what takes some away.
     unflattened = "with_bagua unflattened"
-    train_with(case, rank, device, lambda *both: _accumulating(*both, data, True), how=unflattened)
+    train_with(case, rank, device, lambda *both: silently(*both, data), how=unflattened)
     train_with(case, rank, device, lambda *both: _freezing(*both, data), how=unflattened)
 
 

@@ -148,6 +148,8 @@ def test_the_fastest_is_found_with_the_losses_of_the_same_plans_by_hand(
     answer = memory.read(file)
     assert answer is not None
     assert (answer.setting.algorithm, answer.setting.bucket_bytes) == expected
+    if "none" in fast or fast[0] == name:
+        return
     # Another run finds it there, and only checks it; as does one that was restarted with fewer ranks.
     again = run_ranks(3 if allow else 2, _tuned, name, allow, fast, str(tmp_path), reuse=True)
     assert {result[0] for result in again} == {expected}

@@ -28,13 +28,11 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 
 DIGITS_PARAMETERS = 9610
-# That a rank of two sends in a step. Compression adds lengths, ranges and padding; async sends when it comes to it.
+# That a rank of two sends in a step. Compression adds lengths, ranges and padding.
 BYTES_PER_PARAMETER = {
     "gradient_allreduce": (4, 4),
     "bytegrad": (1, 1.05),
-    "error_feedback": (1, 1.05),
     "decentralized": (4, 4),
-    "async": (0.1, 100),
     # 18 of 60 steps are those of gradient all-reduce; then two rounds.
     "diloco-started": (1.3, 1.4),
 }
@@ -140,7 +138,6 @@ def test_algorithms_train_from_the_same_start(tmp_path: Path, capsys: pytest.Cap
         least, most = BYTES_PER_PARAMETER[one["case"]]
         assert least <= one["curve_bytes"][-1] / one["steps"] / DIGITS_PARAMETERS <= most, one
         assert one["curve_loss"][-1] == one["test_loss"] < one["curve_loss"][0] / 2, one
-        # async has ended with a mean.
         differ = one["case"] in ("decentralized", "diloco-started")
         assert (0 < one["spread"] < 1e-2) if differ else one["spread"] == 0, one
     verdicts = {row["case"]: row["verdict"] for row in document["summary"]}
@@ -156,16 +153,16 @@ def test_fsdp_trains_as_it_does_without_compression(tmp_path: Path, capsys: pyte
     from measure.convergence import tool
 
     details = tmp_path / "details.json"
-    chosen = ["fsdp", "fsdp_feedback-int8", "fsdp_weights-int4-differences"]
+    chosen = ["fsdp", "fsdp_weights-int4-differences"]
     words = ["--device", "cpu", "--tasks", "text-small", "--algorithms", ",".join(chosen), "--seeds", "1"]
-    tool.main([*words, "--steps", "40", "--details", str(details)])
+    tool.main([*words, "--steps", "24", "--details", str(details)])
     document = json.loads(details.read_text())
     assert document["errors"] == [], capsys.readouterr().out
     trainings = document["turns"]
     assert [one["case"] for one in trainings] == chosen
     assert len({one["curve_loss"][0] for one in trainings}) == 1
-    plain, gradients, both = (one["curve_bytes"][-1] for one in trainings)
-    assert plain > 1.2 * gradients > 3 * both
+    plain, compressed = (one["curve_bytes"][-1] for one in trainings)
+    assert plain > 3 * compressed
     for one in trainings:
         assert one["test_loss"] == pytest.approx(trainings[0]["test_loss"], rel=0.05)
-        assert one["test_loss"] < one["curve_loss"][0] - 0.5
+        assert one["test_loss"] < one["curve_loss"][0] - 0.3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -50,27 +49,6 @@ def test_vgg16_is_the_published_model(ddp_train: ModuleType) -> None:
     convolutions = [layer for layer in model if isinstance(layer, torch.nn.Conv2d)]
     assert len(convolutions) == 13
     assert model(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 1000)
-
-
-@pytest.mark.parametrize("name", ["mlp", "resnet"])
-def test_the_small_models_give_a_score_for_each_class(ddp_train: ModuleType, name: str) -> None:
-    import torch
-
-    model = ddp_train.MODELS[name](32)
-    assert model(torch.zeros(3, 3, 32, 32)).shape == (3, ddp_train.CLASSES)
-
-
-def test_batches_depend_on_seed_step_and_rank_alone(ddp_train: ModuleType) -> None:
-    import torch
-
-    def batch(seed: int, step: int, rank: int) -> Any:
-        return ddp_train.NoisyPictures(seed, 8, torch.device("cpu")).batch(step, rank, 4)[0]
-
-    one = ddp_train.NoisyPictures(1, 8, torch.device("cpu"))
-    one.batch(0, 0, 4)
-    assert torch.equal(one.batch(3, 1, 4)[0], batch(1, 3, 1)), "whatever was drawn before"
-    for other in ((2, 3, 1), (1, 4, 1), (1, 3, 0)):
-        assert not torch.equal(batch(1, 3, 1), batch(*other))
 
 
 def test_the_example_never_imports_bagua(repository: Path) -> None:

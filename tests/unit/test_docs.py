@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 import tomllib
@@ -56,6 +57,7 @@ def code_blocks(page: Path) -> list[CodeBlock]:
     ]
 
 
+@functools.cache  # not while tests are collected, which every worker does
 def own_names() -> set[str]:
     """Of the package, as pages use them: its public classes, and what the folders around training export."""
     trees = [ast.parse(path.read_text()) for path in (REPOSITORY / "bagua").rglob("*.py")]
@@ -157,9 +159,6 @@ def test_python_blocks_compile(page: Path) -> None:
         compile(block.body, str(block), "exec")
 
 
-OWN_NAMES = own_names()
-
-
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_pages_import_what_they_use_of_bagua(page: Path) -> None:
     """Names of the reader's own program, such as `model`, need no explanation. Where ours come from does."""
@@ -169,7 +168,7 @@ def test_pages_import_what_they_use_of_bagua(page: Path) -> None:
     imported = re.findall(r"^\W*(?:from|import) .*$", page.read_text(), re.MULTILINE)
     known = {name for line in imported for name in re.findall(r"\w+", line)}
     defined = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
-    assert used & OWN_NAMES <= known | defined
+    assert used & own_names() <= known | defined
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
