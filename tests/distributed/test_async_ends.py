@@ -76,6 +76,7 @@ def test_shutting_torch_down_while_the_loop_runs_is_an_error_of_the_next_step(ra
 
 FORGETFUL = """
 import os, signal, sys, torch, torch.distributed as dist
+import torch._dynamo  # which the first step of an optimizer loads
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 

@@ -140,9 +140,12 @@ def installation_in(folder: Path) -> Installation:
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """The wheel in an environment that holds nothing else: no torch, no pip."""
-    installation = make_environment(tmp_path_factory.mktemp("installed") / "venv")
-    pip("--python", installation.python, "install", "--no-deps", "--no-index", wheel)
-    return installation
+
+    def make(folder: Path) -> None:
+        installation = make_environment(folder / "venv")
+        pip("--python", installation.python, "install", "--no-deps", "--no-index", wheel)
+
+    return installation_in(made_once(tmp_path_factory, "installed", make) / "venv")
 
 
 @pytest.fixture(scope="session")
