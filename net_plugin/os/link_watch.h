@@ -23,10 +23,10 @@ namespace bagua_net {
 
 enum class LinkState {
   kUsable = 1,
-  kAbsent,      // unplugged, or moved to another network namespace
-  kDown,        // by the administrator
-  kNoCarrier,   // cable, switch or driver
-  kNoAddress,   // its address in use is gone; it may have others
+  kAbsent,     // unplugged, or moved to another network namespace
+  kDown,       // by the administrator
+  kNoCarrier,  // cable, switch or driver
+  kNoAddress,  // its address in use is gone; it may have others
 };
 
 // rows: what the kernel has. An interface that was removed and made again is the same one if its name is.
