@@ -1,7 +1,6 @@
 """The Triton kernels of bf16, and their launches on the caller's current stream: one for each operation.
 
-Bits are rounded as integers, so that NaN has the bits of bagua.codecs.bf16. Buffers of bytes that do not lie at a
-multiple of 16 go through a copy that does.
+Bits are rounded as integers, so that NaN has the bits of bagua.codecs.bf16.
 """
 
 # Triton reads the sources of these functions; their arguments have no Python types.
@@ -17,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bagua.kernels.minmax_uint8_layout import padded
-from bagua.kernels.minmax_uint8_triton_launch import ALIGNMENT, KernelLaunch
+from bagua.kernels.minmax_uint8_triton_launch import KernelLaunch
 
 TILE, WARPS = 1024, 1
 LARGEST_HALF = tl.constexpr(65280.0)
@@ -77,27 +76,17 @@ def sum_tiles(received, out, row, factor, TILE: tl.constexpr, VERSIONS: tl.const
 
 def compress(_codec: object, source: Tensor, elements: int, out: Tensor) -> None:
     """As bagua.codecs.bf16.Bf16.compress_in_torch."""
-    result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
-    _compress(elements, out.shape[0], source.dtype)(source, result)
-    if result is not out:
-        out.copy_(result)
+    _compress(elements, out.shape[0], source.dtype)(source, out)
 
 
 def decompress(_codec: object, compressed: Tensor, elements: int, target: Tensor, accumulate: bool) -> None:
     """As bagua.codecs.bf16.Bf16.decompress_in_torch."""
-    _decompress(elements, compressed.shape[0], target.dtype, accumulate)(_aligned(compressed), target)
+    _decompress(elements, compressed.shape[0], target.dtype, accumulate)(compressed, target)
 
 
 def decompress_reduce_compress(_codec: object, received: Tensor, elements: int, average: bool, out: Tensor) -> None:
     """As bagua.codecs.bf16.Bf16.sum_in_torch."""
-    result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
-    _sum(elements, received.shape[0], average)(_aligned(received), result)
-    if result is not out:
-        out.copy_(result)
-
-
-def _aligned(compressed: Tensor) -> Tensor:
-    return compressed if compressed.data_ptr() % ALIGNMENT == 0 else compressed.clone()
+    _sum(elements, received.shape[0], average)(received, out)
 
 
 _OPTIONS: dict[str, int | None] = {"num_warps": WARPS, "enable_fp_fusion": False}

@@ -1,8 +1,7 @@
 """Launches the Triton kernels of codecs with block scales on the caller's current stream.
 
-Each operation is one kernel, which reads and writes everything once and waits for nothing. Buffers of bytes that do not
-lie at a multiple of 16 go through a copy that does. What is launched for a layout is computed once. With
-TRITON_INTERPRET=1 set before the import, the kernels run on CPU tensors, slowly.
+Each operation is one kernel, which reads and writes everything once and waits for nothing. What is launched for a
+layout is computed once. With TRITON_INTERPRET=1 set before the import, the kernels run on CPU tensors, slowly.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bagua.codecs import block_scale_triton
-from bagua.kernels.minmax_uint8_triton_launch import ALIGNMENT, KernelLaunch
+from bagua.kernels.minmax_uint8_triton_launch import KernelLaunch
 
 if TYPE_CHECKING:
     from bagua.codecs.block_scale import BlockLayout, BlockScaleCodec
@@ -30,13 +29,9 @@ FP8_CAPABILITY = (8, 9)
 
 def compress(codec: BlockScaleCodec, source: Tensor, elements: int, out: Tensor) -> None:
     """As PortableCodec.compress_in_torch."""
-    result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
     hardware = _hardware(codec, source.get_device())
-    _compress(codec.kernels_module, codec.layout(elements), codec.unit, out.shape[0], source.dtype, hardware)(
-        source, result
-    )
-    if result is not out:
-        out.copy_(result)
+    layout = codec.layout(elements)
+    _compress(codec.kernels_module, layout, codec.unit, out.shape[0], source.dtype, hardware)(source, out)
 
 
 def decompress(codec: BlockScaleCodec, compressed: Tensor, elements: int, target: Tensor, accumulate: bool) -> None:
@@ -44,23 +39,16 @@ def decompress(codec: BlockScaleCodec, compressed: Tensor, elements: int, target
     hardware = _hardware(codec, target.get_device())
     layout = codec.layout(elements)
     launch = _decompress(codec.kernels_module, layout, compressed.shape[0], target.dtype, accumulate, hardware)
-    launch(_aligned(compressed), target)
+    launch(compressed, target)
 
 
 def decompress_reduce_compress(
     codec: BlockScaleCodec, received: Tensor, elements: int, average: bool, out: Tensor
 ) -> None:
     """As PortableCodec.sum_in_torch."""
-    result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
     hardware = _hardware(codec, out.get_device())
     launch = _sum(codec.kernels_module, codec.layout(elements), codec.unit, received.shape[0], average, hardware)
-    launch(_aligned(received), result)
-    if result is not out:
-        out.copy_(result)
-
-
-def _aligned(compressed: Tensor) -> Tensor:
-    return compressed if compressed.data_ptr() % ALIGNMENT == 0 else compressed.clone()
+    launch(received, out)
 
 
 def _hardware(codec: BlockScaleCodec, device: int) -> bool:
