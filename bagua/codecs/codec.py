@@ -10,6 +10,7 @@ Functions may be called by several threads at once. No gradients flow through th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,6 +18,11 @@ from torch import Tensor
 from bagua.kernels.argument_checks import check_bytes, check_vector, rows_of
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def dtype_names(dtypes: Iterable[torch.dtype]) -> str:
+    """For messages: "bfloat16, float32"."""
+    return ", ".join(sorted(str(one).removeprefix("torch.") for one in dtypes))
 
 
 class Codec(ABC):

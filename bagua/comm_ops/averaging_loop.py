@@ -178,23 +178,21 @@ class AveragingLoop:
         Raises:
             RuntimeError: the others did not come, or one of them is gone.
         """
+        everything = list(zip(self.parts, parameters, steps, strict=True))
         with self._condition:
             is_done = self._condition.wait_for(lambda: self._phase is not Phase.EXCHANGE, timeout_s)
             if self.failure is None and not is_done:
                 self.failure = self._lateness(timeout_s)
             if self.failure is not None:
                 raise self.failure
-            given = [
-                self._memory.give(part, tensors, step)
-                for part, tensors, step in zip(self.parts, parameters, steps, strict=True)
-            ]
+            given = [self._memory.give(*one) for one in everything]
             if self._phase is not Phase.ENDED:
-                for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
-                    self._memory.copy(part, tensors, step)
+                for one in everything:
+                    self._memory.copy(*one)
                 self._request = Request.END
                 self._condition.notify_all()
         self._join(timeout_s)
-        for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
+        for part, tensors, step in everything:
             if self.ended_with_mean and part.is_owed:
                 part.is_owed = False
                 for average, bucket in zip(part.averages, tensors, strict=True):

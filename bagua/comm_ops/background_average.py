@@ -114,7 +114,7 @@ class BackgroundAverage:
             return None
         index = list(self.joint_updates.owners).index(position)
         steps = self._loop.safe_point(index, owner.parameters, owner.steps)
-        return None if steps is None else self._addition(self._loop, steps)
+        return None if steps is None else Addition(steps, self._loop.exchanges, self._loop.exchange_s)
 
     def pass_safe_point_of_rest(self) -> Addition | None:
         """A forward pass begins: those whom none of the optimizers steps have their safe point, if somebody has changed
@@ -124,9 +124,6 @@ class BackgroundAverage:
         addition = self.finish_joint_update(self.joint_updates.rest)
         self.joint_updates.look_at_rest()
         return addition
-
-    def _addition(self, loop: AveragingLoop, steps: int) -> Addition:
-        return Addition(steps, loop.exchanges, loop.exchange_s)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -142,7 +139,7 @@ class BackgroundAverage:
         if self._loop is None:
             return []
         steps = self._loop.end(*self.joint_updates.state(), self._process_group.timeout.total_seconds())
-        additions = [self._addition(self._loop, one) for one in steps]
+        additions = [Addition(one, self._loop.exchanges, self._loop.exchange_s) for one in steps]
         self._forget_loop()
         if self._group is not None:
             self._keep_group = destroyed_after(self, self._group)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from bagua.codecs import Codec, get_codec
+from bagua.codecs import Codec, dtype_names, get_codec
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.engine.bucket import PrescaledOp
@@ -108,7 +108,7 @@ class CompressedAllReduce(PrescaledOp):
             ValueError: a length that the chunks do not divide.
         """
         if flat.dtype not in self.codec.dtypes:
-            compresses = ", ".join(str(one).removeprefix("torch.") for one in self.codec.dtypes)
+            compresses = dtype_names(self.codec.dtypes)
             raise TypeError(
                 f"{what} is of {flat.dtype}, and {self.codec.name} compresses {compresses}; leave the compression out"
                 " for it"

@@ -8,10 +8,9 @@ pass, if somebody has changed them since the one before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -46,20 +45,20 @@ class JointUpdates:
     def __init__(self) -> None:
         self.owners: dict[int, Owner] = {}
         self.rest = 0
-        self._positions: dict[int, int] = {}
+        self._positions: Mapping[int, int] = {}
         self._versions = 0
 
-    def find_owners(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """From now on `owner_of` tells who of these steps a parameter."""
-        self._positions = {}
-        for index, optimizer in enumerate(optimizers):
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    self._positions.setdefault(id(parameter), index)
-        self.rest = len(optimizers)
+    def set_owners(self, positions: Mapping[int, int], optimizers: int) -> None:
+        """From now on `owner_of` tells who of the optimizers steps a parameter.
+
+        Args:
+            positions: by the id of a parameter.
+            optimizers: how many there are.
+        """
+        self._positions, self.rest = positions, optimizers
 
     def owner_of(self, parameter: Tensor) -> int:
-        """The position of the first optimizer that steps it; behind all of them if none does."""
+        """The position of the optimizer that steps it; behind all of them if none does."""
         return self._positions.get(id(parameter), self.rest)
 
     def divide(self, buckets: Sequence[Bucket]) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bagua.codecs import Codec, get_codec
+from bagua.codecs import Codec, dtype_names, get_codec
 from bagua.fsdp.all_gather import CompressedAllGather
 from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.compressed_module import CompressedModule
@@ -160,23 +160,19 @@ def _without_effect(
                 " replicas, and there is one"
             )
         elif reduced and all(_shrinks_not(gradients, dtype) for dtype in reduced):
-            yield f"gradients={gradients.name!r} saves nothing: they are reduced in {_names(reduced)}"
+            yield f"gradients={gradients.name!r} saves nothing: they are reduced in {dtype_names(reduced)}"
     if weights is not None:
         gathered = {one.gathered_dtype(parameter) for one in found for parameter in one.parameters()}
         if exact_weights_every == 1:
             yield f"weights={weights.name!r} has no effect: with exact_weights_every=1 all passes have exact weights"
         elif all(_shrinks_not(weights, dtype) for dtype in gathered):
-            yield f"weights={weights.name!r} saves nothing: they are gathered in {_names(gathered)}"
+            yield f"weights={weights.name!r} saves nothing: they are gathered in {dtype_names(gathered)}"
 
 
 def _shrinks_not(codec: Codec, dtype: torch.dtype) -> bool:
     """Of many elements; of a few, a scale may be more than what is saved."""
     many = 1 << 20
     return codec.compressed_bytes(many) >= many * dtype.itemsize
-
-
-def _names(dtypes: set[torch.dtype]) -> str:
-    return ", ".join(sorted(str(one).removeprefix("torch.") for one in dtypes))
 
 
 def _check(
@@ -199,8 +195,8 @@ def _check(
         unknown = one.reduced_dtypes - set(gradients.dtypes)
         if unknown:
             raise ValueError(
-                f"{where} reduces gradients in {sorted(map(str, unknown))}, which {gradients.name} cannot compress; it "
-                f"can {sorted(map(str, gradients.dtypes))}.\nSet reduce_dtype in its MixedPrecisionPolicy."
+                f"{where} reduces gradients in {dtype_names(unknown)}, which {gradients.name} cannot compress; it can"
+                f" {dtype_names(gradients.dtypes)}.\nSet reduce_dtype in its MixedPrecisionPolicy."
             )
     if weight_differences and one.reshards_after_forward:
         raise ValueError(

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from bagua.job.torch_internals import hide_from_compiler
@@ -35,6 +35,12 @@ _KNOWN = (
 # Steps of FSDP for one module, that a meter may surround.
 _STEPS = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+def _kept_by_group(name: str, doc: str) -> property:
+    return property(
+        lambda self: getattr(self._group, name), lambda self, value: setattr(self._group, name, value), doc=doc
+    )
 
 
 class ShardedModule:
@@ -116,26 +122,9 @@ class ShardedModule:
         for one in self._group.fsdp_params:
             yield one.sharded_param
 
-    reduce_scatter = property(
-        lambda self: self._group._reduce_scatter_comm,
-        lambda self, value: setattr(self._group, "_reduce_scatter_comm", value),
-        doc="What reduces gradients over the shard group.",
-    )
-    all_gather = property(
-        lambda self: self._group._all_gather_comm,
-        lambda self, value: setattr(self._group, "_all_gather_comm", value),
-        doc="What gathers weights.",
-    )
-
-    @property
-    def all_reduce_hook(self) -> Callable[[Tensor], None] | None:
-        """What is called with this rank's reduced gradients."""
-        hook: Callable[[Tensor], None] | None = self._group._all_reduce_hook
-        return hook
-
-    @all_reduce_hook.setter
-    def all_reduce_hook(self, hook: Callable[[Tensor], None] | None) -> None:
-        self._group._all_reduce_hook = hook
+    reduce_scatter = _kept_by_group("_reduce_scatter_comm", "What reduces gradients over the shard group.")
+    all_gather = _kept_by_group("_all_gather_comm", "What gathers weights.")
+    all_reduce_hook = _kept_by_group("_all_reduce_hook", "What is called with this rank's reduced gradients, or None.")
 
     # --- what waits.py looks at --------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ def _errors() -> None:
     _refused(model, "no other", replicas=dist.group.WORLD)
     _refused(model, "Ranks [", "on all ranks", error_feedback=rank == 0)
     wide, _ = twins(device, lambda: layers().double())
-    _refused(wide, "torch.float64", "reduce_dtype")
+    _refused(wide, "float64", "reduce_dtype")
     assert [(one._reduce_scatter_comm, one._all_gather_comm) for one in param_groups(model)] == before
     handle = compress_communication(model)
     _refused(model, "compressed already", "remove()")

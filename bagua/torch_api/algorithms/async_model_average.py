@@ -31,7 +31,7 @@ from bagua.comm_ops.background_average import Addition, BackgroundAverage
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, communicated
-from bagua.torch_api.algorithms.rounds import UnheardSteps
+from bagua.torch_api.algorithms.rounds import UnheardSteps, steppers
 from bagua.torch_api.algorithms.staleness import Staleness
 from bagua.torch_api.algorithms.warm_up import WarmUp, check_warm_up
 
@@ -94,7 +94,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._average.prepare(bagua_ddp.synchronized_parameters[0][1].device)
         if self.ranks_in_step:
             return self._warm_up.algorithm.init_tensors(bagua_ddp)
-        self._average.joint_updates.find_owners(bagua_ddp.bagua_optimizers)
+        self._average.joint_updates.set_owners(steppers(bagua_ddp), len(bagua_ddp.bagua_optimizers))
         tensors = communicated(bagua_ddp)[::-1]
         tensors.sort(key=self._average.joint_updates.owner_of)
         return tensors

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bagua.codecs import dtype_names
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import Getter, Setter, ensure_record, gradient_of, set_gradient
 from bagua.torch_api.algorithms.registry import GlobalAlgorithmRegistry, allowed_algorithms
@@ -237,10 +238,8 @@ def idle_codec(option: str, codec: Codec | None, bagua_ddp: AlgorithmFacade) -> 
     found = {parameter.dtype for _, parameter in bagua_ddp.synchronized_parameters}
     if codec is None or not found.isdisjoint(codec.dtypes):
         return []
-    ours, theirs = (
-        ", ".join(sorted(str(one).removeprefix("torch.") for one in dtypes)) for dtypes in (found, codec.dtypes)
-    )
-    return [f"{option}={codec.name!r} has no effect: parameters are {ours}, and it compresses {theirs}"]
+    why = f"parameters are {dtype_names(found)}, and it compresses {dtype_names(codec.dtypes)}"
+    return [f"{option}={codec.name!r} has no effect: {why}"]
 
 
 def _nothing(*arguments: Any) -> None:
