@@ -79,6 +79,7 @@ def _unit_of(largest_code: float) -> float:
 class BlockScaleCodec(PortableCodec):
     """
     Attributes:
+        alignment: also the elements that share a scale.
         payload_bytes: of a block's codes.
         largest_code: L.
         kernels_module: with the Triton kernels.
@@ -96,11 +97,6 @@ class BlockScaleCodec(PortableCodec):
         """1 / L, two units in the last place of fp32 too small."""
         return _unit_of(self.largest_code)
 
-    @property
-    def block_elements(self) -> int:
-        """Elements that share a scale."""
-        return self.alignment
-
     @abstractmethod
     def _encode(self, scaled: Tensor) -> Tensor:
         """fp32 [..., block] of at most L * (1 + 2^-7) -> uint8 [..., payload]; anything where they are NaN."""
@@ -110,7 +106,7 @@ class BlockScaleCodec(PortableCodec):
         """uint8 [..., payload] -> fp32 [..., block]."""
 
     def layout(self, elements: int) -> BlockLayout:
-        return block_layout(elements, self.block_elements, self.payload_bytes)
+        return block_layout(elements, self.alignment, self.payload_bytes)
 
     def compressed_bytes(self, elements: int) -> int:
         return self.layout(elements).total_bytes

@@ -16,19 +16,12 @@ from bagua.kernels.minmax_uint8_layout import ChunkLayout, chunk_layout
 
 
 class Int8(Codec):
-    """256 evenly spaced levels for each range.
-
-    Args:
-        block_elements: how many elements share a range; None: all of a chunk.
-    """
+    """256 evenly spaced levels for each range."""
 
     name = "int8"
 
-    def __init__(self, block_elements: int | None = BLOCK_ELEMENTS) -> None:
-        self.block_elements = block_elements
-
     def _layout(self, elements: int) -> ChunkLayout:
-        return chunk_layout(elements, self.block_elements)
+        return chunk_layout(elements, BLOCK_ELEMENTS)
 
     def compressed_bytes(self, elements: int) -> int:
         return self._layout(elements).total_bytes

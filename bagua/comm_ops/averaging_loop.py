@@ -38,12 +38,12 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bagua.comm_ops.averaging_exit import running
+from bagua.comm_ops.averaging_group import AveragingGroup
 from bagua.comm_ops.averaging_memory import AveragingMemory, Part, Scratch
 
 # For a copy. Longer than most steps, or ranks that train would contribute old copies; and no longer, because all others
@@ -53,20 +53,6 @@ NAMED_S = 10.0  # of waiting for the end, before a log line
 QUIET_PAUSE_S = 0.05  # at least, after a turn in which no rank had a new copy
 
 _logger = logging.getLogger("bagua")
-
-
-class Ranks(Protocol):
-    """Those who average. bagua.comm_ops.averaging_group.AveragingGroup is one."""
-
-    ranks: int
-
-    @property
-    def is_registered(self) -> bool: ...
-    def agree(self, values: Sequence[int]) -> list[int]: ...
-    def sum(self, tensor: Tensor) -> None: ...
-    def finish(self, stream: torch.cuda.Stream) -> None: ...
-    def abort(self) -> None: ...
-    def destroy(self) -> None: ...
 
 
 class Phase(enum.Enum):
@@ -94,7 +80,7 @@ class AveragingLoop:
         interval_s: between two turns.
     """
 
-    def __init__(self, parts: Sequence[Part], ranks: Ranks, interval_s: float) -> None:
+    def __init__(self, parts: Sequence[Part], ranks: AveragingGroup, interval_s: float) -> None:
         self.parts = list(parts)
         self._ranks = ranks
         self._interval_s = interval_s
