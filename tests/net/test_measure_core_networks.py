@@ -35,22 +35,20 @@ def test_buffers_hold_what_is_under_way() -> None:
 @pytest.mark.netns
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))
-def test_networks_are_measured_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_network_is_between_the_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     details, result = (tmp_path / name for name in ("details.json", "core.json"))
-    words = ["--networks", "400M,200M+10ms", "--device", "cpu", "--model", "wide", "--length", "256"]
-    words += ["--algorithms", "torch-ddp,with-bagua,bytegrad", "--baseline", "with-bagua"]
+    words = ["--networks", "200M+10ms", "--device", "cpu", "--model", "wide", "--length", "256"]
+    words += ["--algorithms", "torch-ddp,with-bagua", "--baseline", "with-bagua"]
     words += ["--rounds", "1", "--steps", "2", "--time-limit", "60"]
     code = tool.main([*words, "--details", str(details), "--json", str(result)])
     printed = capsys.readouterr().out
     assert code == 0, printed
     rows = {(one["network"], one["algorithm"]): one for one in json.loads(details.read_text())["summary"]}
-    assert len(rows) == 6
+    assert len(rows) == 2
     assert rows["200M+10ms", "with-bagua"]["largest_difference"] == 0, "two ranks: the same sums"
     assert "200M+10ms: the fastest, wide: with equal replicas" in printed
     found = read_result(result)
-    # The networks are really between the ranks: each sends 1.3 MB of gradients at 25 or 50 MB/s.
+    # Each sends 1.3 MB of gradients at 25 MB/s.
     slow = found.find("step_time", algorithm="gradient_allreduce", rate_gbps=0.2, delay_ms=10.0)
     assert slow.median > 50
-    assert found.find("step_time", algorithm="gradient_allreduce", rate_gbps=0.4, delay_ms=0.0).median > 25
-    assert found.find("speedup", algorithm="bytegrad", rate_gbps=0.2).repetitions == 1
     assert not list(Path("/run/netns").glob(f"netlab-{os.getpid()}-*"))
