@@ -4,7 +4,8 @@
 //   byte  size  field
 //      0     1  type: 2
 //      1     1  1 = the receiver has closed the comm and reads nothing more, 0 = it has not
-//      2     2  zero
+//      2     2  a port of the receiver, at whose address nothing arrives any more: connections to it are lost; 0: none
+//               (only to a connector that names kFeatureLostAddresses)
 //      4     4  CRC-32C of the other bytes if both ends use checksums (kFeatureChecksums), otherwise zero
 //      8     8  chunks of this stream that have been received, whether they asked or not
 //
@@ -25,6 +26,7 @@ constexpr std::size_t kMaxUnacknowledgedChunks = 1024;
 struct Acknowledgement {
   std::uint64_t chunks = 0;
   bool is_last = false;
+  std::uint16_t lost_port = 0;
 };
 
 void encode_acknowledgement(const Acknowledgement& acknowledgement, std::uint8_t* bytes, bool checksums = false);

@@ -35,7 +35,8 @@
 // of a wrong one, has no proof of the listener. Features: a bit each; what both ends name is used. 1 = the listener
 // acknowledges chunks whose header asks for it. 2 = connections that are lost are replaced, and chunks that were not
 // acknowledged sent again. 4 = headers, payloads and acknowledgements have checksums; unlike the others, used if either
-// end names it. 8 = the CPU has AES, and the cipher is to be AES-256-GCM if both have.
+// end names it. 8 = the CPU has AES, and the cipher is to be AES-256-GCM if both have. 16 =
+// the connector understands acknowledgements that name an address which the listener has lost.
 #pragma once
 
 #include <cstddef>
@@ -74,6 +75,7 @@ constexpr std::uint32_t kFeatureAcknowledgements = 1;
 constexpr std::uint32_t kFeatureRecovery = 2;
 constexpr std::uint32_t kFeatureChecksums = 4;
 constexpr std::uint32_t kFeatureAes = 8;
+constexpr std::uint32_t kFeatureLostAddresses = 16;
 
 enum class HandshakeVerdict : std::uint16_t {
   kAccepted = 0,

@@ -73,7 +73,11 @@ class NicModel {
     if (is_up_[nic]) return;
     ++downs_;
     if (std::count(is_up_.begin(), is_up_.end(), true) == 0) ++outages_;
-    if (random_() % 2 == 0) pair_.sender->on_interface_lost("nic" + std::to_string(nic));
+    if (random_() % 2 == 0) {
+      NetworkInterface lost;
+      lost.name = "nic" + std::to_string(nic);
+      pair_.sender->on_interface_lost(lost);
+    }
     // What the sender was not told of, or cannot replace, the network ends.
     for (const int fd : open_connections()) {
       const auto found = path_of_.find(ports_of(fd));

@@ -3,6 +3,7 @@
 #include "transport/chunks/unacknowledged_chunks.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <random>
@@ -70,6 +71,22 @@ class Messages {
 
 // Against a model: messages of some chunks, acknowledgements that speak for one chunk, for several or say the same
 // again, and reads that are cut anywhere. The places for chunks are used again and again.
+TEST_CASE(a_lost_address_is_reported_once_however_the_acknowledgement_is_cut) {
+  Messages messages;
+  messages.send(1);
+  std::array<std::uint8_t, kAcknowledgementBytes> bytes{};
+  encode_acknowledgement({0, false, 4711}, bytes.data());  // nobody asked for it
+  for (const std::uint8_t& byte : bytes) {
+    CHECK_EQ(messages.unacknowledged.take_lost_port(), 0);
+    CHECK_OK(messages.take(&byte, 1));
+  }
+  CHECK_OK(messages.acknowledge(0));
+  CHECK_EQ(messages.unacknowledged.take_lost_port(), 4711);
+  CHECK_EQ(messages.unacknowledged.take_lost_port(), 0);
+  CHECK_EQ(messages.done_count(), std::size_t{0});
+  CHECK_OK(messages.acknowledge(1));
+}
+
 TEST_CASE(a_message_is_done_when_its_last_chunk_was_acknowledged) {
   for (unsigned seed = 1; seed <= 30; ++seed) {
     std::mt19937 random(seed);
@@ -125,7 +142,7 @@ TEST_CASE(an_acknowledgement_that_cannot_be_right_completes_nothing) {
 }
 
 TEST_CASE(other_frames_are_refused) {
-  for (std::size_t position = 0; position < 8; ++position) {
+  for (const std::size_t position : {0, 1, 4, 5, 6, 7}) {  // not the port of an address that is lost
     Messages messages;
     messages.send(1000);
     std::vector<std::uint8_t> bytes = acknowledgements({1});

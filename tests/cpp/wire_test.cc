@@ -185,14 +185,16 @@ TEST_CASE(a_frame_header_asks_for_acknowledgement_with_one_bit) {
 TEST_CASE(acknowledgement_bytes) {
   std::uint8_t bytes[kAcknowledgementBytes];
   std::memset(bytes, 0xee, sizeof bytes);
-  encode_acknowledgement({0x0102030405060708, true}, bytes);
-  const std::uint8_t expected[kAcknowledgementBytes] = {2, 1, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1};
+  encode_acknowledgement({0x0102030405060708, true, 0x090a}, bytes);
+  const std::uint8_t expected[kAcknowledgementBytes] = {2, 1, 10, 9, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1};
   CHECK(std::memcmp(bytes, expected, sizeof bytes) == 0);
   for (const std::uint64_t chunks : {std::uint64_t{0}, std::uint64_t{65536}, ~std::uint64_t{0}}) {
     for (const bool is_last : {false, true}) {
-      encode_acknowledgement({chunks, is_last}, bytes);
-      Acknowledgement decoded{1, !is_last};
+      const auto port = static_cast<std::uint16_t>(chunks);
+      encode_acknowledgement({chunks, is_last, port}, bytes);
+      Acknowledgement decoded{1, !is_last, 77};
       CHECK_OK(decode_acknowledgement(bytes, &decoded));
+      CHECK_EQ(decoded.lost_port, port);
       CHECK_EQ(decoded.chunks, chunks);
       CHECK_EQ(decoded.is_last, is_last);
     }
@@ -201,14 +203,14 @@ TEST_CASE(acknowledgement_bytes) {
 
 TEST_CASE(what_is_no_acknowledgement_is_refused) {
   std::uint8_t bytes[kAcknowledgementBytes];
-  encode_acknowledgement({77, false}, bytes);
-  for (std::size_t position = 0; position < 8; ++position) {
+  encode_acknowledgement({77, false, 0}, bytes);
+  for (const std::size_t position : {0, 1, 4, 5, 6, 7}) {  // not the port
     for (int bit = 0; bit < 8; ++bit) {
       if (position == 1 && bit == 0) continue;  // the last one
       std::uint8_t changed[kAcknowledgementBytes];
       std::memcpy(changed, bytes, sizeof changed);
       changed[position] ^= static_cast<std::uint8_t>(1 << bit);
-      Acknowledgement received{5, false};
+      Acknowledgement received{5, false, 0};
       const Status status = decode_acknowledgement(changed, &received);
       CHECK(status.code() == StatusCode::kRemoteError);
       CHECK(status.message().find("type " + std::to_string(changed[0]) + " ") != std::string::npos);

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 
 import pytest
@@ -44,6 +45,46 @@ def test_a_path_that_is_silent_for_a_moment_after_a_pause_is_not_left() -> None:
                 continue
             moments += 1
             assert _losses(ring) == before, (tries, lasted, [driver.log() for driver in ring.drivers])
+        ring.quit()
+
+
+def test_a_machine_that_is_overloaded_four_times_has_no_silent_path() -> None:
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
+        ring.connect()
+        ring.verify(1 << 20)
+        before = [driver.log() for driver in ring.drivers]
+        loops = 4 * len(os.sched_getaffinity(0))
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+        try:
+            for size in (8, 4 << 20, 64 << 10, 8, 4 << 20):
+                time.sleep(0.9)  # the pause in which nothing is due
+                ring.verify(size)
+        finally:
+            for one in busy:
+                one.kill()
+                one.wait()
+        for driver, earlier in zip(ring.drivers, before, strict=True):
+            assert "was lost (" not in driver.log().removeprefix(earlier), driver.log()
+        ring.quit()
+
+
+def test_a_peer_says_over_the_other_interface_that_an_address_is_lost() -> None:
+    """The link stays up, as with a switch in between, so the other host's kernel knows nothing."""
+    with (
+        Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab,
+        Ring(lab, env={**_JOINED, "BAGUA_NET_NWORKERS": "2"}) as ring,
+    ):
+        ring.connect()
+        ring.verify(16 << 20)
+
+        def is_told() -> bool:
+            """On a busy machine its silence may be noticed first."""
+            with cut_nic(lab, 1, 1, "address removed"):
+                ring.verify(16 << 20)
+            traffic_until(ring, lambda: bytes_carried(lab, 0, lambda: ring.verify(2 << 20))[1] > 256 << 10)
+            return " over eth1: the peer has lost its address 10.77.1.2" in ring.drivers[0].log()
+
+        traffic_until(ring, is_told, 60)
         ring.quit()
 
 

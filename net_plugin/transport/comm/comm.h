@@ -136,6 +136,10 @@ class Comm : public FailureSink, public Recoverable {
   };
   // The requests that are posted and not done.
   Unfinished unfinished() const REQUIRES(mutex_);
+  // The recovery thread is to call recover(). Any thread.
+  void ask_for_recovery() {
+    if (recovery_ != nullptr) recovery_->notify(recovery_id_);
+  }
   // A line that the recovery thread writes to the log, unless one of its kind was written recently.
   void log(std::string line, LogLevel level = LogLevel::kWarn, std::string kind = {}) REQUIRES(mutex_) {
     if (recovery_ != nullptr) log_.push_back({level, std::move(line), std::move(kind)});

@@ -4,6 +4,7 @@
 #include <cerrno>
 
 #include "base/monotonic_clock.h"
+#include "os/tcp_socket.h"
 #include "transport/recovery/recovery_timing.h"
 #include "transport/stream/recv_stream.h"
 #include "transport/tuning/thread_load.h"
@@ -28,6 +29,7 @@ Status RecvComm::create(EstablishedConnection connection, RecvPolicy policy, Wor
   policy.location = connection.same_host ? PeerLocation::kWithinHost : PeerLocation::kBetweenHosts;
   policy.recovers = connection.recovers;
   policy.checksums = connection.checksums;
+  policy.tells_of_addresses = connection.tells_of_addresses;
   policy.contact = connection.contact;
   return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm,
                 std::move(policy), std::move(stats));
@@ -68,6 +70,30 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
   // The comm's own streams are driven by the next test, so that posting is cheap.
   *request = posted;
   return Status::ok();
+}
+
+void RecvComm::on_interface_lost(const NetworkInterface& interface) {
+  const MutexLock lock(mutex_);
+  if (has_stopped() || has_failed() || !policy_.tells_of_addresses || !recovers_) return;
+  std::uint16_t port = 0;
+  std::uint64_t others = 0;  // places
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    const DataStream* const stream = streams_[index].stream.get();
+    if (stream == nullptr || stream->is_over()) continue;
+    const SocketAddress own = local_address(stream->fd());
+    if (own.same_host(interface.address)) {
+      port = own.port();
+    } else {
+      others |= std::uint64_t{1} << index;
+    }
+  }
+  if (port == 0) return;
+  for (; others != 0; others &= others - 1) {
+    const auto index = static_cast<std::size_t>(__builtin_ctzll(others));
+    static_cast<RecvStream*>(streams_[index].stream.get())->tell_lost_port(port);
+    kick(static_cast<int>(index));
+  }
+  drive_own_streams();
 }
 
 StreamPhase RecvComm::on_lost(DataStream& stream) {

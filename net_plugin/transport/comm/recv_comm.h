@@ -19,8 +19,9 @@ namespace bagua_net {
 struct RecvPolicy {
   PeerLocation location = PeerLocation::kWithinHost;
   bool recovers = false;
-  bool checksums = false;  // both ends use them
-  int max_silence_s = 0;   // after which a host that does not answer is gone; 0: never
+  bool checksums = false;           // both ends use them
+  bool tells_of_addresses = false;  // the sender understands that one of this host is lost
+  int max_silence_s = 0;            // after which a host that does not answer is gone; 0: never
   std::size_t inline_bytes = SendPolicy{}.inline_bytes;
   PeerContact contact;  // the sender's process
   FaultInjector* faults = nullptr;
@@ -36,6 +37,9 @@ class RecvComm final : public Comm {
                        std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
                        RecvPolicy policy = {}, CommStats stats = {});
   ~RecvComm() override;
+
+  // Its sender is told over the other connections. Its kernel would find out by silence only.
+  void on_interface_lost(const NetworkInterface& interface) override;
 
   // *request == nullptr: no room now, call again.
   Status irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);

@@ -90,6 +90,7 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
   auto stream =
       std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy, std::move(kick_stream),
                                    recovers_ ? &replay_of(place) : nullptr, policy_.checksums);
+  if (paths_.has_choice()) stream->set_listens_always();
   // Only new connections send chunks again: the fault that broke one connection may have broken idle ones, too.
   if (streams_[place].phase() == StreamPhase::kAsked) stream->begin_with_replay();
   return stream;
@@ -304,6 +305,7 @@ void SendComm::tick() {
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     if (stream(index) != nullptr && is_own(index)) stream(index)->listen(true);
   }
+  lose_paths_of_peer();
   check_liveness();
   return_streams();
 }

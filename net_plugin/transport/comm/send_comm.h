@@ -30,7 +30,8 @@ class SendComm final : public Comm {
 
   // Data of requests that are done may not have arrived yet: closing waits a short time for it.
   bool is_closed(std::int64_t now_ms) override;
-  void on_interface_lost(const std::string& interface) override;
+  void on_interface_lost(const NetworkInterface& interface) override;
+  void on_peer_address_lost(std::uint16_t port) override;
   void on_routes_changed() override;
   bool looks_again() override;
 
@@ -61,6 +62,8 @@ class SendComm final : public Comm {
   void lose_streams(std::uint64_t places, const std::string& why) REQUIRES(mutex_);
   // The same for all that go over this path, of which the kernel says that it cannot be used.
   void lose_path(std::size_t path, const std::string& why) REQUIRES(mutex_);
+  // The same for those of which the peer has said that.
+  void lose_paths_of_peer() REQUIRES(mutex_);
   // Streams of other comms over the same path were not answered, and this one has not been since then.
   bool is_silent_elsewhere(std::size_t index, std::int64_t answered_ms) REQUIRES(mutex_);
   // How long ago a packet was sent that the peer's host has answered over another path (PeerSilence::AskElsewhere).
@@ -114,6 +117,8 @@ class SendComm final : public Comm {
   // Of lost streams, by the scheduler that their chunks came from: message numbers rise within each.
   ReplayQueue own_replay_;
   ReplayQueue striped_replay_;
+
+  std::atomic<std::uint64_t> lost_paths_{0};  // bit mask of those that the peer has lost, and that were not dealt with
 
   std::size_t in_use_ GUARDED_BY(mutex_) = 0;       // streams that take new chunks, from the first on
   std::size_t next_kicked_ GUARDED_BY(mutex_) = 0;  // of the wide streams, where each flow is limited

@@ -142,14 +142,34 @@ void SendComm::lose_path(std::size_t path, const std::string& why) {
   lose_streams(gone, why);
 }
 
-void SendComm::on_interface_lost(const std::string& interface) {
+void SendComm::on_peer_address_lost(std::uint16_t port) {
+  std::uint64_t paths = 0;
+  for (std::size_t path = 0; path < policy_.paths.size() && path < 64; ++path) {
+    if (policy_.paths[path].address.port() == port) paths |= std::uint64_t{1} << path;
+  }
+  if (paths == 0) return;
+  lost_paths_.fetch_or(paths);
+  ask_for_recovery();
+}
+
+void SendComm::lose_paths_of_peer() {
+  const std::uint64_t lost = lost_paths_.exchange(0);
+  // Without another one, it is waited for as in any outage.
+  if (lost == 0 || !recovers_ || __builtin_popcountll(lost) == static_cast<int>(policy_.paths.size())) return;
+  for (std::uint64_t left = lost; left != 0; left &= left - 1) {
+    const auto path = static_cast<std::size_t>(__builtin_ctzll(left));
+    lose_path(path, "the peer has lost its address " + policy_.paths[path].address.host());
+  }
+}
+
+void SendComm::on_interface_lost(const NetworkInterface& interface) {
   const MutexLock lock(mutex_);
   if (has_stopped() || has_failed() || !paths_.has_choice() || !recovers_) return;
-  const auto goes_over = [&](const NicPath& path) { return path.interface.name == interface; };
+  const auto goes_over = [&](const NicPath& path) { return path.interface.name == interface.name; };
   // Without another one, it is waited for as in any outage.
   if (std::all_of(policy_.paths.begin(), policy_.paths.end(), goes_over)) return;
   for (std::size_t path = 0; path < policy_.paths.size(); ++path) {
-    if (goes_over(policy_.paths[path])) lose_path(path, "the network interface " + interface + " is gone");
+    if (goes_over(policy_.paths[path])) lose_path(path, "the network interface " + interface.name + " is gone");
   }
 }
 

@@ -38,11 +38,12 @@ struct EstablishedConnection {
   // The path that each should have, even if it could not connect: of the first the one with the shortest round trip.
   std::vector<std::size_t> own_paths;
   std::uint32_t max_chunk_bytes = 0;
-  std::string peer;           // "10.0.0.2:4711 (host node2, process 4242)"
-  bool same_host = false;     // both ends know it
-  bool acknowledges = false;  // the connecting side: the peer acknowledges chunks that ask for it
-  bool recovers = false;      // both ends survive the loss of connections
-  bool checksums = false;     // both ends use them
+  std::string peer;                 // "10.0.0.2:4711 (host node2, process 4242)"
+  bool same_host = false;           // both ends know it
+  bool acknowledges = false;        // the connecting side: the peer acknowledges chunks that ask for it
+  bool recovers = false;            // both ends survive the loss of connections
+  bool checksums = false;           // both ends use them
+  bool tells_of_addresses = false;  // the listening side: its connector understands that one is lost
 
   // Connections that join later come in here; nullptr: none will.
   std::shared_ptr<StreamArrivals> arrivals;

@@ -12,8 +12,8 @@ Status fill_first_hello(const HandshakeSettings& settings, const ConnectHandle& 
   hello->process_id = settings.process_id;
   hello->host_name = settings.host_name;
   hello->max_chunk_bytes = settings.max_chunk_bytes;
-  hello->features =
-      kFeatureAcknowledgements | (settings.checksums ? kFeatureChecksums : 0) | (settings.uses_aes ? kFeatureAes : 0);
+  hello->features = kFeatureAcknowledgements | kFeatureLostAddresses | (settings.checksums ? kFeatureChecksums : 0) |
+                    (settings.uses_aes ? kFeatureAes : 0);
   return fill_random(hello->comm_id.data(), hello->comm_id.size());
 }
 

@@ -324,6 +324,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
     // One end is enough to switch checksums on.
     connection.checksums = settings_.checksums || (hello.features & kFeatureChecksums) != 0;
     if (connection.checksums) listen.reply.features |= kFeatureChecksums;
+    connection.tells_of_addresses = (hello.features & kFeatureLostAddresses) != 0;
     listen.state = ListenState::kAssembling;
     listen.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
   } else if (listen.state == ListenState::kWaiting || hello.comm_id != listen.comm_id) {

@@ -178,7 +178,7 @@ void RecoveryThread::tell_of_links(const LinkWatch::Changes& changes) {
   const MutexLock running(run_mutex_);
   for (const auto& [id, entry] : entries_) {
     for (const std::size_t index : changes.interfaces) {
-      if (links_.state(index) != LinkState::kUsable) entry.recoverable->on_interface_lost(links_.watched()[index].name);
+      if (links_.state(index) != LinkState::kUsable) entry.recoverable->on_interface_lost(links_.watched()[index]);
     }
     if (changes.routes) entry.recoverable->on_routes_changed();
   }

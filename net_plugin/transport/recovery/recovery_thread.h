@@ -34,7 +34,7 @@ class Recoverable {
   // recover() is to be called again soon, and not only after a second.
   virtual bool looks_again() { return false; }
   // The interface cannot be used any more.
-  virtual void on_interface_lost(const std::string& /*interface*/) {}
+  virtual void on_interface_lost(const NetworkInterface& /*interface*/) {}
   // has_route_over() may have another answer than before.
   virtual void on_routes_changed() {}
   // The thread has ended with this failure.

@@ -36,6 +36,8 @@ class FailureSink {
   virtual void fail(Status status) = 0;
   // The stream is kEnded or kLost from now on. Called once for each stream, by its driver.
   virtual void on_stream_over(int /*index*/, StreamState /*state*/) {}
+  // The peer has lost the address at which it listens at this port.
+  virtual void on_peer_address_lost(std::uint16_t /*port*/) {}
 };
 
 // Of EBADMSG.
@@ -94,6 +96,7 @@ class DataStream {
   bool is_blocked() const { return blocked_.load(std::memory_order_relaxed); }
 
  protected:
+  void tell_peer_address_lost(std::uint16_t port) { failures_->on_peer_address_lost(port); }
   // Nothing is missing. By the driver.
   StreamProgress end() { return leave(StreamState::kEnded, Status::ok()); }
   void set_parked(bool parked) {

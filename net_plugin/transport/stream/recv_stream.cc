@@ -72,9 +72,11 @@ bool RecvStream::finish_chunk() {
 }
 
 void RecvStream::send_acknowledgement() {
-  while (acknowledgement_left_ > 0 || acknowledged_chunks_ < asked_chunks_) {
+  while (acknowledgement_left_ > 0 || acknowledged_chunks_ < asked_chunks_ ||
+         lost_port_.load(std::memory_order_relaxed) != 0) {
     if (acknowledgement_left_ == 0) {
-      encode_acknowledgement({received_chunks_, false}, acknowledgement_.data(), checksums_);
+      const std::uint16_t lost_port = lost_port_.exchange(0, std::memory_order_relaxed);
+      encode_acknowledgement({received_chunks_, false, lost_port}, acknowledgement_.data(), checksums_);
       acknowledgement_left_ = acknowledgement_.size();
       acknowledged_chunks_ = received_chunks_;
     }
@@ -93,7 +95,7 @@ void RecvStream::say_end(std::uint64_t /*messages*/) {
   asked_chunks_ = acknowledged_chunks_;
   send_acknowledgement();  // the rest of one that was written in part
   if (acknowledgement_left_ > 0) return;
-  encode_acknowledgement({received_chunks_, true}, acknowledgement_.data(), checksums_);
+  encode_acknowledgement({received_chunks_, true, 0}, acknowledgement_.data(), checksums_);
   const iovec piece{acknowledgement_.data(), acknowledgement_.size()};
   // If there is no room for the whole frame, the peer requests another connection, and is refused.
   [[maybe_unused]] const ssize_t ignored = write(&piece, 1, acknowledgement_.size());

@@ -34,6 +34,8 @@ class RecvStream final : public DataStream {
   // Also for damaged data. Without recovery the comm fails.
   StreamProgress lose(Status why) override;
 
+  // Its next acknowledgement, which its driver sends without being asked, names this port. Any thread.
+  void tell_lost_port(std::uint16_t port) { lost_port_.store(port, std::memory_order_relaxed); }
   // It has received a chunk that was never sent before. Any thread.
   bool has_new_chunks() const { return has_new_chunks_.load(std::memory_order_acquire); }
   // It joined later, and has received nothing. Only once no driver will come again.
@@ -91,7 +93,8 @@ class RecvStream final : public DataStream {
   std::uint64_t asked_chunks_ = 0;    // of them, up to the last that asked for acknowledgement
   std::uint64_t acknowledged_chunks_ = 0;
   std::array<std::uint8_t, kAcknowledgementBytes> acknowledgement_{};
-  std::size_t acknowledgement_left_ = 0;  // bytes of it to be written
+  std::size_t acknowledgement_left_ = 0;     // bytes of it to be written
+  std::atomic<std::uint16_t> lost_port_{0};  // that its peer does not know of; 0: none
   std::atomic<bool> has_new_chunks_{false};
 };
 

@@ -175,6 +175,7 @@ void SendStream::sample_delivery() const {
 }
 
 bool SendStream::should_listen() const {
+  if (listens_always_ && is_polled()) return true;
   return unacknowledged_.has_requests() || unacknowledged_.size() >= listen_at_ || has_peer_ended();
 }
 
@@ -292,6 +293,7 @@ void SendStream::listen(bool to_the_end) {
       return;
     }
     was_acknowledged_.store(true, std::memory_order_relaxed);
+    if (const std::uint16_t port = unacknowledged_.take_lost_port(); port != 0) tell_peer_address_lost(port);
     if (unacknowledged_.peer_has_closed()) {
       peer_is_gone(0);
       return;

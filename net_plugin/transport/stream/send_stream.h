@@ -52,6 +52,9 @@ class SendStream final : public DataStream {
     set_in_use(false);
     leaving_.store(true, std::memory_order_relaxed);
   }
+  // Its peer may say at any time that it has lost an address: a driver with a poller reads that at once, others when
+  // they listen. Before it is driven.
+  void set_listens_always() { listens_always_ = true; }
   bool is_given_back() const override { return is_given_back_; }
   using DataStream::reset;  // once no driver will come again
   // Reads TCP_INFO for the statistics. Any thread.
@@ -130,6 +133,7 @@ class SendStream final : public DataStream {
   std::size_t unasked_chunks_ = 0;
   std::size_t unasked_bytes_ = 0;
   std::size_t listen_at_ = 64;  // unacknowledged chunks
+  bool listens_always_ = false;
   std::atomic<bool> was_acknowledged_{false};
   std::atomic<bool> replays_{false};
   std::atomic<bool> resends_{false};

@@ -132,7 +132,9 @@ void send(FuzzInput& input) {
       }
       case 1: send_some(peer, bytes.data(), input.take(bytes.data(), input.byte())); break;
       case 2:
-        encode_acknowledgement({input.number(8000), input.byte() % 4 == 3}, bytes.data());
+        encode_acknowledgement(
+            {input.number(8000), input.byte() % 4 == 3, static_cast<std::uint16_t>(input.number(0xffff))},
+            bytes.data());
         if (input.byte() % 4 == 3) input.disturb(bytes.data(), kAcknowledgementBytes);
         send_some(peer, bytes.data(), kAcknowledgementBytes);
         break;
