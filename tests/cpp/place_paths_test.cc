@@ -146,6 +146,23 @@ TEST_CASE(a_stream_that_joins_later_belongs_to_its_path) {
   CHECK_EQ(paths.places_to_move(0b11111, works, 100000), std::uint64_t{0});
 }
 
+TEST_CASE(streams_that_join_later_move_to_the_path_that_lacks_some) {
+  // Path 1 is left out: all four that join go over path 0.
+  PlacePaths paths({0, 0}, {0, 1}, 2);
+  for (std::size_t place = 2; place < 6; ++place) paths.on_joined(place, 0, true, 0);
+  CHECK_EQ(paths.places_to_move(0b111111, fails, 100000), std::uint64_t{0});
+  CHECK_EQ(paths.places_to_move(0b111111, works, 101000), std::uint64_t{0b001110});
+  CHECK_EQ(paths.moving(), std::uint64_t{0b001110});
+  for (const std::size_t place : {1, 2, 3}) {
+    CHECK_EQ(paths.replacement_path(place, 0b110001), std::size_t{1});
+    paths.on_joined(place, 1, false, 101000);
+  }
+  CHECK_EQ(paths.moving(), std::uint64_t{0});
+  CHECK_EQ(paths.places_to_move(0b111111, works, 200000), std::uint64_t{0});
+  // Two are given back.
+  CHECK_EQ(paths.places_to_move(0b001111, works, 201000), std::uint64_t{0b000100});
+}
+
 }  // namespace bagua_net
 
 CHECK_MAIN

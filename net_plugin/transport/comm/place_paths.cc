@@ -23,7 +23,10 @@ void PlacePaths::on_joined(std::size_t place, std::size_t path, bool is_more, st
   if (path >= pauses_.size()) return;
   const std::uint64_t bit = std::uint64_t{1} << place;
   current_[place] = path;
-  if (is_more) home_[place] = path;
+  if (is_more) {
+    home_[place] = path;
+    more_ |= bit;
+  }
   if (home_[place] == path) {
     pauses_[path].moved_ms = now_ms;
   } else if ((moving_ & bit) != 0) {
@@ -68,8 +71,25 @@ std::size_t PlacePaths::place_for(std::size_t path, std::uint64_t asked) const {
   return static_cast<std::size_t>(__builtin_ctzll(asked));
 }
 
+void PlacePaths::spread_more(std::uint64_t live) {
+  std::vector<std::size_t> streams(pauses_.size());
+  for (std::uint64_t left = live; left != 0; left &= left - 1) {
+    ++streams[home_[static_cast<std::size_t>(__builtin_ctzll(left))]];
+  }
+  for (std::uint64_t left = live & more_; left != 0; left &= left - 1) {
+    std::size_t& home = home_[static_cast<std::size_t>(__builtin_ctzll(left))];
+    const auto least = std::min_element(streams.begin(), streams.end());
+    // The comm begins with up to one more on one path than on another.
+    if (streams[home] < *least + 2) continue;
+    --streams[home];
+    ++*least;
+    home = static_cast<std::size_t>(least - streams.begin());
+  }
+}
+
 std::uint64_t PlacePaths::places_to_move(std::uint64_t live, const Probe& probe, std::int64_t now_ms) {
   if (!has_choice()) return 0;
+  spread_more(live);
   std::vector<std::uint64_t> away(pauses_.size());
   for (; live != 0; live &= live - 1) {
     const auto place = static_cast<std::size_t>(__builtin_ctzll(live));

@@ -25,10 +25,15 @@ class PlacePaths {
 
   bool has_choice() const { return pauses_.size() > 1; }
   std::size_t path_of(std::size_t place) const { return current_[place]; }
+  const std::array<std::size_t, kMaxStreams>& by_place() const { return current_; }
+  // Places whose streams are to be given back and replaced over their own path, until something joins there.
+  std::uint64_t moving() const { return moving_; }
 
-  // A stream has joined at that place. is_more: it replaces none, so that path is the place's own from now on.
+  // A stream has joined at that place. is_more: it replaces none, so that path is the place's own, unless that leaves
+  // another path with fewer.
   void on_joined(std::size_t place, std::size_t path, bool is_more, std::int64_t now_ms);
-  // is_told: the kernel has announced that the path cannot be used, so losing it again costs next to nothing.
+  // is_told: the kernel has announced that the path cannot be used, so losing it again costs next to nothing. A place
+  // that was moving then waits for its path again.
   void on_lost(std::size_t place, bool is_told, std::int64_t now_ms);
   // Of a lost stream's replacement, where to try first. live: places with streams, a bit mask.
   std::size_t replacement_path(std::size_t place, std::uint64_t live) const;
@@ -49,8 +54,11 @@ class PlacePaths {
   std::array<std::size_t, kMaxStreams> home_{};
   std::array<std::size_t, kMaxStreams> current_{};
   std::vector<Pause> pauses_;  // by path
-  std::uint64_t moving_ = 0;   // places that are on the way to their own path
+  std::uint64_t moving_ = 0;
+  std::uint64_t more_ = 0;  // places that the comm did not begin with
 
+  // Places in `live` that it did not begin with belong to the paths that lack streams.
+  void spread_more(std::uint64_t live);
   void pause(std::size_t path, std::int64_t now_ms);
 };
 

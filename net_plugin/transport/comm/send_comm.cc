@@ -163,7 +163,7 @@ void SendComm::kick_streams(std::size_t waiting_bytes) {
   const std::size_t first = flows_are_limited() ? next_kicked_ : 0;
   for (std::size_t step = 0; step < wide && wanted > 0; ++step) {
     const std::size_t index = 1 + (first + step) % wide;
-    if (stream(index) == nullptr || stream(index)->is_blocked() || (leaving_ >> index & 1) != 0) continue;
+    if (stream(index) == nullptr || stream(index)->is_blocked() || (paths_.moving() >> index & 1) != 0) continue;
     kick(static_cast<int>(index));
     next_kicked_ = first + step + 1;
     --wanted;
@@ -212,11 +212,11 @@ bool SendComm::all_streams_are_full() const {
 
 void SendComm::use_streams(std::size_t in_use) {
   for (std::size_t index = 0; index < streams_.size(); ++index) {
-    if (stream(index) != nullptr) stream(index)->set_in_use(index < in_use && (leaving_ >> index & 1) == 0);
+    if (stream(index) != nullptr) stream(index)->set_in_use(index < in_use && (paths_.moving() >> index & 1) == 0);
   }
   const bool fewer = in_use < in_use_;
   in_use_ = in_use;
-  const std::uint64_t missing = missing_streams() | leaving_;
+  const std::uint64_t missing = missing_streams() | paths_.moving();
   const auto first = static_cast<int>(first_wide_stream());
   const int end = std::max(static_cast<int>(in_use), first + 1);
   wide_chunks().set_streams(first, end, missing);

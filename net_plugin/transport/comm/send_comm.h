@@ -129,7 +129,6 @@ class SendComm final : public Comm {
   std::vector<bool> routed_ GUARDED_BY(mutex_);  // by path: it had a route when that was looked at last
   std::array<std::int64_t, kMaxStreams> joined_ms_ GUARDED_BY(mutex_){};  // by place; 0: the comm began with it
   std::uint64_t told_ GUARDED_BY(mutex_) = 0;                             // places whose loss the kernel has announced
-  std::uint64_t leaving_ GUARDED_BY(mutex_) = 0;   // places whose streams are to move to their own paths
   std::int64_t return_ms_ GUARDED_BY(mutex_) = 0;  // when to look again whether streams can return
   bool probes_ GUARDED_BY(mutex_) = false;         // the answer is due in no time
 

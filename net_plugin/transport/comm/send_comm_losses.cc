@@ -85,7 +85,6 @@ int SendComm::place_of(Joining joining, std::size_t path) {
 
 void SendComm::on_joined(std::size_t index, Joining joining, std::size_t path) {
   joined_ms_[index] = monotonic_ms();
-  leaving_ &= ~(std::uint64_t{1} << index);
   paths_.on_joined(index, path, joining == Joining::kMore, joined_ms_[index]);
 }
 
@@ -122,7 +121,6 @@ void SendComm::return_streams() {
   const std::uint64_t moving = paths_.places_to_move(live_streams(), probe, now_ms);
   if (probes_) return_ms_ = now_ms + kCheckPathsMs;
   if (moving == 0) return;
-  leaving_ |= moving;
   use_streams(in_use_);  // the others take its chunks
   for (std::uint64_t left = moving; left != 0; left &= left - 1) {
     const auto index = static_cast<std::size_t>(__builtin_ctzll(left));
