@@ -187,6 +187,13 @@ SendPolicy TransportContext::send_policy(const Device& device, const Established
   policy.faults = faults_.get();
   policy.stalls = stalls();
   policy.path_health = &path_health_;
+  const std::vector<NicPath>& paths = connection.ticket.paths;
+  for (std::size_t path = 0; paths.size() > 1 && path < paths.size(); ++path) {
+    std::shared_ptr<PathLoad>& load = path_loads_[{paths[path].interface.name, paths[path].address.host()}];
+    constexpr double kBytesPerNs = 1.25e-4;  // of 1 Mb/s
+    if (load == nullptr) load = std::make_shared<PathLoad>(kBytesPerNs * paths[path].interface.speed_mbps);
+    policy.path_loads.push_back(load);
+  }
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges && !settings_.encrypts;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
@@ -200,10 +207,9 @@ SendPolicy TransportContext::send_policy(const Device& device, const Established
   }
   if (!connection.may_grow) return policy;
   // Comms whose peers are reached over as many paths begin with as many connections.
-  const std::size_t paths = connection.ticket.paths.size();
   policy.growth = &growth_
-                       .try_emplace(std::pair(device.nic_name(), paths),
-                                    first_auto_streams(settings_.has_workers, paths), kMaxAutoStreams)
+                       .try_emplace(std::pair(device.nic_name(), paths.size()),
+                                    first_auto_streams(settings_.has_workers, paths.size()), kMaxAutoStreams)
                        .first->second;
   policy.most_streams = connection.most_streams;
   policy.optional = connection.optional;

@@ -42,6 +42,17 @@ def test_two_interfaces_share_by_speed() -> None:
         ring.quit()
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_first_messages_do_not_wait_for_a_slow_interface(workers: str) -> None:
+    """It is not known yet how slow it is. At the speed of the other one, it would get half."""
+    environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
+    with Lab(nics=2, rate_mbit=(400, 40), ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
+        ring.connect()
+        carried = bytes_carried(lab, 0, lambda: ring.run(512 << 10, 3))
+        assert carried[1] < sum(carried) / 8, carried
+        ring.quit()
+
+
 @pytest.mark.parametrize(("here", "there"), [("eth0+eth1", "off"), ("off", "eth0+eth1")])
 def test_hosts_that_join_different_numbers_of_interfaces(here: str, there: str) -> None:
     """The interface that only one host uses carries nothing, as it has no other end."""
@@ -158,6 +169,8 @@ def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, wo
         traffic_until(ring, lambda: _carries(lab, ring, nic))
         # Within 5 s; the machine may be busy.
         assert time.monotonic() - begin < 15
+        # As before, also of messages that are short compared with what was under way then.
+        traffic_until_shared(lab, ring, 0, lambda carried: min(carried) > sum(carried) / 6, size=2 << 20)
         ring.quit()
 
 

@@ -1,6 +1,7 @@
 #include "transport/chunks/chunk_scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace bagua_net {
 namespace {
@@ -13,8 +14,6 @@ constexpr double kSlowShare = 0.5;
 constexpr std::size_t kMinSlowBytes = 16384;
 // Rates are estimates, and chunks differ in size. A chunk that is late by no more than this does not count as late.
 constexpr double kSlackNs = 2e6;
-// With several paths, the share of the time for what waits: a small message would notice 2 ms, a large one does not.
-constexpr double kPathSlack = 0.25;
 // If each connection is limited, the slack is shorter than a chunk takes: a stream that already has one counts as late.
 constexpr double kLimitedSlack = 0.5;
 
@@ -28,7 +27,8 @@ std::size_t ChunkPolicy::next_chunk_bytes(std::size_t remaining) const {
   return std::min(bytes, remaining);
 }
 
-void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost) {
+void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost,
+                                 const std::array<std::size_t, kMaxStreams>& path_of, std::size_t first_path) {
   const MutexLock lock(mutex_);
   streams_.clear();
   for (int stream = first; stream < end; ++stream) {
@@ -39,6 +39,7 @@ void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost) {
   }
   if (streams_.empty()) streams_.push_back(first);
   policy_.streams = streams_.size();
+  shares_.set_streams(streams_, path_of, first_path);
   find_fastest();
 }
 
@@ -56,19 +57,32 @@ std::size_t ChunkScheduler::push(Request* request) {
   return waiting_bytes_;
 }
 
-Pull ChunkScheduler::pull(int stream, const Backlog& backlog, Chunk* chunk, int* better) {
+Pull ChunkScheduler::pull(int stream, const Backlog& backlog, Chunk* chunk, int* better, std::int64_t now_ns) {
   const MutexLock lock(mutex_);
   if (head_ == tail_) return Pull::kNothing;
   Request* request = queue_[head_ % queue_.size()];
-  std::size_t bytes = policy_.next_chunk_bytes(request->capacity_ - offset_);
-  if (fastest_ > 0 && policy_.streams > 1) {
+  const std::size_t rest = request->capacity_ - offset_;
+  std::size_t bytes = policy_.next_chunk_bytes(rest);
+  if (shares_.has_choice()) {
+    const std::size_t path = shares_.path_of(stream);
+    const std::size_t best = shares_.best(rest, now_ns);
+    const std::size_t share = path == best ? rest : shares_.share(path, best, rest, now_ns);
+    if (share == 0 && rest > 0) {
+      *better = nearest_on(best, bytes);
+      return Pull::kPassedOver;
+    }
+    bytes = std::min(bytes, share);
+  }
+  const double fastest = policy_.streams > 1 ? fastest_sibling(stream) : 0;
+  if (fastest > 0) {
     Puller& asking = puller(stream);
     asking.backlog = backlog;
-    bytes = std::min(bytes, suitable_bytes(asking.pace, bytes));
-    if (would_be_late(asking, bytes, better)) return Pull::kPassedOver;
+    bytes = std::min(bytes, suitable_bytes(asking.pace, bytes, fastest));
+    if (would_be_late(stream, bytes, fastest, better)) return Pull::kPassedOver;
     asking.backlog.under_way += bytes;
     asking.backlog.unsent += bytes;
   }
+  if (shares_.has_choice()) shares_.take(stream, bytes, now_ns);
   chunk->request = request;
   chunk->offset = offset_;
   chunk->bytes = bytes;
@@ -84,36 +98,43 @@ Pull ChunkScheduler::pull(int stream, const Backlog& backlog, Chunk* chunk, int*
   return Pull::kChunk;
 }
 
-std::size_t ChunkScheduler::suitable_bytes(const Pace& pace, std::size_t usual) const {
-  if (pace.bytes_per_ns == 0 || pace.bytes_per_ns >= kSlowShare * fastest_) return usual;
+double ChunkScheduler::fastest_sibling(int stream) const {
+  if (!shares_.has_choice()) return fastest_;
+  double fastest = 0;
+  for (const int other : streams_) {
+    if (is_sibling(stream, other))
+      fastest = std::max(fastest, pullers_[static_cast<std::size_t>(other)].pace.bytes_per_ns);
+  }
+  return fastest;
+}
+
+std::size_t ChunkScheduler::suitable_bytes(const Pace& pace, std::size_t usual, double fastest) {
+  if (pace.bytes_per_ns == 0 || pace.bytes_per_ns >= kSlowShare * fastest) return usual;
   // This is fast enough even if others look faster: TCP permits some streams far more than any network carries.
   if (static_cast<double>(usual) / pace.bytes_per_ns <= kSlackNs) return usual;
-  return std::max(aligned_up(static_cast<std::size_t>(static_cast<double>(usual) * pace.bytes_per_ns / fastest_)),
+  return std::max(aligned_up(static_cast<std::size_t>(static_cast<double>(usual) * pace.bytes_per_ns / fastest)),
                   kMinSlowBytes);
 }
 
-double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes) const {
-  return delivery_ns(puller, bytes, puller.pace.bytes_per_ns == 0 ? fastest_ : puller.pace.bytes_per_ns);
-}
-
-double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes, double rate) const {
+double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes, double fastest) {
+  const double rate = puller.pace.bytes_per_ns == 0 ? fastest : puller.pace.bytes_per_ns;
   // Bytes wait in the socket or in queues of the network. A round trip's worth of bytes is in flight without waiting.
   const double in_socket_ns = static_cast<double>(puller.backlog.unsent) / rate;
   const double further_on_ns = static_cast<double>(puller.backlog.under_way) / rate - puller.pace.round_trip_ns;
   return puller.pace.round_trip_ns + std::max(in_socket_ns, further_on_ns) + static_cast<double>(bytes) / rate;
 }
 
-bool ChunkScheduler::would_be_late(const Puller& puller, std::size_t bytes, int* better) const {
-  if (puller.pace.bytes_per_ns == 0 || (puller.pace.is_old && !policy_.has_paths)) return false;
+bool ChunkScheduler::would_be_late(int stream, std::size_t bytes, double fastest, int* better) const {
+  const Puller& asking = pullers_[static_cast<std::size_t>(stream)];
+  if (asking.pace.bytes_per_ns == 0 || asking.pace.is_old) return false;
   // The stream that would deliver the chunk first takes it, so some stream always does.
   double slack_ns = kSlackNs;
-  if (flows_are_limited_) slack_ns = std::min(slack_ns, kLimitedSlack * static_cast<double>(bytes) / fastest_);
-  if (policy_.has_paths) slack_ns = std::min(slack_ns, kPathSlack * static_cast<double>(waiting_bytes_) / fastest_);
-  // A stream may be faster now than when it was measured, but its path is not shorter.
-  double first_ns = (puller.pace.is_old ? delivery_ns(puller, bytes, fastest_) : delivery_ns(puller, bytes)) - slack_ns;
+  if (flows_are_limited_) slack_ns = std::min(slack_ns, kLimitedSlack * static_cast<double>(bytes) / fastest);
+  double first_ns = delivery_ns(asking, bytes, fastest) - slack_ns;
   int first = -1;
   for (const int other : streams_) {
-    const double its_ns = delivery_ns(pullers_[static_cast<std::size_t>(other)], bytes);
+    if (!is_sibling(stream, other)) continue;
+    const double its_ns = delivery_ns(pullers_[static_cast<std::size_t>(other)], bytes, fastest);
     if (its_ns >= first_ns) continue;
     first_ns = its_ns;
     first = other;
@@ -123,10 +144,33 @@ bool ChunkScheduler::would_be_late(const Puller& puller, std::size_t bytes, int*
   return true;
 }
 
+int ChunkScheduler::nearest_on(std::size_t path, std::size_t bytes) const {
+  int nearest = streams_.front();
+  double nearest_ns = 0;
+  bool is_found = false;
+  for (const int stream : streams_) {
+    if (shares_.path_of(stream) != path) continue;
+    const double fastest = fastest_sibling(stream);
+    const double its_ns = fastest == 0 ? 0 : delivery_ns(pullers_[static_cast<std::size_t>(stream)], bytes, fastest);
+    if (std::exchange(is_found, true) && its_ns >= nearest_ns) continue;
+    nearest_ns = its_ns;
+    nearest = stream;
+  }
+  return nearest;
+}
+
 void ChunkScheduler::set_pace(int stream, const Pace& pace) {
   const MutexLock lock(mutex_);
   puller(stream).pace = pace;
   find_fastest();
+}
+
+void ChunkScheduler::look(int stream, const Pace& pace, const Delivery& delivery, const Backlog& backlog,
+                          std::int64_t now_ns) {
+  const MutexLock lock(mutex_);
+  puller(stream).pace = pace;
+  find_fastest();
+  if (shares_.has_choice()) shares_.look(stream, delivery, backlog, pace.bytes_per_ns, now_ns);
 }
 
 bool ChunkScheduler::outlasts_a_round_trip(std::size_t bytes) {

@@ -4,7 +4,9 @@
 // Pulling alone is not enough if there are long queues behind the sockets or streams differ in speed: a late chunk
 // delays its message, and soon all messages in flight. So a stream that would deliver a chunk noticeably later than
 // another one leaves it to that one (multipath transports call this earliest completion first), and a stream that is
-// much slower than another one gets smaller chunks. Within a host no rates are measured, and none of this applies.
+// much slower than another one gets smaller chunks. Where streams go over several paths, these share the message first
+// (transport/chunks/path_shares.h), and this decides between streams of one path. Within a host no rates are measured,
+// and none of this applies.
 //
 // The mutex is held for about 20 ns per chunk. Chunks have at least 64 KiB unless the message is smaller, or 16 KiB on
 // a slow stream, so threads rarely wait for it.
@@ -13,28 +15,24 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
 #include "transport/chunks/chunk.h"
 #include "transport/chunks/limits.h"
+#include "transport/chunks/path_shares.h"
 #include "transport/chunks/request.h"
 #include "transport/tuning/rate_estimator.h"
 
 namespace bagua_net {
-
-// The bytes that a stream has taken and the peer has not received yet.
-struct Backlog {
-  std::size_t under_way = 0;  // in all
-  std::size_t unsent = 0;     // of these, what has not left the socket
-};
 
 struct ChunkPolicy {
   std::size_t streams = 1;  // that pull from this scheduler
   std::size_t min_bytes = 65536;
   std::size_t max_bytes = 524288;
   std::size_t max_alone_bytes = ~std::size_t{0};  // with one stream
-  bool has_paths = false;                         // streams go over different networks, which may differ much in speed
 
   // With one stream: the whole rest, because smaller chunks only reduce what is sent again after a loss. With several
   // streams: a fraction of the rest, so that chunks get smaller towards the end and all streams finish together.
@@ -49,18 +47,23 @@ enum class Pull {
 
 class ChunkScheduler {
  public:
-  explicit ChunkScheduler(ChunkPolicy policy) : policy_(policy) {}
+  // loads: of each path, where there are several.
+  explicit ChunkScheduler(ChunkPolicy policy, std::vector<std::shared_ptr<PathLoad>> loads = {})
+      : policy_(policy), shares_(std::move(loads)) {}
 
-  // The streams from `first` to before `end` pull from now on, without those in the bit mask `lost`.
-  void set_streams(int first, int end, std::uint64_t lost = 0);
+  // The streams from `first` to before `end` pull from now on, without those in the bit mask `lost`. The path of each
+  // stream, and the one to begin with, matter with several paths only.
+  void set_streams(int first, int end, std::uint64_t lost = 0, const std::array<std::size_t, kMaxStreams>& path_of = {},
+                   std::size_t first_path = 0);
   // The minimum size of a chunk, and whether the network limits each connection: then no stream takes a second chunk
   // before the others have had one.
   void limit_flows(std::size_t min_bytes, bool limited);
   // The request's data_, capacity_ and number_ must not change until it is done. At most kMaxRequestsPerComm wait.
   // Returns the bytes that now wait to be taken.
   std::size_t push(Request* request);
-  // kPassedOver: *better is the stream that would have delivered the chunk first; it may be idle.
-  Pull pull(int stream, const Backlog& backlog, Chunk* chunk, int* better);
+  // kPassedOver: *better is the stream that would have delivered the chunk first; it may be idle. now_ns: matters with
+  // several paths only.
+  Pull pull(int stream, const Backlog& backlog, Chunk* chunk, int* better, std::int64_t now_ns = 0);
   // Some of a message has not been taken yet.
   bool has_chunks() {
     const MutexLock lock(mutex_);
@@ -68,6 +71,8 @@ class ChunkScheduler {
   }
   // Streams whose pace is unknown count as being as fast as the fastest.
   void set_pace(int stream, const Pace& pace);
+  // The same, with what was seen.
+  void look(int stream, const Pace& pace, const Delivery& delivery, const Backlog& backlog, std::int64_t now_ns);
   // The fastest stream alone needs more than a round trip to move so many bytes. False if no pace is known.
   bool outlasts_a_round_trip(std::size_t bytes);
 
@@ -78,13 +83,20 @@ class ChunkScheduler {
   };
 
   Puller& puller(int stream) REQUIRES(mutex_) { return pullers_[static_cast<std::size_t>(stream)]; }
+  // Streams that go over this one's path, itself included.
+  bool is_sibling(int stream, int other) const REQUIRES(mutex_) {
+    return !shares_.has_choice() || shares_.path_of(stream) == shares_.path_of(other);
+  }
+  // The fastest of them; 0: unknown.
+  double fastest_sibling(int stream) const REQUIRES(mutex_);
   // The size of a chunk for a stream of this pace; `usual` if it is not much slower than the fastest one.
-  std::size_t suitable_bytes(const Pace& pace, std::size_t usual) const REQUIRES(mutex_);
+  static std::size_t suitable_bytes(const Pace& pace, std::size_t usual, double fastest);
   // The time until the peer has these bytes, if the stream takes them.
-  double delivery_ns(const Puller& puller, std::size_t bytes) const REQUIRES(mutex_);
-  double delivery_ns(const Puller& puller, std::size_t bytes, double rate) const REQUIRES(mutex_);
-  // Another stream would deliver these bytes noticeably sooner.
-  bool would_be_late(const Puller& puller, std::size_t bytes, int* better) const REQUIRES(mutex_);
+  static double delivery_ns(const Puller& puller, std::size_t bytes, double fastest);
+  // A sibling would deliver these bytes noticeably sooner.
+  bool would_be_late(int stream, std::size_t bytes, double fastest, int* better) const REQUIRES(mutex_);
+  // Of the streams over this path, the one that delivers these bytes first.
+  int nearest_on(std::size_t path, std::size_t bytes) const REQUIRES(mutex_);
   void find_fastest() REQUIRES(mutex_);
 
   Mutex mutex_;
@@ -97,6 +109,7 @@ class ChunkScheduler {
   std::size_t offset_ GUARDED_BY(mutex_) = 0;         // of the next chunk in it
   std::size_t waiting_bytes_ GUARDED_BY(mutex_) = 0;  // of all messages in the queue, what no stream has taken yet
   std::array<Puller, kMaxStreams> pullers_ GUARDED_BY(mutex_){};
+  PathShares shares_ GUARDED_BY(mutex_);
   double fastest_ GUARDED_BY(mutex_) = 0;  // of the streams that pull, bytes per ns; 0: unknown
 };
 

@@ -21,7 +21,6 @@ constexpr std::size_t kMaxAloneBytes = 1u << 20;
 
 ChunkPolicy chunk_policy(const SendPolicy& policy) {
   ChunkPolicy chunks{1, std::min(policy.min_chunk_bytes, policy.max_chunk_bytes), policy.max_chunk_bytes};
-  chunks.has_paths = policy.paths.size() > 1;
   if (policy.replace_stream) chunks.max_alone_bytes = std::max(kMaxAloneBytes, chunks.max_bytes);
   return chunks;
 }
@@ -36,8 +35,8 @@ SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, S
       policy_(std::move(policy)),
       first_streams_(streams),
       workers_own_stripes_(pool->size() > 0 && streams > 1),
-      own_chunks_(chunk_policy(policy_)),
-      striped_chunks_(chunk_policy(policy_)),
+      own_chunks_(chunk_policy(policy_), policy_.path_loads),
+      striped_chunks_(chunk_policy(policy_), policy_.path_loads),
       growth_(policy_, streams),
       silence_(policy_.max_silence_s, recovers_, policy_.paths.size() > 1),
       paths_(policy_.first_paths, policy_.own_paths, policy_.paths.size()) {}
@@ -219,7 +218,7 @@ void SendComm::use_streams(std::size_t in_use) {
   const std::uint64_t missing = missing_streams() | paths_.moving();
   const auto first = static_cast<int>(first_wide_stream());
   const int end = std::max(static_cast<int>(in_use), first + 1);
-  wide_chunks().set_streams(first, end, missing);
+  wide_chunks().set_streams(first, end, missing, paths_.by_place(), paths_.path_of(0));
   wide_chunks().limit_flows(std::min(min_chunk_bytes(), policy_.max_chunk_bytes), flows_are_limited());
   if (!fewer && missing == 0) return;
   // The streams that are not used any more may have been the only ones that were kicked for a message.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "stats/stall_report.h"
+#include "transport/chunks/path_load.h"
 #include "transport/connect/nic_paths.h"
 #include "transport/connect/optional_connections.h"
 #include "transport/connect/path_health.h"
@@ -40,7 +41,8 @@ struct SendPolicy {
   std::vector<NicPath> paths;
   std::vector<std::size_t> first_paths;
   std::vector<std::size_t> own_paths;
-  PathHealth* path_health = nullptr;  // outlives the comm; nullptr: no stream returns to its path
+  std::vector<std::shared_ptr<PathLoad>> path_loads;  // of each path, shared with other comms; empty: it has one path
+  PathHealth* path_health = nullptr;                  // outlives the comm; nullptr: no stream returns to its path
 
   bool checksums = false;           // both ends use them
   FaultInjector* faults = nullptr;  // outlives the comm; nullptr: nothing damages its connections

@@ -47,11 +47,14 @@ std::uint32_t SendStream::poll_flags() const { return EPOLLOUT | EPOLLIN | EPOLL
 Pull SendStream::pull(Chunk* chunk) {
   int better = 0;
   if (kick_ == nullptr) return scheduler_->pull(index(), {}, chunk, &better);
-  look_at_delivery(monotonic_ns() - kLookNs);
-  Pull pulled = scheduler_->pull(index(), backlog_, chunk, &better);
+  const std::int64_t now_ns = monotonic_ns();
+  look_at_delivery(now_ns - kLookNs);
+  Pull pulled = scheduler_->pull(index(), backlog_, chunk, &better, now_ns);
   if (pulled != Pull::kPassedOver) return pulled;
   // It may have delivered more than its last look showed.
-  if (look_at_delivery(monotonic_ns() - kLookAgainNs)) pulled = scheduler_->pull(index(), backlog_, chunk, &better);
+  if (look_at_delivery(now_ns - kLookAgainNs)) {
+    pulled = scheduler_->pull(index(), backlog_, chunk, &better, monotonic_ns());
+  }
   if (pulled == Pull::kPassedOver) {
     stats_->deferred.add(1);
     kick_(better);
@@ -153,7 +156,7 @@ bool SendStream::look_at_delivery(std::int64_t not_since_ns) {
       static_cast<std::size_t>(written_ever_ + overhead_bytes() - (delivery.bytes - delivered_before_));
   backlog_.unsent = delivery.unsent_bytes;
   rate_estimator_.look(delivery, now_ns);
-  scheduler_->set_pace(index(), rate_estimator_.pace());
+  scheduler_->look(index(), rate_estimator_.pace(), delivery, backlog_, now_ns);
   stats_.slot().estimated_bytes_per_s.set(static_cast<std::uint64_t>(1e9 * rate_estimator_.pace().bytes_per_ns));
   show(delivery, now_ns);
   return true;

@@ -18,4 +18,11 @@ struct Delivery {
   std::int64_t socket_buffer_us = 0;  // or the buffer was too small
 };
 
+// Data is queued: in the socket, or in the network, where it makes the round trip longer than its minimum.
+inline bool is_queued(const Delivery& delivery) {
+  constexpr std::int64_t kJitterUs = 1000;
+  return delivery.unsent_bytes > 0 ||
+         delivery.round_trip_us > delivery.least_round_trip_us + delivery.least_round_trip_us / 4 + kJitterUs;
+}
+
 }  // namespace bagua_net

@@ -22,13 +22,6 @@ bool takes_long_to_fill(const Delivery& delivery) { return delivery.least_round_
 
 bool is_long(const Delivery& delivery) { return delivery.least_round_trip_us >= kLongPathUs; }
 
-// Data is queued: in the socket, or in the network, where it makes the round trip longer than its minimum.
-bool is_queued(const Delivery& delivery) {
-  constexpr std::int64_t kJitterUs = 1000;
-  return delivery.unsent_bytes > 0 ||
-         delivery.round_trip_us > delivery.least_round_trip_us + delivery.least_round_trip_us / 4 + kJitterUs;
-}
-
 }  // namespace
 
 void RateEstimator::look(const Delivery& delivery, std::int64_t now_ns) {

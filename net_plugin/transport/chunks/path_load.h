@@ -1,0 +1,67 @@
+// PathLoad: what all comms of a process have under way over one path ([Note: pairs of interfaces] in
+// transport/connect/nic_paths.h), and how fast it delivers that. NCCL sends over several comms at the same time, and
+// one that knew only its own part would take a busy path for a free one. Any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/mutex.h"
+#include "transport/tuning/delivery.h"
+#include "transport/tuning/path_rate.h"
+
+namespace bagua_net {
+
+// The bytes that a stream has taken and the peer has not received yet.
+struct Backlog {
+  std::size_t under_way = 0;  // in all
+  std::size_t unsent = 0;     // of these, what has not left the socket
+};
+
+class PathLoad {
+ public:
+  // told_rate: what the kernel says of the interface; 0: nothing. It says nothing about the way beyond.
+  explicit PathLoad(double told_rate = 0) : told_rate_(told_rate) {}
+
+  // Rates in bytes per ns; 0: unknown.
+  struct State {
+    double told = 0;
+    double most = 0;      // what the path may reach
+    double certain = 0;   // what it reaches again, most probably
+    bool is_old = false;  // that was measured so long ago that it may be faster now
+    double round_trip_ns = 0;
+    // What is left if the path has reached `most` since the last look at it, and if it has reached `certain`.
+    Backlog least_left;
+    Backlog most_left;
+  };
+  // assumed_rate: instead of what is certain, if that is unknown.
+  State state(double assumed_rate, std::int64_t now_ns);
+
+  std::size_t add_connection();
+  void remove_connection(std::size_t connection);
+  // What was found out about a connection. pace: that it alone would have, bytes per ns.
+  void look(std::size_t connection, const Delivery& delivery, const Backlog& backlog, double pace, std::int64_t now_ns);
+  // It takes these bytes.
+  void take(std::size_t connection, std::size_t bytes, std::int64_t now_ns);
+
+ private:
+  struct Connection {
+    bool is_open = false;
+    bool was_seen = false;
+    Delivery delivery;
+    Backlog backlog;
+    std::int64_t at_ns = 0;  // when the backlog was that
+    double pace = 0;
+  };
+  static Backlog left_of(const Connection& connection, double rate, std::int64_t now_ns);
+
+  const double told_rate_;
+  Mutex mutex_;
+  PathRate rate_ GUARDED_BY(mutex_);
+  static constexpr std::int64_t kFirstOldNs = 1'000'000'000;
+  std::int64_t old_after_ns_ GUARDED_BY(mutex_) = kFirstOldNs;  // a rate that was measured longer ago is old
+  std::vector<Connection> connections_ GUARDED_BY(mutex_);
+};
+
+}  // namespace bagua_net
