@@ -232,14 +232,6 @@ def test_the_log_of_the_plugin_goes_to_stderr_when_asked_for(start: StartDriver,
     assert "BAGUA_DRIVER_LOG" not in driver.log()
 
 
-def test_a_port_in_use_is_explained(start: StartDriver) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        message = start(*RING, "--channels", "1", "--address", f"127.0.0.1:{port}").expect_failure()
-    assert f"127.0.0.1:{port}" in message
-    assert "another process listens on that port" in message
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_peer_that_never_connects_is_an_error_at_the_deadline(start: StartDriver, transport: str) -> None:
     ranks = start_ranks(start, transport, 2, "--timeout-ms", 700)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 import time
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from support.load_driver import (
     LoadDriver,
     StartDriver,
     ask,
-    driver_executable,
     loopback_bytes,
     quit_all,
 )
@@ -150,10 +147,3 @@ def test_a_bad_command_line_is_explained(
     message = start_driver(*arguments).expect_failure()
     for part in parts:
         assert part in message
-
-
-def test_help_needs_no_mode() -> None:
-    shown = subprocess.run([driver_executable(), "--help"], capture_output=True, text=True, timeout=ANSWER_S, env={})
-    assert shown.returncode == os.EX_OK
-    assert "bagua-net-driver ring" in shown.stdout
-    assert "bagua-net-driver raw" in shown.stdout

@@ -20,16 +20,8 @@ from netlab import missing_privilege, missing_tap_device  # noqa: E402
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 
 from measure.core import tool  # noqa: E402
-from measure.ranks.network import parse_network  # noqa: E402
 
 _LACKING = missing_privilege() or missing_tap_device()
-
-
-def test_buffers_hold_what_is_under_way() -> None:
-    assert parse_network("10G").tcp_buffer_bytes is None, "the machine's own"
-    assert parse_network("10G+20ms").tcp_buffer_bytes == 4 * 50_000_000
-    assert parse_network("1G+1ms").tcp_buffer_bytes == 32 << 20
-    assert parse_network("100G+100ms").tcp_buffer_bytes == 512 << 20
 
 
 @pytest.mark.netns

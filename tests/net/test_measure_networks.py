@@ -1,4 +1,4 @@
-"""`measure networks` without ranks: networks, the best of NCCL's own settings, ratios, losses. Real ranks are in
+"""`measure networks` without ranks: the best of NCCL's own settings, ratios, losses. Real ranks are in
 tests/net/test_bench_nccl_training.py."""
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from measure.core.step_statistics import TurnResult
 from measure.networks.comparison import Sample, best_tuned, row_of, training_faults
-from measure.ranks.network import parse_network
 
 from bagua.net.bench.turns import Turns
 
@@ -34,15 +33,6 @@ def turns_of(*samples: Sample) -> Turns[Sample]:
     for one in samples:
         found.samples.setdefault((one.case, one.variant), {})[one.round] = one
     return found
-
-
-def test_a_network_is_a_rate_with_delay_and_limit_per_flow() -> None:
-    assert parse_network("loopback").labels() == {"rate_gbps": None, "delay_ms": 0.0}
-    assert parse_network("10G+5ms").labels() == {"rate_gbps": 10.0, "delay_ms": 5.0}
-    assert parse_network("3200M@400M").labels() == {"rate_gbps": 3.2, "delay_ms": 0.0, "per_flow_gbps": 0.4}
-    for wrong in ("", "10", "10G@", "10G+x", "lo"):
-        with pytest.raises(ValueError, match="write"):
-            parse_network(wrong)
 
 
 def test_ratios_are_paired_by_round_and_the_best_setting_is_that_of_the_least_median() -> None:

@@ -1,4 +1,4 @@
-"""`measure nics`: the grammar of NICs, ratios, what a cut costs; and a short run in an emulated network."""
+"""`measure nics`: ratios, what a cut costs; and a short run in an emulated network."""
 
 from __future__ import annotations
 
@@ -21,24 +21,12 @@ from measure.networks.comparison import Sample  # noqa: E402
 from measure.nics import tool  # noqa: E402
 from measure.nics.comparison import RAW_ALL, RAW_CASE, row_of, size_case, slower_lines  # noqa: E402
 from measure.nics.cuts import Cut, lost_seconds  # noqa: E402
-from measure.nics.nic_set import Nic, parse_nic_set  # noqa: E402
 from measure.nics.setups import ALL, BEST, JOINED  # noqa: E402
 
 from bagua.net.bench.result_file import read_result  # noqa: E402
 from bagua.net.bench.turns import Turns  # noqa: E402
 
 _LACKING = missing_privilege() or missing_tap_device()
-
-
-def test_nics_are_rates_with_delay_and_loss() -> None:
-    found = parse_nic_set("10G/2.5G+5ms~1%/1G~0.1%")
-    assert found.nics == (Nic(10_000), Nic(2500, 5.0, 0.01), Nic(1000, 0.0, 0.001))
-    assert found.interfaces == ["eth0", "eth1", "eth2"]
-    assert found.tcp_buffer_bytes is not None
-    assert parse_nic_set("10G/10G").tcp_buffer_bytes is None, "the machine's own"
-    for wrong in ("10G", "10G/", "10/10", "10G/10G@1G", "10G/1G~1", "/".join(["1G"] * 9)):
-        with pytest.raises(ValueError, match=r"write|give"):
-            parse_nic_set(wrong)
 
 
 def _turns(size_bytes: int, **seconds: list[float]) -> Turns[Sample]:
@@ -61,21 +49,6 @@ def test_joined_nics_are_compared_with_the_others_and_with_raw_tcp() -> None:
     # 0.1 GB in 0.2 s, of 1 GB in 1.125 s.
     assert row.of_raw == pytest.approx(0.5 * 1.125)
     assert slower_lines([row]) == []
-
-
-def test_joined_nics_that_are_slower_than_the_best_one_are_named() -> None:
-    def said(*joined: float) -> list[str]:
-        row = row_of(_turns(1024, best=[1.0] * len(joined), joined=list(joined)), "10G/1G", 1024)
-        assert row is not None
-        return slower_lines([row])
-
-    assert said(1.01, 1.01, 1.01) == said(0.5, 0.9, 1.5) == []
-    (sure,) = said(1.2, 1.25, 1.3)
-    assert sure == "10G/1G, all-reduce 1 KiB: joined NICs have 0.80x the speed of the best NIC alone (0.77..0.83)"
-    (unsure,) = said(0.9, 1.25, 1.3)
-    assert unsure.endswith("which may be noise")
-    (few,) = said(1.25, 1.25)
-    assert "2 rounds" in few
 
 
 def test_a_cut_costs_the_longest_step_that_it_falls_into() -> None:
