@@ -145,6 +145,13 @@ TEST_CASE(streams_of_the_best_path_take_what_those_of_another_would_deliver_late
     if (pull(stream) == Pull::kChunk) slow += chunk.bytes;
   }
   CHECK(slow > 131072 && slow < 209715);
+  CHECK(pull(1) == Pull::kPassedOver);
+  // The message behind it keeps the fast path busy for longer.
+  Request behind;
+  behind.start(nullptr, 2, nullptr, 1u << 20, nullptr);
+  scheduler.push(&behind);
+  CHECK(pull(1) == Pull::kChunk);
+  CHECK(chunk.request == &large);
 }
 
 TEST_CASE(a_slow_stream_leaves_the_chunk_to_a_fast_one_however_much_waits) {

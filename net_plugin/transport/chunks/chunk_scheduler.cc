@@ -66,7 +66,8 @@ Pull ChunkScheduler::pull(int stream, const Backlog& backlog, Chunk* chunk, int*
   if (shares_.has_choice()) {
     const std::size_t path = shares_.path_of(stream);
     const std::size_t best = shares_.best(rest, now_ns);
-    const std::size_t share = path == best ? rest : shares_.share(path, best, rest, now_ns);
+    // All that waits: the messages behind this one keep the best path busy, too.
+    const std::size_t share = path == best ? rest : shares_.share(path, best, waiting_bytes_, now_ns);
     if (share == 0 && rest > 0) {
       *better = nearest_on(best, bytes);
       return Pull::kPassedOver;

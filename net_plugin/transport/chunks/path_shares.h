@@ -1,11 +1,13 @@
-// PathShares: how much of a message each path may take, where the streams of a comm go over several.
+// PathShares: how much of what waits each path may take, where the streams of a comm go over several.
 //
 // [Note: never later than the best path alone]
 // The best path is the one that would deliver the rest of a message first. It may take all of it. Another path gets
-// what it certainly delivers before the best one could have delivered the remainder, and nothing if that is too little
-// to pay. So the end of a message never waits for another path, if rates are what they were. A path whose rate is
-// unknown, or may have risen, counts as much slower than the best one: it is measured with bytes that nobody waits for.
-// Nothing is shared until the rate of the best one is known, because that says how much time there is.
+// what it certainly delivers before the best one could have delivered the remainder of all messages that wait, and
+// nothing if that is too little to pay. So the end of what waits is never later than over the best path alone, if rates
+// are what they were. To count only the first message would keep bursts over the other path so short that round trips
+// limit its measured rate, and with it the next bursts. A path whose rate is unknown, or may have risen, counts as much
+// slower than the best one: it is measured with bytes that nobody waits for. Nothing is shared until the rate of the
+// best one is known, because that says how much time there is.
 //
 // Which of the streams over a path takes the chunk is decided as with one network interface. Not thread-safe.
 #pragma once
@@ -44,7 +46,7 @@ class PathShares {
   // The path that would deliver so many bytes first if nothing else was sent. By what the kernel says of interfaces,
   // until the path that it says that of was measured.
   std::size_t best(std::size_t bytes, std::int64_t now_ns) const;
-  // Of so many bytes, the rest of a message, how many this path may take now if the best one is that. 0: none.
+  // Of so many bytes that wait, how many this path may take now if the best one is that. 0: none.
   std::size_t share(std::size_t path, std::size_t best, std::size_t bytes, std::int64_t now_ns) const;
 
  private:
