@@ -33,11 +33,14 @@ StreamPhase SendComm::on_lost(DataStream& stream) {
   // The peer's address is that of its listener, whichever way this stream went.
   const std::string way = paths_.has_choice() ? " over " + policy_.paths[paths_.path_of(index)].interface.name : "";
   const std::uint64_t bit = std::uint64_t{1} << index;
-  paths_.on_lost(index, (told_ & bit) != 0, lost_ms_);
+  const bool is_told = (told_ & bit) != 0;
+  paths_.on_lost(index, is_told, lost_ms_);
   told_ &= ~bit;
   last_loss_ = "data stream " + std::to_string(index) + way + ": " + lost.loss().message();
+  // What the kernel says of an interface is a cause, which lines about its consequences are not to suppress.
   log("Bagua-Net: a connection to " + peer_ + " was lost (" + last_loss_ + "): opening another one and sending " +
-      std::to_string(chunks.size()) + " chunks again; " + std::to_string(losses_) + " lost on this communicator");
+          std::to_string(chunks.size()) + " chunks again; " + std::to_string(losses_) + " lost on this communicator",
+      LogLevel::kWarn, is_told ? "told of" + way : "");
   replay_of(index).put(std::move(chunks));
   ask_lost_ms_ = 0;
   return StreamPhase::kLost;
