@@ -37,8 +37,7 @@ def test_two_interfaces_share_by_speed() -> None:
     with Lab(nics=2, rate_mbit=(200, 100)) as lab, Ring(lab, env=_JOINED) as ring:
         ring.connect()
         ring.verify(_BYTES)
-        carried = bytes_carried(lab, 0, lambda: ring.run(_BYTES, 6))
-        assert 1.4 * carried[1] < carried[0] < 3 * carried[1], carried
+        traffic_until_shared(lab, ring, 0, lambda carried: 1.4 * carried[1] < carried[0] < 3 * carried[1])
         ring.quit()
 
 

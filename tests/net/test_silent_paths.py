@@ -48,12 +48,12 @@ def test_a_path_that_is_silent_for_a_moment_after_a_pause_is_not_left() -> None:
         ring.quit()
 
 
-def test_a_machine_that_is_overloaded_four_times_has_no_silent_path() -> None:
+def test_a_machine_whose_cores_are_busy_has_no_silent_path() -> None:
     with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
         ring.connect()
         ring.verify(1 << 20)
         before = [driver.log() for driver in ring.drivers]
-        loops = 4 * len(os.sched_getaffinity(0))
+        loops = len(os.sched_getaffinity(0))
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
         try:
             for size in (8, 4 << 20, 64 << 10, 8, 4 << 20):
@@ -64,7 +64,7 @@ def test_a_machine_that_is_overloaded_four_times_has_no_silent_path() -> None:
                 one.kill()
                 one.wait()
         for driver, earlier in zip(ring.drivers, before, strict=True):
-            assert "was lost (" not in driver.log().removeprefix(earlier), driver.log()
+            assert "was lost (" not in driver.log().removeprefix(earlier), [one.log() for one in ring.drivers]
         ring.quit()
 
 
