@@ -10,19 +10,17 @@ from abc import abstractmethod
 from types import ModuleType
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from bagua.codecs.codec import Codec
-from bagua.kernels.minmax_uint8_triton_launch import ALIGNMENT
+from bagua.kernels.minmax_uint8_triton_launch import aligned, aligned_like
 
 
 class PortableCodec(Codec):
     """
     Attributes:
         triton_module: with functions that do what the methods `*_in_torch` do, given the codec first. Their bytes and
-            their floats are the same, bit for bit. Bytes lie at a multiple of ALIGNMENT, through a copy where they did
-            not.
+            their floats are the same, bit for bit. Bytes lie at a multiple of 16, through a copy where they did not.
     """
 
     triton_module: ClassVar[str]
@@ -44,7 +42,7 @@ class PortableCodec(Codec):
         if kernels is None:
             self.compress_in_torch(source, elements, out)
         else:
-            result = _memory_for(out)
+            result = aligned_like(out)
             kernels.compress(self, source, elements, result)
             if result is not out:
                 out.copy_(result)
@@ -54,25 +52,17 @@ class PortableCodec(Codec):
         if kernels is None:
             self.decompress_in_torch(compressed, elements, target, accumulate)
         else:
-            kernels.decompress(self, _aligned(compressed), elements, target, accumulate)
+            kernels.decompress(self, aligned(compressed), elements, target, accumulate)
 
     def _decompress_reduce_compress(self, received: Tensor, elements: int, average: bool, out: Tensor) -> None:
         kernels = _kernels(self.triton_module) if received.is_cuda else None
         if kernels is None:
             self.sum_in_torch(received, elements, average, out)
         else:
-            result = _memory_for(out)
-            kernels.decompress_reduce_compress(self, _aligned(received), elements, average, result)
+            result = aligned_like(out)
+            kernels.decompress_reduce_compress(self, aligned(received), elements, average, result)
             if result is not out:
                 out.copy_(result)
-
-
-def _aligned(compressed: Tensor) -> Tensor:
-    return compressed if compressed.data_ptr() % ALIGNMENT == 0 else compressed.clone()
-
-
-def _memory_for(out: Tensor) -> Tensor:
-    return out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
 
 
 @functools.cache

@@ -27,6 +27,10 @@ class GroupTopology:
         return next(node for node in self.nodes if rank in node)
 
     @property
+    def is_one_node(self) -> bool:
+        return len(self.nodes) == 1
+
+    @property
     def leaders(self) -> tuple[int, ...]:
         """The first member of every node. So the rank 0 of an intra-node group always takes part between nodes."""
         return tuple(node[0] for node in self.nodes)

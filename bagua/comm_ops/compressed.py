@@ -53,7 +53,7 @@ def idle_hierarchy(group: BaguaProcessGroup, hierarchical: bool, what: str) -> l
     Args:
         what: is compressed between nodes, in the plural.
     """
-    if not hierarchical or group.size == 1 or len(group.topology.nodes) > 1:
+    if not hierarchical or group.size == 1 or not group.topology.is_one_node:
         return []
     why = f"compresses {what} between nodes, and there is one: they are sent uncompressed"
     return [f"hierarchical=True {why}. hierarchical=False compresses them between ranks"]

@@ -60,7 +60,7 @@ class BaguaBucket(Bucket):
         chosen = _group_or_default(group)
         if scattergather:
             self.append_op(ScatterGatherAllReduce(self.everybody(chosen), average))
-        elif hierarchical and len(chosen.topology.nodes) > 1:
+        elif hierarchical and not chosen.topology.is_one_node:
             self.append_op(HierarchicalAllReduce(chosen, average))
         elif goes_directly(self.flattened_tensor(), chosen.size):
             self.append_op(DirectAllReduce(self.everybody(chosen), average))

@@ -20,7 +20,7 @@ from bagua.kernels import minmax_uint8_triton_kernels as kernels
 from bagua.kernels import minmax_uint8_triton_sum_kernels as sum_kernels
 from bagua.kernels.minmax_uint8_layout import ChunkLayout
 from bagua.kernels.minmax_uint8_reference import weight_of_widest
-from bagua.kernels.minmax_uint8_triton_launch import ALIGNMENT, KernelLaunch
+from bagua.kernels.minmax_uint8_triton_launch import KernelLaunch, aligned, aligned_like
 
 # By measurement on H100 and H200 (docs/design/compression.md): elements of a tile, and warps (32 threads each) of a
 # program. What is done once for a range is done by every thread: the fewer, the better.
@@ -109,7 +109,7 @@ class _Steps:
 
     def launch(self, source: Tensor, out: Tensor) -> None:
         # Bytes are written in vectors.
-        result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
+        result = aligned_like(out)
         if self.measure is None:
             self.last(source, result)
         else:
@@ -145,7 +145,7 @@ def decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: Chu
     if not layout.ranges:
         return
     chunks = compressed.shape[0]
-    compressed = _aligned(compressed)
+    compressed = aligned(compressed)
     if chunks > MOST_CHUNKS:
         rows = target.view(chunks, -1)
         for first in range(0, chunks, MOST_CHUNKS):
@@ -158,11 +158,7 @@ def decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: Chu
 def decompress_reduce_compress(received: Tensor, average: bool, layout: ChunkLayout, out: Tensor) -> None:
     """As minmax_uint8_reference.decompress_reduce_compress."""
     if layout.ranges:
-        _steps(_steps_of_sum, layout, received.shape[0], average).launch(_aligned(received), out)
-
-
-def _aligned(compressed: Tensor) -> Tensor:
-    return compressed if compressed.data_ptr() % ALIGNMENT == 0 else compressed.clone()
+        _steps(_steps_of_sum, layout, received.shape[0], average).launch(aligned(received), out)
 
 
 def _steps_of_compress(layout: ChunkLayout, chunks: int, dtype: torch.dtype) -> _Steps:  # noqa: ARG001 (in the key)
@@ -170,7 +166,7 @@ def _steps_of_compress(layout: ChunkLayout, chunks: int, dtype: torch.dtype) -> 
     options = _options(tiling)
     shape = (layout.elements, layout.block, layout.ranges)
     sizes = (layout.header_bytes, layout.total_bytes)
-    constants: dict[str, float] = {"COLUMNS": tiling.columns, "ALIGNED": _tiles_aligned(layout, chunks)}
+    constants: dict[str, float] = {"COLUMNS": tiling.columns, "ALIGNED": _tilesaligned(layout, chunks)}
     if tiling.tiles == 1:
         constants["ROWS"] = tiling.rows
         grid = (tiling.groups, chunks)
@@ -205,7 +201,7 @@ def _steps_of_decompress(
             "ACCUMULATE": accumulate,
             "ROWS": tiling.rows,
             "COLUMNS": tiling.columns,
-            "ALIGNED": _tiles_aligned(layout, chunks),
+            "ALIGNED": _tilesaligned(layout, chunks),
             "LONG": tiling.tiles > 1,
         },
         _options(tiling),
@@ -225,7 +221,7 @@ def _steps_of_sum(layout: ChunkLayout, versions: int, average: bool) -> _Steps:
         "AHEAD": versions if tiling.at_once else min(2, versions),
         # A tile of sums consists of words of four elements.
         "COLUMNS": max(tiling.columns, 4),
-        "ALIGNED": _tiles_aligned(layout, 1),
+        "ALIGNED": _tilesaligned(layout, 1),
     }
     if tiling.tiles == 1:
         constants["ROWS"] = tiling.rows
@@ -253,6 +249,6 @@ def _options(tiling: _Tiling) -> dict[str, int | None]:
     return {"num_warps": tiling.warps, "enable_fp_fusion": False}
 
 
-def _tiles_aligned(layout: ChunkLayout, chunks: int) -> bool:
+def _tilesaligned(layout: ChunkLayout, chunks: int) -> bool:
     """Whether every tile begins at a multiple of 16 elements from the start of the tensor."""
     return (chunks == 1 or layout.elements % 16 == 0) and (layout.ranges == 1 or layout.block % 16 == 0)

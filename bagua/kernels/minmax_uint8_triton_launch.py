@@ -33,6 +33,16 @@ LAUNCHER_FORMAT = "iiiKKppOOOOOO"
 _Direct = Callable[[int, list[int]], bool]
 
 
+def aligned(read: Tensor) -> Tensor:
+    """It, or a copy that lies at a multiple of ALIGNMENT."""
+    return read if read.data_ptr() % ALIGNMENT == 0 else read.clone()
+
+
+def aligned_like(written: Tensor) -> Tensor:
+    """It, or memory at a multiple of ALIGNMENT, which is to be copied into it afterwards."""
+    return written if written.data_ptr() % ALIGNMENT == 0 else torch.empty_like(written)
+
+
 class KernelLaunch:
     """A kernel, its grid, and its arguments except for the tensors, which come first.
 

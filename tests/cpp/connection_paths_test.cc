@@ -23,9 +23,6 @@ constexpr in_addr_t kElsewhere = INADDR_LOOPBACK + 1;
 
 NicPath path_to(const SocketAddress& address) { return {loopback(), address, 0}; }
 
-// Nobody listens there.
-SocketAddress refusing_address() { return RawListener().address; }
-
 // A comm of one stream, and a ticket for another one instead.
 struct Connected {
   ListeningService listening;
@@ -40,22 +37,26 @@ struct Connected {
     ticket.hello.stream_index = kReplacingStream;
     connecting.service.join(ticket, 1, arrivals);
   }
+  std::size_t path_of_arrival() const {
+    std::vector<StreamArrivals::Arrival> arrived;
+    wait_until(
+        [&] {
+          arrived = arrivals->take();
+          return !arrived.empty();
+        },
+        "the replacement");
+    return arrived[0].path;
+  }
 };
 
 }  // namespace
 
 TEST_CASE(a_replacement_is_tried_over_its_path_and_then_over_the_others) {
   Connected comm;
+  const PortOfNobody refusing;
   for (const std::size_t first : {0u, 1u, 2u}) {
-    comm.replace({path_to(refusing_address()), path_to(comm.listening.address), path_to(refusing_address())}, first);
-    std::vector<StreamArrivals::Arrival> arrived;
-    wait_until(
-        [&] {
-          arrived = comm.arrivals->take();
-          return !arrived.empty();
-        },
-        "the replacement");
-    CHECK_EQ(arrived[0].path, std::size_t{1});
+    comm.replace({path_to(refusing.address), path_to(comm.listening.address), path_to(refusing.address)}, first);
+    CHECK_EQ(comm.path_of_arrival(), std::size_t{1});
   }
 }
 
@@ -67,14 +68,7 @@ TEST_CASE(a_handshake_that_is_not_answered_is_tried_over_another_path) {
     lose_packets(silent.socket.get(), arrives);
     const std::int64_t begin_ms = monotonic_ms();
     comm.replace({path_to(silent.address), path_to(comm.listening.address)}, 0);
-    std::vector<StreamArrivals::Arrival> arrived;
-    wait_until(
-        [&] {
-          arrived = comm.arrivals->take();
-          return !arrived.empty();
-        },
-        "the replacement");
-    CHECK_EQ(arrived[0].path, std::size_t{1});
+    CHECK_EQ(comm.path_of_arrival(), std::size_t{1});
     CHECK(monotonic_ms() - begin_ms < settings_with(1).handshake_timeout_ms);
   }
 }
@@ -108,7 +102,8 @@ TEST_CASE(a_process_that_has_ended_is_noticed_though_another_path_is_silent) {
   OwnedFd listener;
   CHECK_OK(tcp_listen(&silent, &listener));
   silence(listener.get());
-  comm.replace({path_to(silent), path_to(refusing_address())}, 0);
+  const PortOfNobody refusing;
+  comm.replace({path_to(silent), path_to(refusing.address)}, 0);
   std::vector<StreamArrivals::Failure> failures;
   wait_until(
       [&] {
@@ -251,14 +246,13 @@ TEST_CASE(a_path_that_loses_large_packets_does_not_work) {
 // However many comms ask, and however soon the answer comes: a firewall may refuse a pair for as long as the job runs.
 TEST_CASE(a_path_is_tried_once_a_second) {
   PathHealth probes;
-  SocketAddress address = refusing_address();
-  const NicPath path = path_to(address);
+  PortOfNobody port;
+  const NicPath path = path_to(port.address);
   std::int64_t now_ms = 1000000;
   CHECK(!probes.works(path, now_ms));
-  OwnedFd listener;
-  CHECK_OK(tcp_listen(&address, &listener));
+  port.listen();
   const auto was_tried = [&] {
-    pollfd state{listener.get(), POLLIN, 0};
+    pollfd state{port.socket.get(), POLLIN, 0};
     return ::poll(&state, 1, 0) > 0;
   };
   for (int comm = 0; comm < 10; ++comm) CHECK(!probes.works(path, now_ms += 99));

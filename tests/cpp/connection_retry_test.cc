@@ -161,16 +161,6 @@ std::string error_of(ConnectionService& service, const NetworkInterface& interfa
   return status.message();
 }
 
-// Where nobody listens, and no other process can meanwhile.
-struct PortOfNobody {
-  PortOfNobody() {
-    const SocketAddress any = loopback().address;
-    CHECK_EQ(::bind(socket.get(), any.data(), any.length()), 0);
-  }
-  OwnedFd socket{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-  SocketAddress address() const { return local_address(socket.get()); }
-};
-
 }  // namespace
 
 TEST_CASE(a_failed_connect_names_its_cause) {
@@ -181,7 +171,7 @@ TEST_CASE(a_failed_connect_names_its_cause) {
   CHECK_OK(service.start());
   const NetworkInterface elsewhere = interface_at("eth7", 0xc0000207);  // 192.0.2.7, as in documentation
   const PortOfNobody refusing;
-  check_contains(error_of(service, elsewhere, refusing.address()), "an address of this host itself");
+  check_contains(error_of(service, elsewhere, refusing.address), "an address of this host itself");
   sockaddr_in6 ipv6{};
   ipv6.sin6_family = AF_INET6;
   ipv6.sin6_port = htons(9);

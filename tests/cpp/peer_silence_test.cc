@@ -4,6 +4,7 @@
 #include <string>
 
 #include "support/check.h"
+#include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
 namespace {

@@ -170,7 +170,9 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
     def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
         group = self.process_group
-        if self.peer_selection_mode == "all" or not self.hierarchical or group.size == 1 or group.topology.nodes[1:]:
+        if self.peer_selection_mode == "all" or not self.hierarchical or group.size == 1:
+            return []
+        if not group.topology.is_one_node:
             return []
         why = "with hierarchical=True nodes are paired, and there is one. hierarchical=False pairs ranks"
         return [f"peer_selection_mode={self.peer_selection_mode!r} has no effect: {why}"]

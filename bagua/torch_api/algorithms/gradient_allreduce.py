@@ -30,7 +30,8 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
         )
 
     def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
-        if not self.hierarchical or self.process_group.size == 1 or len(self.process_group.topology.nodes) > 1:
+        group = self.process_group
+        if not self.hierarchical or group.size == 1 or not group.topology.is_one_node:
             return []
         return ["hierarchical=True has no effect: there is one node"]
 

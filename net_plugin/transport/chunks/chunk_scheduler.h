@@ -8,8 +8,9 @@
 // (transport/chunks/path_shares.h), and this decides between streams of one path. Within a host no rates are measured,
 // and none of this applies.
 //
-// The mutex is held for about 20 ns per chunk. Chunks have at least 64 KiB unless the message is smaller, or 16 KiB on
-// a slow stream, so threads rarely wait for it.
+// The mutex is held for about 20 ns per chunk; with several paths longer, by a look at each connection of the process
+// over them (PathLoad::state). Chunks have at least 64 KiB unless the message is smaller, or 16 KiB on a slow stream,
+// so threads rarely wait for it.
 #pragma once
 
 #include <array>

@@ -116,7 +116,7 @@ void Comm::remove(std::size_t index, StreamPhase to) {
 
 void Comm::on_stream_over(int /*index*/, StreamState state) {
   some_are_over_.store(true, std::memory_order_release);
-  if (state == StreamState::kLost && recovery_ != nullptr) recovery_->notify(recovery_id_);
+  if (state == StreamState::kLost) ask_for_recovery();
 }
 
 bool Comm::take_away_streams() {
@@ -186,7 +186,7 @@ std::vector<RareLog::Line> Comm::recover() {
     if (streams_.count(StreamPhase::kReplaying) != 0) {
       const bool more = drive_own_streams();
       adopt_changes();
-      if (more && recovery_ != nullptr) recovery_->notify(recovery_id_);
+      if (more) ask_for_recovery();
     }
   }
   return std::exchange(log_, {});

@@ -41,7 +41,6 @@ constexpr int kUnansweredTransmissions = 3;
 // With several paths, or one and kSilentLongPathMs: the third comes only after seconds where queues make round trips
 // long.
 constexpr int kUnansweredOfPath = 2;
-constexpr int kCheckPathsMs = 200;
 
 class PeerSilence {
  public:

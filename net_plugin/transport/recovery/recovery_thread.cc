@@ -8,11 +8,11 @@
 #include "base/background_thread.h"
 #include "base/log_sink.h"
 #include "base/monotonic_clock.h"
+#include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
 namespace {
 constexpr int kTickMs = 1000;
-constexpr int kAgainMs = 200;
 constexpr int kCloseStepMs = 1;
 constexpr std::uint64_t kLinkEvent = 0;  // the id of no comm
 }  // namespace
@@ -199,7 +199,7 @@ void RecoveryThread::recover(std::vector<std::uint64_t> due) {
       if (found == entries_.end()) continue;
       lines = found->second.recoverable->recover();
       if (found->second.recoverable->looks_again()) {
-        if (again_.empty()) again_ms_ = monotonic_ms() + kAgainMs;
+        if (again_.empty()) again_ms_ = monotonic_ms() + kCheckPathsMs;
         again_.push_back(id);
       }
     }

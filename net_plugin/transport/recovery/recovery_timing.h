@@ -30,6 +30,8 @@ constexpr int kSilentStreamMs = 3000;
 constexpr int kSilentPathMs = 700;
 // The same if data was sent again only once, which a long path may answer late.
 constexpr int kSilentLongPathMs = 1500;
+// Between two looks at a comm of several paths of which one is in doubt.
+constexpr int kCheckPathsMs = 200;
 constexpr int kRecentAnswerMs = 1000;
 // A shorter refusal may come from a comm that has not noticed its loss yet, or from a firewall that is being set up. A
 // longer time would delay the error for a killed process beyond two seconds.

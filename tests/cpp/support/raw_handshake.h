@@ -156,6 +156,20 @@ inline Hello answer_handshake(const OwnedFd& socket, const HandshakeKey& key, co
   return hello;
 }
 
+// Where nobody listens, and no other process can meanwhile.
+struct PortOfNobody {
+  SocketAddress address;
+  OwnedFd socket{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+
+  PortOfNobody() {
+    const SocketAddress any = loopback().address;
+    CHECK_EQ(::bind(socket.get(), any.data(), any.length()), 0);
+    address = local_address(socket.get());
+  }
+  // From now on connections are taken.
+  void listen() { CHECK_EQ(::listen(socket.get(), 16), 0); }
+};
+
 // A socket that listens, and a handle that leads to it.
 struct RawListener {
   SocketAddress address;
