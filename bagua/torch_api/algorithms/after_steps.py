@@ -108,7 +108,8 @@ class ExchangeAfterSteps(AlgorithmImpl):
             _logger.warning(
                 f"After {self._skipped} of the first {_FIRST_STEPS} backward passes of {module_name}, not all of its"
                 " optimizers stepped; each pass counts as a step.\n"
-                "To accumulate gradients, run all passes but the last of a step in no_sync()."
+                "If it accumulates gradients, run all passes but the last of a step in no_sync()."
+                " Alternating optimizers are fine."
             )
 
     def _make_step_if_due(self, bagua_ddp: AlgorithmFacade) -> None:
