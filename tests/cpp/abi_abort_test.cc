@@ -189,7 +189,7 @@ bool register_all() {
                                          {"BAGUA_NET_NSTREAMS", "4"},
                                          {"BAGUA_NET_RECOVERY", recovery},
                                          {"BAGUA_NET_KEEPALIVE_S", is_long ? "3600" : "600"},
-                                         {"BAGUA_NET_CONNECT_TIMEOUT_MS", "300"}};
+                                         {"BAGUA_NET_CONNECT_TIMEOUT_MS", "1500"}};
         const std::string name =
             "aborts_leave_nothing_v" + std::to_string(version) + "_workers" + workers + "_recovery" + recovery;
         register_case(name, [=] {

@@ -353,7 +353,7 @@ bool register_all() {
   }
   for (const int version : {kOldestVersion, 10}) {
     register_case("threads_end_after_an_aborted_connect_v" + std::to_string(version), [=] {
-      in_own_process({{"BAGUA_NET_NWORKERS", "2"}, {"BAGUA_NET_CONNECT_TIMEOUT_MS", "300"}},
+      in_own_process({{"BAGUA_NET_NWORKERS", "2"}, {"BAGUA_NET_CONNECT_TIMEOUT_MS", "1500"}},
                      [=] { threads_end_after_an_aborted_connect(version); });
     });
   }

@@ -31,14 +31,19 @@ class NicModel {
     for (std::size_t end = 0; end < open.size(); ++end) path_of_[ports_of(open[end])] = end / 2 % is_up_.size();
   }
 
+  // How often it looks at a request depends on the machine, and with it what goes down; but during one message all do.
   void run(std::size_t messages) {
     const Deadline deadline;
+    const std::size_t without_any = random_() % messages;
     for (std::size_t number = 0; number < messages; ++number) {
       const std::size_t bytes = random_() % 2 == 0 ? random_() % 4000 : random_() % 400000;
       sent_ = make_message(number, bytes);
       received_.assign(bytes, 0);
       Request* send = pair_.send(sent_);
       Request* receive = pair_.receive(received_);
+      if (number == without_any) {
+        for (std::size_t nic = 0; nic < is_up_.size(); ++nic) take_down(nic);
+      }
       while (send != nullptr || receive != nullptr) {
         deadline.check("a message");
         if (random_() % 100 == 0) change_one();
@@ -69,8 +74,16 @@ class NicModel {
 
   void change_one() {
     const std::size_t nic = random_() % is_up_.size();
-    is_up_[nic] = !is_up_[nic];
-    if (is_up_[nic]) return;
+    if (is_up_[nic]) {
+      take_down(nic);
+    } else {
+      is_up_[nic] = true;
+    }
+  }
+
+  void take_down(std::size_t nic) {
+    if (!is_up_[nic]) return;
+    is_up_[nic] = false;
     ++downs_;
     if (std::count(is_up_.begin(), is_up_.end(), true) == 0) ++outages_;
     if (random_() % 2 == 0) {
@@ -155,7 +168,7 @@ TEST_CASE(every_message_arrives_whichever_interfaces_go_down) {
     }
   }
   std::printf("        %d seeds, interfaces went down %d times, %d times the last one\n", seeds, downs, outages);
-  CHECK(downs > seeds && outages > 0);
+  CHECK(downs > seeds && outages >= seeds);
 }
 
 }  // namespace bagua_net
