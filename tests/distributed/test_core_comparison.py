@@ -18,7 +18,7 @@ from measure.core import tool
 from bagua.net.bench.result_file import read_result
 
 CHOSEN = ["torch-ddp", "with-bagua", "bagua-ddp", "ddp-powersgd", "ddp-bytegrad", "bytegrad", "qadam"]
-CHOSEN += ["decentralized-shift-one", "async"]
+CHOSEN += ["decentralized-shift-one", "async", "fsdp", "fsdp-int4-differences"]
 
 
 @pytest.mark.timeout(240)
@@ -47,12 +47,12 @@ def test_every_algorithm_keeps_what_it_promises(tmp_path: Path, capsys: pytest.C
     turns = {turn["algorithm"]: turn for turn in document["turns"]}
     rows = {row["algorithm"]: row for row in document["summary"]}
     assert list(turns) == list(rows) == CHOSEN
-    assert all(turns[name]["largest_difference"] == 0 for name in ("with-bagua", "bagua-ddp"))
+    assert all(turns[name]["largest_difference"] == 0 for name in ("with-bagua", "bagua-ddp", "fsdp"))
     for name, row in rows.items():
         assert row["replicas_agree"] or row["promise"] == "own", name
         assert (row["speed_up"] is None) == (name == "with-bagua")
     # What compresses is no plain all-reduce in the measured steps.
-    for name in ("ddp-powersgd", "ddp-bytegrad", "bytegrad", "qadam"):
+    for name in ("ddp-powersgd", "ddp-bytegrad", "bytegrad", "qadam", "fsdp-int4-differences"):
         assert rows[name]["relative_difference"] > 0, name
     # Timed from one average to another.
     averaged = turns["async"]

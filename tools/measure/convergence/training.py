@@ -30,11 +30,11 @@ from measure.convergence.catalogue import (
     optimizer_of,
 )
 from measure.convergence.evaluation import evaluate, evaluate_alone, mean_over_ranks
-from measure.convergence.fsdp import shard_model
 from measure.convergence.replicas import Averaged, average, snapshot
 from measure.convergence.sharding import shard, steps_per_epoch
 from measure.convergence.task import Task
 from measure.convergence.traffic import SentBytes, counted
+from measure.fsdp import shard_model
 
 # Points of a curve, the start and the end among them.
 CURVE_POINTS = 17

@@ -47,13 +47,21 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "async with sync_interval_ms=0: averages parameters while training goes on",
         waits=False,
     ),
+    "fsdp": AlgorithmEntry(Promise.EQUAL, "torch's FSDP2; with bf16, weights in bf16 and gradients reduced in float32"),
+    "fsdp-kept": AlgorithmEntry(Promise.EQUAL, "the same, which keeps gathered weights until the backward pass"),
+    "fsdp-int8": AlgorithmEntry(Promise.EQUAL, "fsdp with int8 gradients"),
+    "fsdp-int4": AlgorithmEntry(Promise.EQUAL, "fsdp with int4 gradients"),
+    "fsdp-int8-weights": AlgorithmEntry(Promise.EQUAL, "fsdp with int8 gradients and weights"),
+    "fsdp-int4-differences": AlgorithmEntry(Promise.EQUAL, "fsdp-kept with int4 gradients and int4 weight differences"),
 }
+FSDP = "fsdp"
 # In the order in which the first round takes them.
 DEFAULT_ALGORITHMS = (REFERENCE, ALL_REDUCE, "bagua-ddp")
 # Names for several; `algorithms` leaves out what is another way to the same communication.
 GROUPS: dict[str, tuple[str, ...]] = {
     "core": DEFAULT_ALGORITHMS,
-    "algorithms": tuple(name for name in ALGORITHMS if name != "bagua-ddp"),
+    "algorithms": tuple(name for name in ALGORITHMS if name != "bagua-ddp" and not name.startswith(FSDP)),
+    "fsdp2": tuple(name for name in ALGORITHMS if name.startswith(FSDP)),
     "all": tuple(ALGORITHMS),
 }
 

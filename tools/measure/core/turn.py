@@ -83,7 +83,14 @@ class Turn:
     def wrap(self, workload: Workload, *, warmup: int) -> None:
         self._workload = workload
         self._watch = weakref.ref(workload.model)
-        self._training = wrap(self._algorithm, workload.model, workload.optimizer, self._device, warmup=warmup)
+        self._training = wrap(
+            self._algorithm,
+            workload.model,
+            workload.optimizer,
+            self._device,
+            warmup=warmup,
+            is_bf16=workload.autocast,
+        )
 
     def finish(self) -> None:
         """No communication after this; parameters may be looked at. A second call does nothing."""
@@ -95,6 +102,11 @@ class Turn:
     def model(self) -> nn.Module:
         assert self._workload is not None
         return self._workload.model
+
+    def trained(self) -> nn.Module:
+        """With all parameters. On all ranks, after `finish`."""
+        assert self._training is not None
+        return self.model if self._training.whole is None else self._training.whole()
 
     def train(self, steps: int) -> None:
         for _ in range(steps):

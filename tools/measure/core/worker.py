@@ -58,11 +58,13 @@ class Worker:
             start = parameters_on_host(turn.model) if keeps else []
             measured = turn.measure(command["steps"], command["warmup"])
             turn.finish()
-            fingerprint = example().fingerprint(turn.model, device).tolist()
+            trained = turn.trained()
+            fingerprint = example().fingerprint(trained, device).tolist()
             if keeps:
-                self._references[model] = Reference(start, parameters_on_host(turn.model))
+                self._references[model] = Reference(start, parameters_on_host(trained))
             elif model in self._references:
-                difference = asdict(self._references[model].compare(turn.model))
+                difference = asdict(self._references[model].compare(trained))
+            del trained
         return {**asdict(measured), "fingerprint": fingerprint, "difference": difference, "kept": turn.kept()}
 
     def all_reduce(self, device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""How a model is made data-parallel, by algorithm: torch's DDP alone and with hooks, and Bagua's algorithms.
+"""How a model is made data-parallel, by algorithm: torch's DDP alone and with hooks, torch's FSDP2 as it is and
+compressed, and Bagua's algorithms.
 
 Bagua is imported only for its own algorithms: torch's DDP is measured in a process that it has not touched, if it is
 compared with nothing else.
@@ -15,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from measure.core.catalogue import ALGORITHMS
+from measure.fsdp import Whole, shard_model
 
 # The least that torch documents; more of it compresses less.
 _POWERSGD_RANK = 1
@@ -48,6 +51,7 @@ class Training:
     # Ends what communicates by itself. On all ranks, after the last step and before parameters are looked at.
     finish: Callable[[], None] = field(default=_nothing)
     averaging: Averaging | None = None  # None: what it communicates belongs to a step, or it is alone
+    whole: Callable[[], nn.Module] | None = None  # the trained parameters, where the model has only shards
 
 
 def wrap(
@@ -57,10 +61,12 @@ def wrap(
     device: torch.device,
     *,
     warmup: int,
+    is_bf16: bool = False,
     bucket_mib: int | None = None,
 ) -> Training:
     """
     Args:
+        is_bf16: the model computes in bf16.
         warmup: steps before those that are measured; what an algorithm begins later than with its first step, it begins
             with the last of these.
         bucket_mib: the size of its buckets; None: its default.
@@ -70,6 +76,8 @@ def wrap(
     """
     if name not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {name!r}; choose of {', '.join(ALGORITHMS)}")
+    if name in _FSDPS:
+        return _with_fsdp(name, model, optimizer, device, is_bf16)
     if name in _DDPS:
         return Training(_DDPS[name](model, device, warmup, bucket_mib), optimizer)
     if name == "bagua-ddp":
@@ -158,6 +166,33 @@ _DDPS: dict[str, Callable[[nn.Module, torch.device, int, int | None], Distribute
     "ddp-bytegrad": _bytegrad_ddp,
 }
 
+# --- torch's FSDP2 ---------------------------------------------------------------------------------------------------
+
+# What is compressed.
+_FSDPS: dict[str, dict[str, Any]] = {
+    "fsdp": {},
+    "fsdp-kept": {},
+    "fsdp-int8": {"gradients": "int8"},
+    "fsdp-int4": {"gradients": "int4"},
+    "fsdp-int8-weights": {"gradients": "int8", "weights": "int8"},
+    "fsdp-int4-differences": {"gradients": "int4", "weights": "int4", "weight_differences": True},
+}
+
+
+def _with_fsdp(
+    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, is_bf16: bool
+) -> Training:
+    # DDP does that by itself.
+    for tensor in (*model.parameters(), *model.buffers()):
+        torch.distributed.broadcast(tensor.detach(), 0)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if is_bf16 else None
+    shard_model(model, device, _FSDPS[name], keeps_weights=name == "fsdp-kept", policy=policy)
+    # It has no state yet, and all its parameters are others now.
+    (group,) = optimizer.param_groups
+    group["params"] = list(model.parameters())
+    return Training(model, optimizer, whole=lambda: Whole(model))
+
+
 # --- Bagua's algorithms ----------------------------------------------------------------------------------------------
 
 # The registered name and what its defaults do not say.
@@ -181,8 +216,14 @@ def _algorithm(name: str, **options: Any) -> Any:
     return package.Algorithm.init(name, **options)
 
 
+_ALONE = (
+    *(name for name in _DDPS if name != "ddp-bytegrad"),
+    *(name for name, options in _FSDPS.items() if not options),
+)
+
+
 def _is_torch_alone(name: str) -> bool:
-    return name in _DDPS and name != "ddp-bytegrad"
+    return name in _ALONE
 
 
 def prepare(names: Sequence[str]) -> dict[str, str]:
@@ -212,8 +253,9 @@ def prepare(names: Sequence[str]) -> dict[str, str]:
             if algorithm not in algorithms.GlobalAlgorithmRegistry:
                 lacking[name] = f"the installed bagua has no algorithm {algorithm!r}"
         else:
+            module = "bagua.fsdp" if name in _FSDPS else "bagua.comm_hooks"
             try:
-                importlib.import_module("bagua.comm_hooks")
+                importlib.import_module(module)
             except ImportError as error:
-                lacking[name] = f"bagua.comm_hooks cannot be imported ({error})"
+                lacking[name] = f"{module} cannot be imported ({error})"
     return lacking

@@ -16,6 +16,7 @@ from bagua.net.bench.result_file import Figure, Label
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.turns import Turns
 from bagua.net.bench.verdict import PairedRatio, paired_ratio
+from measure.core.catalogue import REFERENCE
 from measure.core.step_statistics import TurnResult
 from measure.ranks.network import Network
 
@@ -38,15 +39,21 @@ class Case:
 
     name: str
     size_bytes: int | None = None
+    model: str = ""
+    wrapper: str = REFERENCE  # of the model
 
     def labels(self) -> dict[str, Label]:
         if self.size_bytes is None:
-            return {"model": self.name}
+            return {"model": self.model} | ({} if self.wrapper == REFERENCE else {"wrapper": self.wrapper})
         return {"collective": "all_reduce", "size_bytes": self.size_bytes}
 
 
 def size_case(size_bytes: int) -> Case:
     return Case(f"all-reduce {format_size(size_bytes)}", size_bytes)
+
+
+def model_case(model: str, wrapper: str) -> Case:
+    return Case(model if wrapper == REFERENCE else f"{model}, {wrapper}", model=model, wrapper=wrapper)
 
 
 @dataclass(frozen=True)

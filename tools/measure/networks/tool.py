@@ -1,9 +1,9 @@
 """`measure networks`: what Bagua-Net and Bagua's algorithms gain on a network of a given speed.
 
 In each network, the ranks of all backends start once and take turns: NCCL's default, NCCL tuned by hand, and Bagua-Net,
-enabled as users do it, with ENABLE_BAGUA_NET=1 alone. They all-reduce, and train with torch's DDP; the ranks of
-Bagua-Net also train with Bagua's algorithms. Errors: losses of DDP that differ between backends, ranks that end with
-different parameters, a turn that fails, and a log of NCCL that names another network than that of the backend.
+enabled as users do it, with ENABLE_BAGUA_NET=1 alone. They all-reduce, and train with torch's DDP or FSDP2; the ranks
+of Bagua-Net also train with Bagua's algorithms. Errors: losses of the baseline that differ between backends, ranks that
+end with different parameters, a turn that fails, and a log of NCCL that names another network than that of the backend.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from bagua.net.bench.sizes import parse_size
 from bagua.net.bench.table import MISSING, Column, format_time_us, render_rows, shows_colour
 from bagua.net.bench.turns import Turns
 from bagua.net.bench.verdict import PairedRatio
-from measure.core.catalogue import ALGORITHMS, REFERENCE
+from measure.core.catalogue import ALGORITHMS, FSDP, GROUPS, REFERENCE
 from measure.core.ranks import bagua_net_by_activation, network_fault, start_on_network
 from measure.core.run import size_of
 from measure.core.step_statistics import turn_result
 from measure.core.tool import add_steps, add_training
-from measure.networks.comparison import Case, Row, Sample, figures_of, row_of, size_case, training_faults
+from measure.networks.comparison import Row, Sample, figures_of, model_case, row_of, size_case, training_faults
 from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
 from measure.ranks.network import Network, add_networks
 from measure.ranks.placement import Placement
@@ -97,10 +97,16 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     add_training(parser, ("mlp",), "mlp")
     parser.add_argument(
         "--algorithms",
-        type=names_of("algorithm", [name for name in ALGORITHMS if name != REFERENCE]),
+        type=names_of("algorithm", list(ALGORITHMS), GROUPS),
         default=(),
         metavar="LIST",
         help="of Bagua, to train with over Bagua-Net (default none)",
+    )
+    parser.add_argument(
+        "--baseline",
+        choices=(REFERENCE, FSDP),
+        default=REFERENCE,
+        help=f"what all backends train with, and speed-ups of algorithms are over (default {REFERENCE})",
     )
     add_steps(add_length(parser, rounds=3, time_limit_s=420.0, timeout_s=180.0), steps=10, warmup=3)
     parser.add_argument(
@@ -117,6 +123,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     given = parser.parse_args(words)
     choose_device(parser, given, gpus)
     check_results(parser, given, "--output-dir")
+    given.algorithms = tuple(name for name in given.algorithms if name != given.baseline)
     if given.tolerance is None:
         is_exact = given.ranks <= EXACT_RANKS and (given.deterministic or given.device == "cpu")
         given.tolerance = 0.0 if is_exact else DEFAULT_TOLERANCE
@@ -138,14 +145,15 @@ class NetworkRun:
         self._ours = backends[-1].name
         self._teams: dict[str, tuple[RankTeam, list[Path]]] = {}
         self.turns: Turns[Sample] = Turns()
-        self.cases = [*map(size_case, given.sizes), *map(Case, given.model)]
+        self.cases = [*map(size_case, given.sizes), *(model_case(model, given.baseline) for model in given.model)]
 
     @contextlib.contextmanager
     def ranks(self, placement: Placement) -> Iterator[None]:
         """The ranks of all backends. Raises BenchError when they cannot be started."""
         failed = True
-        options = argparse.Namespace(**{**vars(self._given), "algorithms": ()})
-        ours = argparse.Namespace(**{**vars(self._given), "algorithms": (REFERENCE, *self._given.algorithms)})
+        all_given, baseline = vars(self._given), self._given.baseline
+        options = argparse.Namespace(**{**all_given, "algorithms": (baseline,)})
+        ours = argparse.Namespace(**{**all_given, "algorithms": (baseline, *self._given.algorithms)})
         try:
             for name, backend in self._backends.items():
                 logs = self._folder / self._network.name / "".join(one if one.isalnum() else "-" for one in name)
@@ -215,8 +223,8 @@ class NetworkRun:
             )
             return Sample(network, name, variant, number, max(event["seconds"] for event in events))
         given = self._given
-        algorithm = REFERENCE if variant in self._backends else variant
-        fields = {"algorithm": algorithm, "warmup": given.warmup, **size_of(given, name)}
+        algorithm = given.baseline if variant in self._backends else variant
+        fields = {"algorithm": algorithm, "warmup": given.warmup, **size_of(given, case.model)}
         trained = turn_result(name, variant, number, team.ask("turn", given.timeout, **fields, steps=given.steps))
         return Sample(network, name, variant, number, statistics.median(trained.step_seconds), trained)
 
