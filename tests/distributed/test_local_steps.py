@@ -178,6 +178,20 @@ def _steps_at_forward_passes() -> None:
         assert len(found) == (lines if rank == 0 else 0)
         assert all("After 34 of the first 50 backward passes" in line and "no_sync()" in line for line in found), found
 
+    # Nor are two optimizers that step in turn, as in a GAN.
+    alternating = model_of(rank).to(device)
+    first, *rest = alternating.parameters()
+    optimizers = [torch.optim.SGD([first], lr=RATE), torch.optim.SGD(rest, lr=RATE)]
+    bagua.with_bagua(alternating, optimizers, Algorithm.init("local_sgd", sync_every=40))
+
+    def alternate() -> None:
+        for number in range(60):
+            loss_of(alternating, batch(number, rank).to(device)).backward()
+            optimizers[number % 2].step()
+            alternating.zero_grad()
+
+    assert told_of(alternate) == []
+
 
 def test_steps_without_a_step_of_the_optimizer() -> None:
     run_ranks(2, _steps_at_forward_passes)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from bagua.engine.algorithm_facade import AlgorithmFacade
 
 _MOST_NAMES = 10  # that an error lists
-# Of the first steps of a module, so many were made at a forward pass, in which no optimizer stepped: more than a
-# GradScaler skips while it finds its scale.
+# Of the first steps of a module, in so many no optimizer stepped: more than a GradScaler skips until it has a scale.
 _FIRST_STEPS, _MOST_SKIPPED = 50, 24
 _logger = logging.getLogger("bagua")
 
@@ -42,7 +41,7 @@ class ExchangeAfterSteps(AlgorithmImpl):
         # Positions among the listed optimizers: that step these parameters, and that did since the backward pass.
         self._steppers: set[int] = set()
         self._stepped: set[int] = set()
-        # Steps of the rank, and how many of them followed no step of the optimizers.
+        # Steps of the rank, and how many of them followed no step of an optimizer.
         self._made = self._skipped = 0
 
     def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
@@ -106,15 +105,14 @@ class ExchangeAfterSteps(AlgorithmImpl):
     def _tell_of_accumulation(self, module_name: str) -> None:
         if dist.get_rank() == self.process_group.ranks[0]:
             _logger.warning(
-                f"After {self._skipped} of the first {_FIRST_STEPS} backward passes of {module_name}, not all of its"
+                f"After {self._skipped} of the first {_FIRST_STEPS} backward passes of {module_name}, none of its"
                 " optimizers stepped; each pass counts as a step.\n"
                 "If it accumulates gradients, run all passes but the last of a step in no_sync()."
-                " Alternating optimizers are fine."
             )
 
     def _make_step_if_due(self, bagua_ddp: AlgorithmFacade) -> None:
         if self._round.is_due:
-            self._skipped += 1
+            self._skipped += not self._stepped
             self._make_step(bagua_ddp)
 
     def finish(self, bagua_ddp: AlgorithmFacade) -> None:
