@@ -20,24 +20,20 @@ def shard_model(
     *,
     keeps_weights: bool = False,
     policy: MixedPrecisionPolicy | None = None,
-) -> Any:
+) -> None:
     """Each of `model.blocks`, where there are such, is a module of FSDP's, and so is the rest of the model.
 
     Args:
         options: of compress_communication; without any, torch communicates by itself.
         keeps_weights: between forward and backward. Differences of weights need that, and get it.
-
-    Returns:
-        The handle of compress_communication, or None.
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     keeps_weights |= bool(options.get("weight_differences"))
     for module in (*getattr(model, "blocks", ()), model):
         fully_shard(module, mesh=mesh, reshard_after_forward=not keeps_weights, mp_policy=policy or _AS_IT_IS)
-    if not options:
-        return None
-    bagua: Any = importlib.import_module("bagua.fsdp")
-    return bagua.compress_communication(model, **options)
+    if options:
+        bagua: Any = importlib.import_module("bagua.fsdp")
+        bagua.compress_communication(model, **options)
 
 
 _AS_IT_IS = MixedPrecisionPolicy()
