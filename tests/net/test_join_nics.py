@@ -121,7 +121,8 @@ def test_an_interface_without_a_link_at_the_start_is_named(value: str) -> None:
 
 
 def _carries(lab: Lab, ring: Ring, nic: int) -> bool:
-    return bytes_carried(lab, 0, lambda: ring.verify(2 << 20))[nic] > 256 << 10
+    # An interface whose rate is unknown gets less than an eighth.
+    return bytes_carried(lab, 0, lambda: ring.verify(2 << 20))[nic] > 64 << 10
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -170,8 +171,8 @@ def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, wo
         traffic_until(ring, lambda: _carries(lab, ring, nic))
         # Within 5 s; the machine may be busy.
         assert time.monotonic() - begin < 15
-        # As before, also of messages that are short compared with what was under way then.
-        traffic_until_shared(lab, ring, 0, lambda carried: min(carried) > sum(carried) / 6, size=2 << 20)
+        # As before.
+        traffic_until_shared(lab, ring, 0, lambda carried: min(carried) > sum(carried) / 4)
         ring.quit()
 
 
