@@ -166,7 +166,7 @@ def _steps_of_compress(layout: ChunkLayout, chunks: int, dtype: torch.dtype) -> 
     options = _options(tiling)
     shape = (layout.elements, layout.block, layout.ranges)
     sizes = (layout.header_bytes, layout.total_bytes)
-    constants: dict[str, float] = {"COLUMNS": tiling.columns, "ALIGNED": _tilesaligned(layout, chunks)}
+    constants: dict[str, float] = {"COLUMNS": tiling.columns, "ALIGNED": _tiles_aligned(layout, chunks)}
     if tiling.tiles == 1:
         constants["ROWS"] = tiling.rows
         grid = (tiling.groups, chunks)
@@ -201,7 +201,7 @@ def _steps_of_decompress(
             "ACCUMULATE": accumulate,
             "ROWS": tiling.rows,
             "COLUMNS": tiling.columns,
-            "ALIGNED": _tilesaligned(layout, chunks),
+            "ALIGNED": _tiles_aligned(layout, chunks),
             "LONG": tiling.tiles > 1,
         },
         _options(tiling),
@@ -221,7 +221,7 @@ def _steps_of_sum(layout: ChunkLayout, versions: int, average: bool) -> _Steps:
         "AHEAD": versions if tiling.at_once else min(2, versions),
         # A tile of sums consists of words of four elements.
         "COLUMNS": max(tiling.columns, 4),
-        "ALIGNED": _tilesaligned(layout, 1),
+        "ALIGNED": _tiles_aligned(layout, 1),
     }
     if tiling.tiles == 1:
         constants["ROWS"] = tiling.rows
@@ -249,6 +249,6 @@ def _options(tiling: _Tiling) -> dict[str, int | None]:
     return {"num_warps": tiling.warps, "enable_fp_fusion": False}
 
 
-def _tilesaligned(layout: ChunkLayout, chunks: int) -> bool:
+def _tiles_aligned(layout: ChunkLayout, chunks: int) -> bool:
     """Whether every tile begins at a multiple of 16 elements from the start of the tensor."""
     return (chunks == 1 or layout.elements % 16 == 0) and (layout.ranges == 1 or layout.block % 16 == 0)

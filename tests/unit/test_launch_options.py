@@ -75,7 +75,7 @@ def test_a_missing_script_is_required_and_its_arguments_are_not(
     command: Callable[[list[str]], int], needed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if command is bagua_run.main:
-        pytest.importorskip("torch")
+        pytest.importorskip("torch", reason="needs PyTorch, which bagua.distributed.run imports")
     with pytest.raises(SystemExit):
         command([])
     assert capsys.readouterr().err.endswith(f"required: {needed}\n")

@@ -30,13 +30,12 @@ def shard_model(
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     keeps_weights |= bool(options.get("weight_differences"))
     for module in (*getattr(model, "blocks", ()), model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=not keeps_weights, mp_policy=policy or _AS_IT_IS)
-    if options:
+        fully_shard(
+            module, mesh=mesh, reshard_after_forward=not keeps_weights, mp_policy=policy or MixedPrecisionPolicy()
+        )
+    if options:  # otherwise the process is torch's alone
         bagua: Any = importlib.import_module("bagua.fsdp")
         bagua.compress_communication(model, **options)
-
-
-_AS_IT_IS = MixedPrecisionPolicy()
 
 
 class Whole(nn.Module):

@@ -66,9 +66,9 @@ def wrap(
 ) -> Training:
     """
     Args:
-        is_bf16: the model computes in bf16.
         warmup: steps before those that are measured; what an algorithm begins later than with its first step, it begins
             with the last of these.
+        is_bf16: the model computes in bf16.
         bucket_mib: the size of its buckets; None: its default.
 
     Raises:
@@ -216,14 +216,11 @@ def _algorithm(name: str, **options: Any) -> Any:
     return package.Algorithm.init(name, **options)
 
 
-_ALONE = (
+# Of torch, without Bagua.
+_TORCH_ALONE = (
     *(name for name in _DDPS if name != "ddp-bytegrad"),
     *(name for name, options in _FSDPS.items() if not options),
 )
-
-
-def _is_torch_alone(name: str) -> bool:
-    return name in _ALONE
 
 
 def prepare(names: Sequence[str]) -> dict[str, str]:
@@ -233,17 +230,16 @@ def prepare(names: Sequence[str]) -> dict[str, str]:
     Raises:
         RuntimeError: an algorithm needs Bagua's training core, which this installation lacks.
     """
-    needing = [name for name in names if not _is_torch_alone(name)]
+    needing = [name for name in names if name not in _TORCH_ALONE]
     if not needing:
         return {}
     try:
         bagua: Any = importlib.import_module("bagua.torch_api")
         algorithms: Any = importlib.import_module("bagua.torch_api.algorithms")
     except ModuleNotFoundError as error:
-        alone = [name for name in ALGORITHMS if _is_torch_alone(name)]
         raise RuntimeError(
             f"algorithm {needing[0]} needs bagua.torch_api, which cannot be imported ({error}); install the package"
-            f" that has it, or compare with --algorithms {','.join(alone)}"
+            f" that has it, or compare with --algorithms {','.join(_TORCH_ALONE)}"
         ) from error
     bagua.init_process_group()
     lacking = {}
