@@ -44,7 +44,7 @@ struct Paths {
   }
 
   void look(std::size_t path, const Backlog& backlog) {
-    shares.look(static_cast<int>(path), deliveries[path], backlog, 0, now_ns);
+    shares.look(static_cast<int>(path), deliveries[path], backlog, 0, true, now_ns);
   }
   // The path delivers for so long, with a queue that is gone in the end.
   void deliver(std::size_t path, double megabytes_per_second, int ms, std::int64_t round_trip_us = 100,
@@ -52,8 +52,8 @@ struct Paths {
     deliveries[path].round_trip_us = deliveries[path].least_round_trip_us = round_trip_us;
     deliveries[path].unsent_bytes = unsent;
     for (std::int64_t us = 0; us < std::int64_t{ms} * 1000; us += kStepUs) {
+      shares.take(static_cast<int>(path), 1, now_ns);
       now_ns += kStepUs * 1000;
-      deliveries[path].busy_us += kStepUs;
       deliveries[path].bytes += static_cast<std::uint64_t>(megabytes_per_second * static_cast<double>(kStepUs));
       look(path, {});
     }
@@ -110,6 +110,17 @@ TEST_CASE(a_long_path_gets_nothing_of_what_is_over_sooner) {
   // Nor when its rate is old.
   paths.now_ns += 10'000 * kMs;
   CHECK_EQ(paths.share(1, 8 * kMiB), std::size_t{0});
+}
+
+TEST_CASE(paths_that_would_take_nothing_are_known) {
+  Paths paths(3);
+  CHECK_EQ(paths.shares.taking(kMiB, kMiB, paths.now_ns), std::uint64_t{0b001});  // of no path the rate is known
+  paths.deliver(0, 312.5, 100);
+  paths.deliver(1, 1250, 100);
+  CHECK_EQ(paths.shares.taking(65536, 65536, paths.now_ns), std::uint64_t{0b010});
+  CHECK_EQ(paths.shares.taking(kMiB, kMiB, paths.now_ns), std::uint64_t{0b111});
+  // What waits behind the first message counts.
+  CHECK_EQ(paths.shares.taking(65536, kMiB, paths.now_ns), std::uint64_t{0b111});
 }
 
 TEST_CASE(what_another_comm_has_under_way_counts) {

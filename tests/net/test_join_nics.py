@@ -45,7 +45,10 @@ def test_two_interfaces_share_by_speed() -> None:
 def test_the_first_messages_do_not_wait_for_a_slow_interface(workers: str) -> None:
     """It is not known yet how slow it is. At the speed of the other one, it would get half."""
     environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
-    with Lab(nics=2, rate_mbit=(400, 40), ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
+    with (
+        Lab(nics=2, rate_mbit=(400, 40), reports_rates=False, ip_versions=(4,)) as lab,
+        Ring(lab, env=environment) as ring,
+    ):
         ring.connect()
         carried = bytes_carried(lab, 0, lambda: ring.run(512 << 10, 3))
         assert carried[1] < sum(carried) / 8, carried
@@ -121,8 +124,7 @@ def test_an_interface_without_a_link_at_the_start_is_named(value: str) -> None:
 
 
 def _carries(lab: Lab, ring: Ring, nic: int) -> bool:
-    # An interface whose rate is unknown gets less than an eighth.
-    return bytes_carried(lab, 0, lambda: ring.verify(2 << 20))[nic] > 64 << 10
+    return bytes_carried(lab, 0, lambda: ring.verify(2 << 20))[nic] > 256 << 10
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -171,8 +173,8 @@ def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, wo
         traffic_until(ring, lambda: _carries(lab, ring, nic))
         # Within 5 s; the machine may be busy.
         assert time.monotonic() - begin < 15
-        # As before.
-        traffic_until_shared(lab, ring, 0, lambda carried: min(carried) > sum(carried) / 4)
+        # As before, also of messages that are short compared with what was under way then.
+        traffic_until_shared(lab, ring, 0, lambda carried: min(carried) > sum(carried) / 6, size=2 << 20)
         ring.quit()
 
 

@@ -39,13 +39,15 @@ def traffic_until(ring: Ring, is_due: Callable[[], bool], seconds: float = 30.0)
         ring.verify(2 << 20)
 
 
-def traffic_until_shared(lab: Lab, ring: Ring, host: int, is_shared: Callable[[Sequence[int]], bool]) -> None:
-    """All-reduces of 16 MiB until what the interfaces of the host carried of one of them is as wanted.
+def traffic_until_shared(
+    lab: Lab, ring: Ring, host: int, is_shared: Callable[[Sequence[int]], bool], size: int = 16 << 20
+) -> None:
+    """All-reduces of `size` bytes until what the interfaces of the host carried of one of them is as wanted.
 
     A busy machine may share a single one otherwise: the shares follow the rates that were seen.
     """
-    tries = [bytes_carried(lab, host, lambda: ring.verify(16 << 20))]
+    tries = [bytes_carried(lab, host, lambda: ring.verify(size))]
     deadline = time.monotonic() + 30
     while not is_shared(tries[-1]):
         assert time.monotonic() < deadline, (host, tries)
-        tries.append(bytes_carried(lab, host, lambda: ring.verify(16 << 20)))
+        tries.append(bytes_carried(lab, host, lambda: ring.verify(size)))

@@ -57,6 +57,12 @@ std::size_t ChunkScheduler::push(Request* request) {
   return waiting_bytes_;
 }
 
+std::uint64_t ChunkScheduler::taking_paths(std::int64_t now_ns) {
+  const MutexLock lock(mutex_);
+  if (head_ == tail_ || !shares_.has_choice()) return ~std::uint64_t{0};
+  return shares_.taking(queue_[head_ % queue_.size()]->capacity_ - offset_, waiting_bytes_, now_ns);
+}
+
 Pull ChunkScheduler::pull(int stream, const Backlog& backlog, Chunk* chunk, int* better, std::int64_t now_ns) {
   const MutexLock lock(mutex_);
   if (head_ == tail_) return Pull::kNothing;
@@ -166,12 +172,12 @@ void ChunkScheduler::set_pace(int stream, const Pace& pace) {
   find_fastest();
 }
 
-void ChunkScheduler::look(int stream, const Pace& pace, const Delivery& delivery, const Backlog& backlog,
+void ChunkScheduler::look(int stream, const Pace& pace, const Delivery& delivery, const Backlog& backlog, bool at_once,
                           std::int64_t now_ns) {
   const MutexLock lock(mutex_);
   puller(stream).pace = pace;
   find_fastest();
-  if (shares_.has_choice()) shares_.look(stream, delivery, backlog, pace.bytes_per_ns, now_ns);
+  if (shares_.has_choice()) shares_.look(stream, delivery, backlog, pace.bytes_per_ns, at_once, now_ns);
 }
 
 bool ChunkScheduler::outlasts_a_round_trip(std::size_t bytes) {

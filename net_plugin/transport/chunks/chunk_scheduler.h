@@ -65,6 +65,8 @@ class ChunkScheduler {
   // kPassedOver: *better is the stream that would have delivered the chunk first; it may be idle. now_ns: matters with
   // several paths only.
   Pull pull(int stream, const Backlog& backlog, Chunk* chunk, int* better, std::int64_t now_ns = 0);
+  // The paths whose streams would take some of what waits now, a bit mask. Streams of others would leave it to them.
+  std::uint64_t taking_paths(std::int64_t now_ns);
   // Some of a message has not been taken yet.
   bool has_chunks() {
     const MutexLock lock(mutex_);
@@ -72,8 +74,9 @@ class ChunkScheduler {
   }
   // Streams whose pace is unknown count as being as fast as the fastest.
   void set_pace(int stream, const Pace& pace);
-  // The same, with what was seen.
-  void look(int stream, const Pace& pace, const Delivery& delivery, const Backlog& backlog, std::int64_t now_ns);
+  // The same, with what was seen. at_once: as PathLoad::look().
+  void look(int stream, const Pace& pace, const Delivery& delivery, const Backlog& backlog, bool at_once,
+            std::int64_t now_ns);
   // The fastest stream alone needs more than a round trip to move so many bytes. False if no pace is known.
   bool outlasts_a_round_trip(std::size_t bytes);
 

@@ -79,16 +79,18 @@ void PathLoad::remove_connection(std::size_t connection) {
   connections_[connection] = {};
 }
 
-void PathLoad::look(std::size_t connection, const Delivery& delivery, const Backlog& backlog, double pace,
+void PathLoad::look(std::size_t connection, const Delivery& delivery, const Backlog& backlog, double pace, bool at_once,
                     std::int64_t now_ns) {
   const MutexLock lock(mutex_);
   Connection& seen = connections_[connection];
-  if (std::exchange(seen.was_seen, true)) {
+  seen.was_seen = true;
+  const std::int64_t busy_since_ns = std::exchange(seen.busy_since_ns, backlog.under_way > 0 ? now_ns : 0);
+  // Since when nothing is under way any more may be unknown: then neither bytes nor time count.
+  if (busy_since_ns != 0 && (backlog.under_way > 0 || at_once)) {
     const double former = rate_.least();
     const std::int64_t measured_ns = rate_.measured_ns();
     const bool was_old = measured_ns != 0 && now_ns - measured_ns > old_after_ns_;
-    rate_.add(connection, delivery.bytes - seen.delivery.bytes, delivery.busy_us - seen.delivery.busy_us,
-              is_queued(delivery), now_ns);
+    rate_.add(delivery.bytes - seen.delivery.bytes, busy_since_ns, now_ns, is_queued(delivery));
     if (rate_.measured_ns() != measured_ns) {
       if (was_old) old_after_ns_ = std::min(2 * old_after_ns_, kLastOldNs);
       if (rate_.least() > kFaster * former) old_after_ns_ = kFirstOldNs;
@@ -103,6 +105,7 @@ void PathLoad::look(std::size_t connection, const Delivery& delivery, const Back
 void PathLoad::take(std::size_t connection, std::size_t bytes, std::int64_t now_ns) {
   const MutexLock lock(mutex_);
   Connection& taking = connections_[connection];
+  if (taking.busy_since_ns == 0) taking.busy_since_ns = now_ns;
   taking.backlog = left_of(taking, rate_.most(), now_ns);
   add(&taking.backlog, {bytes, bytes});
   taking.at_ns = now_ns;

@@ -40,8 +40,10 @@ class PathLoad {
 
   std::size_t add_connection();
   void remove_connection(std::size_t connection);
-  // What was found out about a connection. pace: that it alone would have, bytes per ns.
-  void look(std::size_t connection, const Delivery& delivery, const Backlog& backlog, double pace, std::int64_t now_ns);
+  // What was found out about a connection. pace: that it alone would have, bytes per ns. at_once: if nothing is under
+  // way any more, that is so since now, and not since an unknown time.
+  void look(std::size_t connection, const Delivery& delivery, const Backlog& backlog, double pace, bool at_once,
+            std::int64_t now_ns);
   // It takes these bytes.
   void take(std::size_t connection, std::size_t bytes, std::int64_t now_ns);
 
@@ -50,6 +52,7 @@ class PathLoad {
     bool is_open = false;
     bool was_seen = false;
     Delivery delivery;
+    std::int64_t busy_since_ns = 0;  // not looked at, and something under way; 0: nothing is
     Backlog backlog;
     std::int64_t at_ns = 0;  // when the backlog was that
     double pace = 0;

@@ -51,9 +51,10 @@ void PathShares::set_streams(const std::vector<int>& streams, const std::array<s
   has_choice_ = std::count(streams_on_.begin(), streams_on_.end(), 0) + 1 < static_cast<int>(streams_on_.size());
 }
 
-void PathShares::look(int stream, const Delivery& delivery, const Backlog& backlog, double pace, std::int64_t now_ns) {
+void PathShares::look(int stream, const Delivery& delivery, const Backlog& backlog, double pace, bool at_once,
+                      std::int64_t now_ns) {
   const Stream& seen = streams_[static_cast<std::size_t>(stream)];
-  if (seen.connection) loads_[seen.path]->look(*seen.connection, delivery, backlog, pace, now_ns);
+  if (seen.connection) loads_[seen.path]->look(*seen.connection, delivery, backlog, pace, at_once, now_ns);
 }
 
 void PathShares::take(int stream, std::size_t bytes, std::int64_t now_ns) {
@@ -96,6 +97,16 @@ std::size_t PathShares::share(std::size_t path, std::size_t best, std::size_t by
   if (share >= static_cast<double>(bytes)) return bytes;
   if (share < static_cast<double>(kMinBytes)) return 0;
   return static_cast<std::size_t>(share) / kPage * kPage;
+}
+
+std::uint64_t PathShares::taking(std::size_t first, std::size_t bytes, std::int64_t now_ns) const {
+  const std::size_t best = this->best(first, now_ns);
+  std::uint64_t taking = std::uint64_t{1} << best;
+  for (std::size_t path = 0; path < loads_.size(); ++path) {
+    if (path == best || streams_on_[path] == 0 || share(path, best, bytes, now_ns) == 0) continue;
+    taking |= std::uint64_t{1} << path;
+  }
+  return taking;
 }
 
 }  // namespace bagua_net

@@ -40,7 +40,8 @@ class PathShares {
   bool has_choice() const { return has_choice_; }
   std::size_t path_of(int stream) const { return streams_[static_cast<std::size_t>(stream)].path; }
 
-  void look(int stream, const Delivery& delivery, const Backlog& backlog, double pace, std::int64_t now_ns);
+  void look(int stream, const Delivery& delivery, const Backlog& backlog, double pace, bool at_once,
+            std::int64_t now_ns);
   void take(int stream, std::size_t bytes, std::int64_t now_ns);
 
   // The path that would deliver so many bytes first if nothing else was sent. By what the kernel says of interfaces,
@@ -48,6 +49,8 @@ class PathShares {
   std::size_t best(std::size_t bytes, std::int64_t now_ns) const;
   // Of so many bytes that wait, how many this path may take now if the best one is that. 0: none.
   std::size_t share(std::size_t path, std::size_t best, std::size_t bytes, std::int64_t now_ns) const;
+  // The paths that may take some of what waits, a bit mask: `bytes` in all, `first` of them of the first message.
+  std::uint64_t taking(std::size_t first, std::size_t bytes, std::int64_t now_ns) const;
 
  private:
   struct Stream {

@@ -89,7 +89,7 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
   auto stream =
       std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy, std::move(kick_stream),
                                    recovers_ ? &replay_of(place) : nullptr, policy_.checksums);
-  if (paths_.has_choice()) stream->set_listens_always();
+  if (paths_.has_choice()) stream->set_shares_paths();
   // Only new connections send chunks again: the fault that broke one connection may have broken idle ones, too.
   if (streams_[place].phase() == StreamPhase::kAsked) stream->begin_with_replay();
   return stream;
@@ -137,7 +137,7 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
     (has_awake_worker() ? stats_->handed_to_awake : stats_->handed_to_asleep).add(1);
     const std::size_t waiting = striped_chunks_.push(posted);
     ThreadLoad::of_this_thread().add_handed_over(bytes, now_ns);
-    kick_streams(waiting);
+    kick_streams(waiting, now_ns);
   }
   *request = posted;
   return Status::ok();
@@ -153,20 +153,29 @@ std::size_t SendComm::chunks_in(std::size_t bytes) const {
   return (bytes + chunk - 1) / chunk;
 }
 
-void SendComm::kick_streams(std::size_t waiting_bytes) {
+void SendComm::kick_streams(std::size_t waiting_bytes, std::int64_t now_ns) {
   // Kicks at most one stream per chunk. Blocked streams continue without a kick. It begins with the first streams,
   // because a few workers that stay awake are faster for medium messages than many that fall asleep. If the network
-  // limits each connection, it takes turns, because medium messages would otherwise use only the first streams.
-  std::size_t wanted = chunks_in(waiting_bytes);
+  // limits each connection, it takes turns, because medium messages would otherwise use only the first streams. Streams
+  // over a path that would leave everything to another one are not woken for that.
+  const std::uint64_t taking = paths_.has_choice() ? striped_chunks_.taking_paths(now_ns) : ~std::uint64_t{0};
+  const std::size_t chunks = chunks_in(waiting_bytes);
+  if (kick_some(chunks, taking) == 0 && ~taking != 0) kick_some(chunks, ~taking);
+}
+
+std::size_t SendComm::kick_some(std::size_t most, std::uint64_t paths) {
+  std::size_t kicked = 0;
   const std::size_t wide = in_use_ - 1;
   const std::size_t first = flows_are_limited() ? next_kicked_ : 0;
-  for (std::size_t step = 0; step < wide && wanted > 0; ++step) {
+  for (std::size_t step = 0; step < wide && kicked < most; ++step) {
     const std::size_t index = 1 + (first + step) % wide;
     if (stream(index) == nullptr || stream(index)->is_blocked() || (paths_.moving() >> index & 1) != 0) continue;
+    if ((paths >> paths_.path_of(index) & 1) == 0) continue;
     kick(static_cast<int>(index));
     next_kicked_ = first + step + 1;
-    --wanted;
+    ++kicked;
   }
+  return kicked;
 }
 
 void SendComm::watch_growth(std::size_t bytes) {

@@ -74,7 +74,9 @@ class SendComm final : public Comm {
   bool should_stripe(std::size_t bytes) const REQUIRES(mutex_);
   // The calling thread moves this message, and wakes workers for the next one.
   bool wants_workers(std::size_t bytes) const;
-  void kick_streams(std::size_t waiting_bytes) REQUIRES(mutex_);
+  void kick_streams(std::size_t waiting_bytes, std::int64_t now_ns) REQUIRES(mutex_);
+  // Streams over the paths in the bit mask; returns how many it kicked.
+  std::size_t kick_some(std::size_t most, std::uint64_t paths) REQUIRES(mutex_);
   // The network limits single connections: the comm has grown.
   bool flows_are_limited() const REQUIRES(mutex_) { return in_use_ > first_streams_; }
   std::size_t min_chunk_bytes() const REQUIRES(mutex_);

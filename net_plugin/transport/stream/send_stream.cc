@@ -34,6 +34,11 @@ constexpr std::size_t kSmallCopyBytes = 65536;
 constexpr std::size_t kMaxSmallCopies = 4u << 20;
 constexpr std::size_t kAskAfterChunks = 64;
 constexpr std::size_t kAskAfterBytes = 524288;
+// With several paths, what one delivers is measured by chunks of this size, so they are not copied: their requests wait
+// for their acknowledgements, and drivers without a poller read these at once. Not in short messages, which would wait
+// for the CPU that this costs.
+constexpr std::size_t kMeasuredBytes = 16384;
+constexpr std::size_t kMeasuredMessage = 262144;
 // From this round trip on, large chunks are copied. NCCL has only some MiB in flight per channel, which is less than
 // such a path carries in a round trip. The copies are what is in flight, up to kMaxLargeCopies per stream.
 constexpr double kLongRoundTripNs = 1e6;
@@ -125,7 +130,7 @@ void SendStream::begin_chunk() {
     ++unasked_chunks_;
     unasked_bytes_ += chunk_.bytes;
     header.acknowledge = header.attempt > 0 || chunk_.copy.bytes == nullptr || unasked_chunks_ >= kAskAfterChunks ||
-                         unasked_bytes_ >= kAskAfterBytes;
+                         unasked_bytes_ >= kAskAfterBytes || is_measured();
     if (header.acknowledge) unasked_chunks_ = unasked_bytes_ = 0;
   } else {
     header.acknowledge = header.by_reference;
@@ -136,15 +141,19 @@ void SendStream::begin_chunk() {
   if (checksums_) append_frame_checksums(crc32c(0, chunk_.data, chunk_.bytes), encoded);
 }
 
+bool SendStream::is_measured() const {
+  return shares_paths_ && chunk_.bytes >= kMeasuredBytes && chunk_.message_bytes >= kMeasuredMessage;
+}
+
 bool SendStream::should_copy() const {
   if (chunk_.bytes <= kSmallBytes) return true;
   if (!recovers() || chunk_.by_reference) return false;
   const std::size_t copies = unacknowledged_.copied_bytes() + chunk_.bytes;
-  if (chunk_.bytes <= kSmallCopyBytes && copies <= kMaxSmallCopies) return true;
+  if (chunk_.bytes <= kSmallCopyBytes && copies <= kMaxSmallCopies && !is_measured()) return true;
   return rate_estimator_.pace().round_trip_ns >= kLongRoundTripNs && copies <= kMaxLargeCopies;
 }
 
-bool SendStream::look_at_delivery(std::int64_t not_since_ns) {
+bool SendStream::look_at_delivery(std::int64_t not_since_ns, bool at_once) {
   if (looked_ns_ > not_since_ns) return false;
   const std::int64_t now_ns = monotonic_ns();
   Delivery delivery;
@@ -156,7 +165,7 @@ bool SendStream::look_at_delivery(std::int64_t not_since_ns) {
       static_cast<std::size_t>(written_ever_ + overhead_bytes() - (delivery.bytes - delivered_before_));
   backlog_.unsent = delivery.unsent_bytes;
   rate_estimator_.look(delivery, now_ns);
-  scheduler_->look(index(), rate_estimator_.pace(), delivery, backlog_, now_ns);
+  scheduler_->look(index(), rate_estimator_.pace(), delivery, backlog_, at_once, now_ns);
   stats_.slot().estimated_bytes_per_s.set(static_cast<std::uint64_t>(1e9 * rate_estimator_.pace().bytes_per_ns));
   show(delivery, now_ns);
   return true;
@@ -178,7 +187,7 @@ void SendStream::sample_delivery() const {
 }
 
 bool SendStream::should_listen() const {
-  if (listens_always_ && is_polled()) return true;
+  if (shares_paths_ && is_polled()) return true;
   return unacknowledged_.has_requests() || unacknowledged_.size() >= listen_at_ || has_peer_ended();
 }
 
@@ -279,6 +288,7 @@ void SendStream::listen(bool to_the_end) {
     if (received < 0 && errno == EINTR) continue;
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     const bool is_changed = received < 0 && errno == EBADMSG;
+    const bool at_once = is_polled() || unacknowledged_.has_requests();  // otherwise nobody has waited for it
     if (received <= 0 && !is_changed) {
       peer_is_gone(received == 0 ? 0 : errno);
       return;
@@ -296,6 +306,10 @@ void SendStream::listen(bool to_the_end) {
       return;
     }
     was_acknowledged_.store(true, std::memory_order_relaxed);
+    if (shares_paths_ && kick_ != nullptr) {
+      const bool is_last = unacknowledged_.is_empty() && !has_chunk_;
+      look_at_delivery(is_last ? monotonic_ns() : monotonic_ns() - kLookAgainNs, at_once);
+    }
     if (const std::uint16_t port = unacknowledged_.take_lost_port(); port != 0) tell_peer_address_lost(port);
     if (unacknowledged_.peer_has_closed()) {
       peer_is_gone(0);

@@ -52,9 +52,10 @@ class SendStream final : public DataStream {
     set_in_use(false);
     leaving_.store(true, std::memory_order_relaxed);
   }
-  // Its peer may say at any time that it has lost an address: a driver with a poller reads that at once, others when
-  // they listen. Before it is driven.
-  void set_listens_always() { listens_always_ = true; }
+  // There are other paths. Its peer may say at any time that it has lost an address: a driver with a poller reads that
+  // at once, others when they listen. And chunks are acknowledged, which says when they were delivered. Before it is
+  // driven.
+  void set_shares_paths() { shares_paths_ = true; }
   bool is_given_back() const override { return is_given_back_; }
   using DataStream::reset;  // once no driver will come again
   // Reads TCP_INFO for the statistics. Any thread.
@@ -100,6 +101,8 @@ class SendStream final : public DataStream {
   void begin_chunk();
   // A copy is to be kept of the chunk: its request does not wait for the acknowledgement then.
   bool should_copy() const;
+  // The rate of its path is measured by this chunk.
+  bool is_measured() const;
   bool should_listen() const;
   ssize_t write_chunk();
   void end_chunk();
@@ -110,8 +113,8 @@ class SendStream final : public DataStream {
   // The connection has ended. error_number 0: the peer has closed it.
   void peer_is_gone(int error_number);
   Pull pull(Chunk* chunk);
-  // False: it has looked since then, or there is no TCP_INFO.
-  bool look_at_delivery(std::int64_t not_since_ns);
+  // False: it has looked since then, or there is no TCP_INFO. at_once: as PathLoad::look().
+  bool look_at_delivery(std::int64_t not_since_ns, bool at_once = false);
   void show(const Delivery& delivery, std::int64_t now_ns) const;
 
   ChunkScheduler* const scheduler_;
@@ -133,7 +136,7 @@ class SendStream final : public DataStream {
   std::size_t unasked_chunks_ = 0;
   std::size_t unasked_bytes_ = 0;
   std::size_t listen_at_ = 64;  // unacknowledged chunks
-  bool listens_always_ = false;
+  bool shares_paths_ = false;
   std::atomic<bool> was_acknowledged_{false};
   std::atomic<bool> replays_{false};
   std::atomic<bool> resends_{false};

@@ -5,42 +5,45 @@
 namespace bagua_net {
 namespace {
 
-// The kernel counts busy time in ticks of up to 10 ms. One connection was busy for this long, or all together for
-// longer.
-constexpr std::int64_t kMinBusyUs = 50'000;
-constexpr std::int64_t kMinBusyOfAllUs = 150'000;
-constexpr double kAverageWeight = 0.5;
+// A sample takes at least so long, and so many times as long as the longest time between two looks at a connection:
+// what the others have delivered since their last looks is not counted.
+constexpr std::int64_t kMinBusyNs = 40'000'000;
+constexpr std::int64_t kMinLooks = 3;
 
 }  // namespace
 
-void PathRate::add(std::size_t connection, std::uint64_t bytes, std::int64_t busy_us, bool queued,
-                   std::int64_t now_ns) {
-  if (samples_.size() <= connection) samples_.resize(connection + 1);
-  if (busy_us_ == 0) begin_ns_ = now_ns - 1000 * busy_us;
+void PathRate::add(std::uint64_t bytes, std::int64_t begin_ns, std::int64_t end_ns, bool queued) {
+  if (end_ns <= begin_ns) return;
+  // Of what began in the sample before, the part in this one.
+  const std::int64_t counted_ns = end_ns - std::max(begin_ns, measured_ns_);
+  if (counted_ns <= 0) return;
+  bytes_ += static_cast<double>(bytes) * static_cast<double>(counted_ns) / static_cast<double>(end_ns - begin_ns);
   ++looks_;
   if (queued) ++queued_looks_;
-  bytes_ += bytes;
-  busy_us_ += busy_us;
-  samples_[connection].bytes += bytes;
-  samples_[connection].busy_us += busy_us;
-  const Sample& longest = *std::max_element(samples_.begin(), samples_.end(),
-                                            [](const Sample& a, const Sample& b) { return a.busy_us < b.busy_us; });
-  if (longest.busy_us < kMinBusyUs && busy_us_ < kMinBusyOfAllUs) return;
-  const std::int64_t until_now_us = (now_ns - begin_ns_) / 1000;
-  const std::int64_t together_us = std::max(longest.busy_us, std::min(busy_us_, until_now_us));
-  const auto rate = [](std::uint64_t delivered, std::int64_t us) {
-    return static_cast<double>(delivered) / (1e3 * static_cast<double>(us));
-  };
-  const double least = std::max(rate(bytes_, together_us), rate(longest.bytes, longest.busy_us));
-  const double most = rate(bytes_, longest.busy_us);
-  const double weight = measured_ns_ == 0 ? 1 : kAverageWeight;
-  least_ += weight * (least - least_);
-  if (2 * queued_looks_ >= looks_ || most > most_) most_ += weight * (most - most_);
-  measured_ns_ = now_ns;
+  longest_ns_ = std::max(longest_ns_, counted_ns);
+  merge({end_ns - counted_ns, end_ns});
+  std::int64_t busy_ns = 0;
+  for (const Interval& interval : busy_) busy_ns += interval.end_ns - interval.begin_ns;
+  if (busy_ns < std::max(kMinBusyNs, kMinLooks * longest_ns_)) return;
+  rates_[samples_++ % rates_.size()] = bytes_ / static_cast<double>(busy_ns);
+  least_ = *std::max_element(rates_.begin(), rates_.end());
+  most_ = 2 * queued_looks_ >= looks_ ? least_ : std::max(most_, least_);
+  measured_ns_ = busy_.back().end_ns;
   bytes_ = 0;
-  busy_us_ = 0;
   looks_ = queued_looks_ = 0;
-  std::fill(samples_.begin(), samples_.end(), Sample{});
+  busy_.clear();
+  longest_ns_ = 0;
+}
+
+void PathRate::merge(Interval interval) {
+  const auto first = std::find_if(busy_.begin(), busy_.end(),
+                                  [&interval](const Interval& one) { return one.end_ns >= interval.begin_ns; });
+  auto end = first;
+  for (; end != busy_.end() && end->begin_ns <= interval.end_ns; ++end) {
+    interval.begin_ns = std::min(interval.begin_ns, end->begin_ns);
+    interval.end_ns = std::max(interval.end_ns, end->end_ns);
+  }
+  busy_.insert(busy_.erase(first, end), interval);
 }
 
 }  // namespace bagua_net
