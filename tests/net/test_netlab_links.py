@@ -35,6 +35,20 @@ def test_link_rate_holds_in_both_directions() -> None:
         assert_sum_holds(200, lab, 1, 0, (0, 0, 0), ip_version=6)
 
 
+@pytest.mark.parametrize("delay_ms", [0, 1])
+def test_links_report_their_rates(delay_ms: float) -> None:
+    def reported(lab: Lab, host: int) -> list[str]:
+        files = [f"/sys/class/net/{name}/speed" for name in lab.hosts[host].interfaces]
+        return lab.run(host, ["cat", *files], check=True).stdout.split()
+
+    with Lab(nics=2, rate_mbit=(400, 100_000), uneven_mbit={(1, 1): 2500}, delay_ms=delay_ms) as lab:
+        assert reported(lab, 0) == ["400", "100000"]
+        assert reported(lab, 1) == ["400", "2500"]
+    for silent in (Lab(delay_ms=delay_ms), Lab(rate_mbit=400, delay_ms=delay_ms, reports_rates=False)):
+        with silent as lab:
+            assert reported(lab, 0) == ["10000"]
+
+
 def test_each_flow_is_capped_and_several_add_up() -> None:
     with Lab(rate_mbit=2000, per_flow_mbit=50) as lab:
         assert_sum_holds(50, lab, 0, 1, ip_version=6)

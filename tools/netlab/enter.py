@@ -1,4 +1,4 @@
-"""Runs a command inside a network namespace: `python -I -S enter.py NETNS_PATH PARENT_PID COMMAND...`.
+"""Runs a command inside a network namespace: `python -I -S enter.py NETNS_PATH PARENT_PID SPEEDS COMMAND...`.
 
 A program of its own, started by Lab.start, because code between fork and exec of a process that has threads
 (preexec_fn) may deadlock. Only the standard library, and little of it: it starts in some 15 ms.
@@ -6,6 +6,7 @@ A program of its own, started by Lab.start, because code between fork and exec o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -46,10 +47,13 @@ def _die_with_parent(parent_pid: int) -> None:
         os._exit(_EXIT_NOT_ENTERED)
 
 
-def _show_own_interfaces() -> None:
+def _show_own_interfaces(speeds: str) -> None:
     """Replaces /sys by one of this namespace: /sys/class/net shows the interfaces of the namespace that mounted it,
     and NCCL and our plugin read speed and MTU there. The cgroup tree, a mount below /sys, is carried over, since
-    programs size their thread pools by it."""
+    programs size their thread pools by it.
+
+    `speeds` has a file for each interface whose speed is not what the kernel says.
+    """
     _checked(_libc.unshare(_CLONE_NEWNS), "unshare(CLONE_NEWNS)")
     _mount("", "/", "none", _MS_SLAVE | _MS_REC)
     cgroups = os.open(_CGROUPS, os.O_PATH | os.O_DIRECTORY) if os.path.ismount(_CGROUPS) else None
@@ -57,16 +61,20 @@ def _show_own_interfaces() -> None:
     if cgroups is not None:
         _mount(f"/proc/self/fd/{cgroups}", _CGROUPS, "none", _MS_BIND | _MS_REC)
         os.close(cgroups)
+    with os.scandir(speeds) as files:
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):  # the interface was removed
+                _mount(file.path, f"/sys/class/net/{file.name}/speed", "none", _MS_BIND)
 
 
 def main(arguments: list[str]) -> None:
-    netns_path, parent_pid, command = arguments[0], int(arguments[1]), arguments[2:]
+    netns_path, parent_pid, speeds, command = arguments[0], int(arguments[1]), arguments[2], arguments[3:]
     try:
         _die_with_parent(parent_pid)
         netns = os.open(netns_path, os.O_RDONLY | os.O_CLOEXEC)
         _checked(_libc.setns(netns, _CLONE_NEWNET), f"setns({netns_path})")
         os.close(netns)
-        _show_own_interfaces()
+        _show_own_interfaces(speeds)
     except OSError as error:
         print(f"netlab: cannot enter the network namespace: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(_EXIT_NOT_ENTERED)

@@ -12,6 +12,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ class Lab:
                           or one for each NIC number
     loss:                 share of the packets that the switch loses in each direction, at random, or one for each NIC
                           number; without segmentation_offload=False, a packet has up to 64 KiB, and all of it is lost
+    reports_rates:        on a host, /sys gives the rate of a NIC as its speed, as a driver does; otherwise, and where
+                          there is no rate, 10 Gb/s. By ioctl, the speed is always 10 Gb/s.
     tcp_buffer_bytes:     the most that TCP keeps for one connection and direction, on every host, unless the program
                           says otherwise; a connection moves at most this much in a round trip. None: the machine's
                           default
@@ -103,6 +106,7 @@ class Lab:
         congestion_control: str | None = None,
         delay_ms: float | Sequence[float] = 0.0,
         loss: float | Sequence[float] = 0.0,
+        reports_rates: bool = True,
         tcp_buffer_bytes: int | None = None,
     ) -> None:
         if not 2 <= hosts <= MAX_HOSTS:
@@ -139,7 +143,9 @@ class Lab:
         self.ip_versions = tuple(sorted(set(ip_versions)))
         self._segmentation_offload = segmentation_offload
         self._congestion_control = congestion_control
+        self._reports_rates = reports_rates
         self._tcp_buffer_bytes = tcp_buffer_bytes
+        self._speeds: tempfile.TemporaryDirectory[str] | None = None  # a folder for each host, a file for each NIC
         self._delayed_wires = DelayedWires()
         self._namespaces: list[NetworkNamespace] = []
         self._guard = TerminationGuard()
@@ -172,6 +178,8 @@ class Lab:
         with signals_deferred(), ExitStack() as removals:
             self.hosts = ()
             removals.callback(self._guard.uninstall)
+            if self._speeds is not None:
+                removals.callback(self._speeds.cleanup)
             while self._namespaces:
                 # All are tried; the first failure is raised after the last.
                 removals.callback(self._namespaces.pop().remove)
@@ -191,7 +199,9 @@ class Lab:
         """What this process has to start for `command` to run on a host, for programs that start it themselves. It
         becomes the command, and dies with the thread that started it."""
         path = self._host(host).namespace.path
-        return [sys.executable, "-I", "-S", str(_ENTER), str(path), str(os.getpid()), *map(str, command)]
+        assert self._speeds is not None  # it is running
+        speeds = Path(self._speeds.name, str(host))
+        return [sys.executable, "-I", "-S", str(_ENTER), str(path), str(os.getpid()), str(speeds), *map(str, command)]
 
     def run(
         self,
@@ -269,6 +279,7 @@ class Lab:
         return self.hosts[host]
 
     def _build(self) -> None:
+        self._write_speeds()
         self.hosts = tuple(
             Host(host, self._nic_count, self._add_namespace(f"h{host}")) for host in range(self._host_count)
         )
@@ -290,6 +301,15 @@ class Lab:
             with host.namespace.inside(), Netlink() as netlink:
                 for interface in host.interfaces:
                     netlink.wait_until_up(interface)
+
+    def _write_speeds(self) -> None:
+        self._speeds = tempfile.TemporaryDirectory(prefix="netlab-")
+        for host in range(self._host_count):
+            folder = Path(self._speeds.name, str(host))
+            folder.mkdir()
+            for nic in range(self._nic_count if self._reports_rates else 0):
+                if (rate := self._plans[host, nic].rate_mbit) is not None:
+                    (folder / f"eth{nic}").write_text(f"{max(1, round(rate))}\n")
 
     def _add_namespace(self, role: str) -> NetworkNamespace:
         namespace = NetworkNamespace(unique_name(self._number, role))
