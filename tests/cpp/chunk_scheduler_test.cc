@@ -119,6 +119,7 @@ TEST_CASE(streams_of_the_best_path_take_what_those_of_another_would_deliver_late
     for (std::size_t stream = 0; stream < 4; ++stream) {
       const double rate = (stream % 2 == 0 ? 50 : 12.5) * kMegabytesPerSecond;
       Delivery& seen = deliveries[stream];
+      seen.busy_us += 2000;
       seen.bytes += static_cast<std::uint64_t>(rate * 2e6);
       seen.unsent_bytes = 100'000;
       seen.round_trip_us = seen.least_round_trip_us = 100;

@@ -54,6 +54,7 @@ struct Paths {
     for (std::int64_t us = 0; us < std::int64_t{ms} * 1000; us += kStepUs) {
       shares.take(static_cast<int>(path), 1, now_ns);
       now_ns += kStepUs * 1000;
+      deliveries[path].busy_us += kStepUs;
       deliveries[path].bytes += static_cast<std::uint64_t>(megabytes_per_second * static_cast<double>(kStepUs));
       look(path, {});
     }
@@ -195,6 +196,29 @@ TEST_CASE(an_old_rate_is_tried_less_and_less_often) {
   while (paths.share(1, kMiB) == 0) paths.now_ns += 1000 * kMs;
   paths.deliver(1, 1250, 500);
   CHECK(paths.share(1, kMiB) > kMiB / 4);
+}
+
+// What the first path delivered meanwhile belongs to that time.
+TEST_CASE(a_path_that_returns_finds_the_rate_of_the_first_as_it_is) {
+  Paths paths(2);
+  paths.deliver(0, 1250, 100);
+  std::array<std::size_t, kMaxStreams> path_of{};
+  path_of[1] = 1;
+  paths.shares.set_streams({0}, path_of, 0);
+  CHECK(!paths.shares.has_choice());
+  paths.deliver(0, 1250, 60'000);
+  paths.shares.set_streams({0, 1}, path_of, 0);
+  paths.deliver(0, 1250, 100);
+  paths.deliver(1, 1250, 100);
+  CHECK(paths.share(1, 64 * kMiB) > 24 * kMiB);
+  // A connection that was not looked at before has delivered all that it ever did: nobody knows when.
+  paths.shares.set_streams({1}, path_of, 0);
+  paths.shares.set_streams({0, 1}, path_of, 0);
+  paths.shares.take(0, 65536, paths.now_ns);
+  paths.now_ns += 100'000;
+  paths.look(0, {});
+  paths.deliver(0, 1250, 100);
+  CHECK(paths.share(1, 64 * kMiB) > 24 * kMiB);
 }
 
 TEST_CASE(a_path_without_streams_is_not_the_best) {

@@ -89,7 +89,7 @@ Pull ChunkScheduler::pull(int stream, const Backlog& backlog, Chunk* chunk, int*
     asking.backlog.under_way += bytes;
     asking.backlog.unsent += bytes;
   }
-  if (shares_.has_choice()) shares_.take(stream, bytes, now_ns);
+  shares_.take(stream, bytes, now_ns);
   chunk->request = request;
   chunk->offset = offset_;
   chunk->bytes = bytes;
@@ -177,7 +177,7 @@ void ChunkScheduler::look(int stream, const Pace& pace, const Delivery& delivery
   const MutexLock lock(mutex_);
   puller(stream).pace = pace;
   find_fastest();
-  if (shares_.has_choice()) shares_.look(stream, delivery, backlog, pace.bytes_per_ns, at_once, now_ns);
+  shares_.look(stream, delivery, backlog, pace.bytes_per_ns, at_once, now_ns);
 }
 
 bool ChunkScheduler::outlasts_a_round_trip(std::size_t bytes) {

@@ -83,14 +83,18 @@ void PathLoad::look(std::size_t connection, const Delivery& delivery, const Back
                     std::int64_t now_ns) {
   const MutexLock lock(mutex_);
   Connection& seen = connections_[connection];
-  seen.was_seen = true;
-  const std::int64_t busy_since_ns = std::exchange(seen.busy_since_ns, backlog.under_way > 0 ? now_ns : 0);
+  const bool was_seen = std::exchange(seen.was_seen, true);
+  const bool is_over = backlog.under_way == 0;
+  const std::int64_t busy_since_ns = std::exchange(seen.busy_since_ns, is_over ? 0 : now_ns);
   // Since when nothing is under way any more may be unknown: then neither bytes nor time count.
-  if (busy_since_ns != 0 && (backlog.under_way > 0 || at_once)) {
+  if (was_seen && busy_since_ns != 0 && (!is_over || at_once)) {
+    const auto kernel_us = [](const Delivery& one) { return one.busy_us - one.peer_window_us; };
     const double former = rate_.least();
     const std::int64_t measured_ns = rate_.measured_ns();
     const bool was_old = measured_ns != 0 && now_ns - measured_ns > old_after_ns_;
-    rate_.add(delivery.bytes - seen.delivery.bytes, busy_since_ns, now_ns, is_queued(delivery));
+    rate_.add({delivery.bytes - seen.delivery.bytes, busy_since_ns, now_ns,
+               1000 * std::max<std::int64_t>(kernel_us(delivery) - kernel_us(seen.delivery), 0), is_over,
+               is_queued(delivery)});
     if (rate_.measured_ns() != measured_ns) {
       if (was_old) old_after_ns_ = std::min(2 * old_after_ns_, kLastOldNs);
       if (rate_.least() > kFaster * former) old_after_ns_ = kFirstOldNs;

@@ -12,7 +12,7 @@ constexpr std::size_t kMinBytes = 16384;
 // of a round trip.
 constexpr double kWakingNs = 50'000;
 // What a path of unknown rate counts as, of the best one. The nearest healthy situation: 1 and 10 Gb/s. A path that is
-// slower delays large messages until it is measured, which takes 50 ms of its time.
+// slower delays large messages until it is measured, which takes 40 ms of its time.
 constexpr double kUnknown = 0.125;
 
 double wait_ns(const Backlog& backlog, double rate, double round_trip_ns) {

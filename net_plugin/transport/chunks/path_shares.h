@@ -40,6 +40,7 @@ class PathShares {
   bool has_choice() const { return has_choice_; }
   std::size_t path_of(int stream) const { return streams_[static_cast<std::size_t>(stream)].path; }
 
+  // Also while there is no choice, because another path may return.
   void look(int stream, const Delivery& delivery, const Backlog& backlog, double pace, bool at_once,
             std::int64_t now_ns);
   void take(int stream, std::size_t bytes, std::int64_t now_ns);

@@ -15,7 +15,8 @@ namespace {
 
 // How often a stream reads TCP_INFO: this detects a stream that slows down, and costs little.
 constexpr std::int64_t kLookNs = 2'000'000;
-// The same, if the stream would otherwise leave a chunk to another stream.
+// The same, if the stream would otherwise leave a chunk to another stream, and with several paths, when something was
+// acknowledged.
 constexpr std::int64_t kLookAgainNs = 100'000;
 
 // A zero-copy chunk costs less CPU time, but arrives later: only the receiver's CPU copies it, instead of two CPUs at
@@ -34,11 +35,11 @@ constexpr std::size_t kSmallCopyBytes = 65536;
 constexpr std::size_t kMaxSmallCopies = 4u << 20;
 constexpr std::size_t kAskAfterChunks = 64;
 constexpr std::size_t kAskAfterBytes = 524288;
-// With several paths, what one delivers is measured by chunks of this size, so they are not copied: their requests wait
-// for their acknowledgements, and drivers without a poller read these at once. Not in short messages, which would wait
-// for the CPU that this costs.
-constexpr std::size_t kMeasuredBytes = 16384;
+// With several paths, what one delivers is measured by messages of this size: all of their chunks ask. Chunks of 16 KiB
+// are not copied: their requests wait for their acknowledgements, and drivers without a poller read these at once.
+// Short messages would wait for the CPU that this costs.
 constexpr std::size_t kMeasuredMessage = 262144;
+constexpr std::size_t kMeasuredBytes = 16384;
 // From this round trip on, large chunks are copied. NCCL has only some MiB in flight per channel, which is less than
 // such a path carries in a round trip. The copies are what is in flight, up to kMaxLargeCopies per stream.
 constexpr double kLongRoundTripNs = 1e6;
@@ -68,6 +69,8 @@ Pull SendStream::pull(Chunk* chunk) {
 }
 
 bool SendStream::pull_chunk() {
+  // Before anything is written: these are the bytes of the handshake.
+  if (kick_ != nullptr && looked_ns_ == 0) look_at_delivery(0);
   Chunk chunk;
   if (replays() && replay_->any() && replay_->pull(last_number_.load(std::memory_order_relaxed), &chunk)) {
     stats_->resent_chunks.add(1);
@@ -141,30 +144,32 @@ void SendStream::begin_chunk() {
   if (checksums_) append_frame_checksums(crc32c(0, chunk_.data, chunk_.bytes), encoded);
 }
 
-bool SendStream::is_measured() const {
-  return shares_paths_ && chunk_.bytes >= kMeasuredBytes && chunk_.message_bytes >= kMeasuredMessage;
-}
+bool SendStream::is_measured() const { return shares_paths_ && chunk_.message_bytes >= kMeasuredMessage; }
 
 bool SendStream::should_copy() const {
   if (chunk_.bytes <= kSmallBytes) return true;
   if (!recovers() || chunk_.by_reference) return false;
   const std::size_t copies = unacknowledged_.copied_bytes() + chunk_.bytes;
-  if (chunk_.bytes <= kSmallCopyBytes && copies <= kMaxSmallCopies && !is_measured()) return true;
+  const bool is_small = chunk_.bytes <= (is_measured() ? kMeasuredBytes - 1 : kSmallCopyBytes);
+  if (is_small && copies <= kMaxSmallCopies) return true;
   return rate_estimator_.pace().round_trip_ns >= kLongRoundTripNs && copies <= kMaxLargeCopies;
 }
 
-bool SendStream::look_at_delivery(std::int64_t not_since_ns, bool at_once) {
+bool SendStream::look_at_delivery(std::int64_t not_since_ns, bool is_acknowledged, bool at_once) {
   if (looked_ns_ > not_since_ns) return false;
   const std::int64_t now_ns = monotonic_ns();
   Delivery delivery;
   if (!this->delivery(&delivery)) return false;
-  // Nothing was written yet, so these are the bytes of the handshake.
   if (looked_ns_ == 0) delivered_before_ = delivery.bytes;
   looked_ns_ = now_ns;
   backlog_.under_way =
       static_cast<std::size_t>(written_ever_ + overhead_bytes() - (delivery.bytes - delivered_before_));
   backlog_.unsent = delivery.unsent_bytes;
-  rate_estimator_.look(delivery, now_ns);
+  // An acknowledgement is where the least is queued, which would make all rates lower bounds.
+  if (!is_acknowledged || (backlog_.under_way > 0 && now_ns - estimated_ns_ >= kLookNs)) {
+    estimated_ns_ = now_ns;
+    rate_estimator_.look(delivery, now_ns);
+  }
   scheduler_->look(index(), rate_estimator_.pace(), delivery, backlog_, at_once, now_ns);
   stats_.slot().estimated_bytes_per_s.set(static_cast<std::uint64_t>(1e9 * rate_estimator_.pace().bytes_per_ns));
   show(delivery, now_ns);
@@ -308,7 +313,7 @@ void SendStream::listen(bool to_the_end) {
     was_acknowledged_.store(true, std::memory_order_relaxed);
     if (shares_paths_ && kick_ != nullptr) {
       const bool is_last = unacknowledged_.is_empty() && !has_chunk_;
-      look_at_delivery(is_last ? monotonic_ns() : monotonic_ns() - kLookAgainNs, at_once);
+      look_at_delivery(is_last ? monotonic_ns() : monotonic_ns() - kLookAgainNs, true, at_once);
     }
     if (const std::uint16_t port = unacknowledged_.take_lost_port(); port != 0) tell_peer_address_lost(port);
     if (unacknowledged_.peer_has_closed()) {

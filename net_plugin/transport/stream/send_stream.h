@@ -2,11 +2,11 @@
 // a chunk is done when the peer has acknowledged it. Between hosts, the stream also measures how fast the peer
 // receives, for the scheduler.
 //
-// With recovery, it keeps every chunk until the peer has acknowledged it. A small chunk is copied, so that its request
-// is done once it is written. A large one stays in the caller's memory, and its request is done when it is
-// acknowledged. On a path with a long round trip that would leave the network idle, because NCCL has few messages in
-// flight, so large chunks are copied there, too. If the stream is lost, the comm takes the chunks that were not
-// acknowledged.
+// With recovery, it keeps every chunk until the peer has acknowledged it. A small chunk is copied (with several paths:
+// of a short message), so that its request is done once it is written. A large one stays in the caller's memory, and
+// its request is done when it is acknowledged. On a path with a long round trip that would leave the network idle,
+// because NCCL has few messages in flight, so large chunks are copied there, too. If the stream is lost, the comm takes
+// the chunks that were not acknowledged.
 #pragma once
 
 #include <array>
@@ -101,7 +101,7 @@ class SendStream final : public DataStream {
   void begin_chunk();
   // A copy is to be kept of the chunk: its request does not wait for the acknowledgement then.
   bool should_copy() const;
-  // The rate of its path is measured by this chunk.
+  // The rate of its path is measured by this chunk's message.
   bool is_measured() const;
   bool should_listen() const;
   ssize_t write_chunk();
@@ -113,8 +113,9 @@ class SendStream final : public DataStream {
   // The connection has ended. error_number 0: the peer has closed it.
   void peer_is_gone(int error_number);
   Pull pull(Chunk* chunk);
-  // False: it has looked since then, or there is no TCP_INFO. at_once: as PathLoad::look().
-  bool look_at_delivery(std::int64_t not_since_ns, bool at_once = false);
+  // False: it has looked since then, or there is no TCP_INFO. is_acknowledged: something was, just now. at_once: as
+  // PathLoad::look().
+  bool look_at_delivery(std::int64_t not_since_ns, bool is_acknowledged = false, bool at_once = false);
   void show(const Delivery& delivery, std::int64_t now_ns) const;
 
   ChunkScheduler* const scheduler_;
@@ -147,6 +148,7 @@ class SendStream final : public DataStream {
 
   // Only if it measures.
   std::int64_t looked_ns_ = 0;
+  std::int64_t estimated_ns_ = 0;  // it looked for its own rate
   std::uint64_t written_ever_ = 0;
   std::uint64_t delivered_before_ = 0;  // bytes of the handshake
   Backlog backlog_;                     // when it looked last, and what it has taken since

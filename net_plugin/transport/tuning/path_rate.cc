@@ -8,42 +8,55 @@ namespace {
 // A sample takes at least so long, and so many times as long as the longest time between two looks at a connection:
 // what the others have delivered since their last looks is not counted.
 constexpr std::int64_t kMinBusyNs = 40'000'000;
-constexpr std::int64_t kMinLooks = 3;
+constexpr std::int64_t kMinGaps = 3;
+// At 100 Hz, the slowest that Linux has.
+constexpr std::int64_t kTickNs = 10'000'000;
+constexpr std::int64_t kOfKernel = 2;
+constexpr std::size_t kMostIntervals = 64;
+// Of what a path may reach, what is kept with each sample that had no queue: a sample that was too high is forgotten.
+constexpr double kKept = 0.99;
 
 }  // namespace
 
-void PathRate::add(std::uint64_t bytes, std::int64_t begin_ns, std::int64_t end_ns, bool queued) {
-  if (end_ns <= begin_ns) return;
+void PathRate::add(const Burst& burst) {
+  const std::int64_t end_ns = std::min(burst.end_ns, burst.begin_ns + burst.kernel_busy_ns + 2 * kTickNs);
   // Of what began in the sample before, the part in this one.
-  const std::int64_t counted_ns = end_ns - std::max(begin_ns, measured_ns_);
+  const std::int64_t counted_ns = end_ns - std::max(burst.begin_ns, counted_until_ns_);
   if (counted_ns <= 0) return;
-  bytes_ += static_cast<double>(bytes) * static_cast<double>(counted_ns) / static_cast<double>(end_ns - begin_ns);
-  ++looks_;
-  if (queued) ++queued_looks_;
+  const double part = static_cast<double>(counted_ns) / static_cast<double>(end_ns - burst.begin_ns);
+  bytes_ += part * static_cast<double>(burst.bytes);
+  kernel_busy_ns_ += static_cast<std::int64_t>(part * static_cast<double>(burst.kernel_busy_ns));
+  if (!burst.is_over) ++looks_;  // at the end nothing is ever queued
+  if (!burst.is_over && burst.queued) ++queued_looks_;
   longest_ns_ = std::max(longest_ns_, counted_ns);
   merge({end_ns - counted_ns, end_ns});
-  std::int64_t busy_ns = 0;
-  for (const Interval& interval : busy_) busy_ns += interval.end_ns - interval.begin_ns;
-  if (busy_ns < std::max(kMinBusyNs, kMinLooks * longest_ns_)) return;
-  rates_[samples_++ % rates_.size()] = bytes_ / static_cast<double>(busy_ns);
+  const std::int64_t taken_ns = std::min(busy_ns_, kOfKernel * kernel_busy_ns_);
+  if (taken_ns < std::max(kMinBusyNs, kMinGaps * longest_ns_)) return;
+  rates_[samples_++ % rates_.size()] = bytes_ / static_cast<double>(taken_ns);
   least_ = *std::max_element(rates_.begin(), rates_.end());
-  most_ = 2 * queued_looks_ >= looks_ ? least_ : std::max(most_, least_);
-  measured_ns_ = busy_.back().end_ns;
+  most_ = queued_looks_ > 0 && 2 * queued_looks_ >= looks_ ? least_ : std::max(least_, kKept * most_);
+  measured_ns_ = counted_until_ns_ = busy_.back().end_ns;
   bytes_ = 0;
   looks_ = queued_looks_ = 0;
   busy_.clear();
-  longest_ns_ = 0;
+  busy_ns_ = kernel_busy_ns_ = longest_ns_ = 0;
 }
 
 void PathRate::merge(Interval interval) {
-  const auto first = std::find_if(busy_.begin(), busy_.end(),
-                                  [&interval](const Interval& one) { return one.end_ns >= interval.begin_ns; });
+  auto first = busy_.end();
+  while (first != busy_.begin() && (first - 1)->end_ns >= interval.begin_ns) --first;
   auto end = first;
   for (; end != busy_.end() && end->begin_ns <= interval.end_ns; ++end) {
     interval.begin_ns = std::min(interval.begin_ns, end->begin_ns);
     interval.end_ns = std::max(interval.end_ns, end->end_ns);
+    busy_ns_ -= end->length_ns();
   }
+  busy_ns_ += interval.length_ns();
   busy_.insert(busy_.erase(first, end), interval);
+  if (busy_.size() <= kMostIntervals) return;
+  const auto kept = busy_.begin() + kMostIntervals / 2;
+  counted_until_ns_ = (kept - 1)->end_ns;
+  busy_.erase(busy_.begin(), kept);
 }
 
 }  // namespace bagua_net

@@ -6,7 +6,11 @@
 // less is sent over it, so that it would get less and less. What disturbs makes samples lower, hardly ever higher, so
 // the rate is the highest of the last few (as BBR does with each connection: draft-ietf-ccwg-bbr). And if nothing was
 // queued, short bursts have waited for the round trip: the path may be faster, and is certainly as fast as that for who
-// sends little over it. Not thread-safe.
+// sends little over it.
+//
+// A peer whose program reads late is no slow path. The kernel knows when the peer's kernel has everything, but it
+// counts in ticks. So a burst lasts at most two ticks longer than the kernel says, and a sample at most twice as long
+// as the kernel says of all connections together. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -18,9 +22,18 @@ namespace bagua_net {
 
 class PathRate {
  public:
-  // A connection has delivered so many bytes from one time to the other, and had something under way all the while.
-  // queued: it has more to send than the path takes at once. In the order of the looks at connections.
-  void add(std::uint64_t bytes, std::int64_t begin_ns, std::int64_t end_ns, bool queued);
+  // What one connection delivered while it had something under way all the time.
+  struct Burst {
+    std::uint64_t bytes = 0;
+    std::int64_t begin_ns = 0;
+    std::int64_t end_ns = 0;
+    std::int64_t kernel_busy_ns =
+        0;                 // what the kernel says of it, without the time in which the peer's window was full
+    bool is_over = false;  // nothing is under way any more
+    bool queued = false;   // there is more to send than the path takes at once
+  };
+  // About in the order of end_ns.
+  void add(const Burst& burst);
 
   // Bytes per ns; 0: unknown.
   double least() const { return least_; }                    // with what was sent lately
@@ -31,7 +44,9 @@ class PathRate {
   struct Interval {
     std::int64_t begin_ns = 0;
     std::int64_t end_ns = 0;
+    std::int64_t length_ns() const { return end_ns - begin_ns; }
   };
+  // Into busy_, with its length in busy_ns_.
   void merge(Interval interval);
 
   std::array<double, 8> rates_{};  // of the last samples
@@ -43,7 +58,10 @@ class PathRate {
   double bytes_ = 0;
   int looks_ = 0;
   int queued_looks_ = 0;
-  std::vector<Interval> busy_;   // in order, and apart
+  std::int64_t counted_until_ns_ = 0;  // what was before belongs to another sample, or can grow no more
+  std::vector<Interval> busy_;         // in order, and apart; not what can grow no more
+  std::int64_t busy_ns_ = 0;           // of all
+  std::int64_t kernel_busy_ns_ = 0;
   std::int64_t longest_ns_ = 0;  // between two looks at a connection
 };
 
