@@ -27,8 +27,8 @@ class PathRate {
     std::uint64_t bytes = 0;
     std::int64_t begin_ns = 0;
     std::int64_t end_ns = 0;
-    std::int64_t kernel_busy_ns =
-        0;                 // what the kernel says of it, without the time in which the peer's window was full
+    // What the kernel says of this time, without that in which the peer's window was full.
+    std::int64_t kernel_busy_ns = 0;
     bool is_over = false;  // nothing is under way any more
     bool queued = false;   // there is more to send than the path takes at once
   };
