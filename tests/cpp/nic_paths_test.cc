@@ -95,6 +95,61 @@ TEST_CASE(a_pair_that_has_worked_is_never_left_out) {
   CHECK(log.take().empty());
 }
 
+TEST_CASE(first_streams_take_turns_on_the_fastest_of_the_near_paths) {
+  RareLog log;
+  const auto begin = [&](std::vector<int> speeds_mbps, const std::vector<std::int64_t>& round_trips_us) {
+    PathExperience experience(&log);
+    std::vector<NicPath> paths;
+    for (const int mbps : speeds_mbps) {
+      const int number = static_cast<int>(paths.size());
+      paths.push_back(path_to(("eth" + std::to_string(number)).c_str(), static_cast<std::uint8_t>(number)));
+      paths.back().interface.speed_mbps = mbps;
+    }
+    for (std::size_t path = 0; path < round_trips_us.size(); ++path) {
+      experience.on_connected(paths[path], round_trips_us[path]);
+    }
+    std::string begun;
+    for (int comm = 0; comm < 4; ++comm) begun += std::to_string(experience.begin_comm(paths, 0));
+    return begun;
+  };
+  CHECK_EQ(begin({100, 100}, {}), "0101");
+  CHECK_EQ(begin({100, 100, 100}, {}), "0120");
+  CHECK_EQ(begin({100, 25}, {}), "0000");
+  CHECK_EQ(begin({25, 100, 100}, {}), "1212");
+  CHECK_EQ(begin({100, 100}, {30, 50}), "0101");
+  CHECK_EQ(begin({100, 100}, {30, 70}), "0000");
+  CHECK_EQ(begin({100, 100, 100}, {2000, 100, 150}), "1212");
+  CHECK_EQ(begin({100, 25}, {2000, 100}), "1111");
+  // The kernel may say it of none, or of some.
+  CHECK_EQ(begin({0, 0}, {}), "0000");
+  CHECK_EQ(begin({0, 100}, {}), "0000");
+  CHECK_EQ(begin({100, 0}, {}), "0000");
+}
+
+TEST_CASE(first_streams_are_spread_to_each_peer_and_to_all) {
+  RareLog log;
+  PathExperience experience(&log);
+  const auto begin = [&](std::uint8_t peer) {
+    std::vector<NicPath> paths = {path_to("eth0", peer), path_to("eth1", static_cast<std::uint8_t>(peer + 100))};
+    for (NicPath& path : paths) path.interface.speed_mbps = 100;
+    return experience.begin_comm(paths, 0);
+  };
+  for (std::uint8_t peer = 1; peer < 9; ++peer) CHECK_EQ(begin(peer), static_cast<std::size_t>((peer - 1) % 2));
+  for (std::uint8_t peer = 1; peer < 9; ++peer) CHECK_EQ(begin(peer), static_cast<std::size_t>(peer % 2));
+}
+
+TEST_CASE(a_first_stream_stays_unless_another_path_is_much_shorter) {
+  RareLog log;
+  PathExperience experience(&log);
+  const std::vector<NicPath> paths = {path_to("eth0", 1), path_to("eth1", 2)};
+  CHECK_EQ(experience.nearest(paths, 1, 0), std::size_t{1});
+  experience.on_connected(paths[0], 100);
+  experience.on_connected(paths[1], 550);
+  CHECK_EQ(experience.nearest(paths, 1, 0), std::size_t{1});  // handshakes vary by so much
+  experience.on_connected(paths[0], 20);
+  CHECK_EQ(experience.nearest(paths, 1, 0), std::size_t{0});
+}
+
 TEST_CASE(paths_to_a_peer_with_further_addresses) {
   NetworkInterface lo;
   lo.name = "lo";

@@ -43,15 +43,29 @@ def test_two_interfaces_share_by_speed() -> None:
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_the_first_messages_do_not_wait_for_a_slow_interface(workers: str) -> None:
-    """It is not known yet how slow it is. At the speed of the other one, it would get half."""
+    """The kernel says the same of both. At the speed of the other one, it would get half."""
     environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
     with (
         Lab(nics=2, rate_mbit=(400, 40), reports_rates=False, ip_versions=(4,)) as lab,
-        Ring(lab, env=environment) as ring,
+        Ring(lab, env=environment, channels=1) as ring,
     ):
         ring.connect()
         carried = bytes_carried(lab, 0, lambda: ring.run(512 << 10, 3))
         assert carried[1] < sum(carried) / 8, carried
+        ring.quit()
+
+
+@pytest.mark.parametrize(("rates", "shares"), [((400, 400), (1, 1)), ((400, 100), (1, 0)), ((100, 400), (0, 1))])
+def test_small_messages_use_the_fastest_interfaces_in_turn(rates: tuple[int, int], shares: tuple[int, int]) -> None:
+    """Each comm sends them over one, so it is for the comms to be spread."""
+    size, runs = 64 << 10, 20
+    with Lab(nics=2, rate_mbit=rates, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED, channels=4) as ring:
+        ring.connect()
+        for host in (0, 1):
+            carried = bytes_carried(lab, host, lambda: ring.run(size, runs))
+            for bytes_, share in zip(carried, shares, strict=True):
+                wanted = share * size * runs / sum(shares)
+                assert wanted <= bytes_ < wanted + size * runs / 8, (host, carried)
         ring.quit()
 
 

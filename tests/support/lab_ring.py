@@ -22,8 +22,7 @@ def ring_driver(lab: Lab, host: int, arguments: Sequence[object], env: Mapping[s
     """One on a host, with the variables of the lab's ranks and these."""
     words = ["ring", "--transport", "plugin", "--library", plugin_library(), "--rank", host, *arguments]
     variables = {**os.environ, "BAGUA_DRIVER_LOG": "info", **lab.rank_environment(host), **env}
-    with lab.inside(host):
-        return LoadDriver(words, variables, log)
+    return LoadDriver(words, variables, log, enter=lambda command: lab.entering(host, command))
 
 
 class Ring:

@@ -34,11 +34,19 @@ def plugin_library() -> Path:
 
 
 class LoadDriver:
-    def __init__(self, arguments: Sequence[object], environment: Mapping[str, str], stderr: Path) -> None:
+    """enter: what has to be started for the driver's command to run elsewhere."""
+
+    def __init__(
+        self,
+        arguments: Sequence[object],
+        environment: Mapping[str, str],
+        stderr: Path,
+        enter: Callable[[list[str]], list[str]] = list,
+    ) -> None:
         self._stderr = stderr
         with stderr.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(driver_executable()), *(str(argument) for argument in arguments)],
+                enter([str(driver_executable()), *(str(argument) for argument in arguments)]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -162,21 +162,43 @@ void PathExperience::on_connected(const NicPath& path, std::int64_t round_trip_u
   Record& record = records_[key_of(path)];
   const std::int64_t known_us = record.round_trip_us;
   if (known_us > 0) round_trip_us = round_trip_us > 0 ? std::min(known_us, round_trip_us) : known_us;
-  record = {true, 0, 0, round_trip_us};
+  record.has_worked = true;
+  record.failures = 0;
+  record.left_out_until_ms = 0;
+  record.round_trip_us = round_trip_us;
 }
 
-std::size_t PathExperience::nearest(const std::vector<NicPath>& paths, std::int64_t now_ms) const {
-  const std::vector<std::size_t> indices = usable(paths, now_ms);
-  const auto round_trip_us = [&](std::size_t index) {
-    const auto found = records_.find(key_of(paths[index]));
-    return found == records_.end() ? 0 : found->second.round_trip_us;
-  };
-  std::size_t best = indices.front();
-  for (const std::size_t index : indices) {
-    const std::int64_t best_us = round_trip_us(best);
-    const std::int64_t its_us = round_trip_us(index);
+std::int64_t PathExperience::round_trip_us(const NicPath& path) const {
+  const auto found = records_.find(key_of(path));
+  return found == records_.end() ? 0 : found->second.round_trip_us;
+}
+
+std::size_t PathExperience::nearest(const std::vector<NicPath>& paths, std::size_t chosen, std::int64_t now_ms) const {
+  std::size_t best = chosen;
+  for (const std::size_t index : usable(paths, now_ms)) {
+    const std::int64_t best_us = round_trip_us(paths[best]);
+    const std::int64_t its_us = round_trip_us(paths[index]);
     if (its_us > 0 && 2 * its_us < best_us && its_us + kNoiseUs < best_us) best = index;
   }
+  return best;
+}
+
+std::size_t PathExperience::begin_comm(const std::vector<NicPath>& paths, std::int64_t now_ms) {
+  const auto begun = [this](const NicPath& path) {
+    return std::pair(records_[key_of(path)].begun, begun_[path.interface.name]);
+  };
+  const std::vector<std::size_t> indices = usable(paths, now_ms);
+  std::size_t best = nearest(paths, indices.front(), now_ms);
+  const std::int64_t nearest_us = round_trip_us(paths[best]);
+  for (const std::size_t index : indices) {
+    const int best_mbps = paths[best].interface.speed_mbps;
+    const int its_mbps = paths[index].interface.speed_mbps;
+    if (best_mbps == 0 || its_mbps < best_mbps) continue;
+    if (nearest_us > 0 && round_trip_us(paths[index]) > 2 * nearest_us) continue;
+    if (its_mbps > best_mbps || begun(paths[index]) < begun(paths[best])) best = index;
+  }
+  ++records_[key_of(paths[best])].begun;
+  ++begun_[paths[best].interface.name];
   return best;
 }
 

@@ -67,8 +67,11 @@ class PathExperience {
   bool is_left_out(const NicPath& path, std::int64_t now_ms) const;
   // round_trip_us: of the handshake; 0: unknown.
   void on_connected(const NicPath& path, std::int64_t round_trip_us);
-  // Of the paths to use, the first, or another with a much shorter round trip.
-  std::size_t nearest(const std::vector<NicPath>& paths, std::int64_t now_ms) const;
+  // Of the paths to use, the one for the first stream of a new comm, which carries small messages: the fastest, by what
+  // the kernel says, of those with about the shortest round trip. Several such take turns, to this peer and to all.
+  std::size_t begin_comm(const std::vector<NicPath>& paths, std::int64_t now_ms);
+  // `chosen`, or another path to use if its round trip is much shorter.
+  std::size_t nearest(const std::vector<NicPath>& paths, std::size_t chosen, std::int64_t now_ms) const;
   // No answer, or not from the listener.
   void on_failed(const NicPath& path, const Status& why, std::int64_t now_ms);
 
@@ -78,12 +81,15 @@ class PathExperience {
     int failures = 0;  // in a row
     std::int64_t left_out_until_ms = 0;
     std::int64_t round_trip_us = 0;  // the shortest; 0: unknown
+    int begun = 0;                   // comms whose first stream has begun with it
   };
   using Key = std::pair<std::string, std::string>;
   static Key key_of(const NicPath& path) { return {path.interface.name, path.address.host()}; }
+  std::int64_t round_trip_us(const NicPath& path) const;
 
   RareLog* const log_;
   std::map<Key, Record> records_;
+  std::map<std::string, int> begun_;  // the same of all peers together, by interface
 };
 
 }  // namespace bagua_net

@@ -95,7 +95,7 @@ std::uint64_t OutboundHandshakes::begin(Attempt attempt) {
     begun.streams[index].path = usable[index % usable.size()];
   }
   if (begun.is_join && begun.ticket.joining() != Joining::kMore) begun.streams[0].path = begun.ticket.first_path;
-  if (!begun.is_join) begun.streams[0].path = experience_.nearest(begun.ticket.paths, now_ms);
+  if (!begun.is_join) begun.streams[0].path = experience_.begin_comm(begun.ticket.paths, now_ms);
   for (std::size_t index = 0; index < begun.streams.size() && !begun.over; ++index) start(begun, number, index);
   return number;
 }
@@ -299,7 +299,7 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
       connection.sockets.push_back(std::move(stream.socket));
       connection.paths.push_back(stream.path);
     }
-    connection.own_paths[0] = experience_.nearest(attempt.ticket.paths, monotonic_ms());
+    connection.own_paths[0] = experience_.nearest(attempt.ticket.paths, connection.own_paths[0], monotonic_ms());
     connection.ticket = attempt.ticket;
     connection.ticket.timeout_ms = 0;  // a joining connection has its own
     // Within a host no connection is limited.
