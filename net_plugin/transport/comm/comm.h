@@ -172,7 +172,7 @@ class Comm : public FailureSink, public Recoverable {
   std::uint64_t next_number_ GUARDED_BY(mutex_) = 0;
   const std::string peer_;
   const bool recovers_;
-  bool first_is_nearest_ GUARDED_BY(mutex_) = false;  // the first stream has a shorter path than others
+  bool first_is_nearest_ GUARDED_BY(mutex_) = false;  // the path of the first stream was chosen for small messages
 
  private:
   Status add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase) REQUIRES(mutex_);
