@@ -234,9 +234,10 @@ def test_an_interface_that_flaps_is_used_after_each_return(nic: int) -> None:
         ring.quit()
 
 
-def test_slow_networks_and_peers_that_do_not_read_lose_no_path() -> None:
+@pytest.mark.parametrize("delay_ms", [(2.5, 150), (150, 2.5)])
+def test_slow_networks_and_peers_that_do_not_read_lose_no_path(delay_ms: tuple[float, float]) -> None:
     """The situations that are nearest to a silent path: a long one, and a process that stands still for seconds."""
-    with Lab(nics=2, rate_mbit=400, delay_ms=(2.5, 150), ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
+    with Lab(nics=2, rate_mbit=400, delay_ms=delay_ms, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
         ring.connect()
         ring.verify(_BYTES)
         ring.start_verify(_BYTES)

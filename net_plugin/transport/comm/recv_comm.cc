@@ -39,8 +39,12 @@ Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
                         std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
                         RecvPolicy policy, CommStats stats) {
   std::unique_ptr<RecvComm> created(
-      new RecvComm(std::move(peer), std::move(arrivals), std::move(policy), pool, streams.size(), std::move(stats)));
+      new RecvComm(std::move(peer), std::move(arrivals), std::move(policy), pool, std::move(stats)));
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
+  {
+    const MutexLock lock(created->mutex_);
+    created->has_begun_ = true;
+  }
   *comm = std::move(created);
   return Status::ok();
 }
@@ -52,8 +56,7 @@ RecvComm::~RecvComm() {
 }
 
 std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
-  return std::make_unique<RecvStream>(std::move(bytes), this, index, &table_, index >= first_streams_, recovers_,
-                                      policy_.checksums);
+  return std::make_unique<RecvStream>(std::move(bytes), this, index, &table_, has_begun_, recovers_, policy_.checksums);
 }
 
 Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
@@ -142,7 +145,9 @@ int RecvComm::place_of(Joining joining, std::size_t /*path*/) {
   if (DataStream* const lost = streams_[0].stream.get(); lost != nullptr) {
     detach(0);
     lost->progress(kEndBytes);  // it may have ended in order, and nobody has read that yet
-    if (lost->is_given_back()) {
+    // If the end is still on its way, over a longer path than the replacement's, the stream only looks idle. So does
+    // one that the sender has lost, and says so there.
+    if (lost->is_given_back() || static_cast<RecvStream*>(lost)->is_idle()) {
       remove(0, on_given_back(0));
       return 0;
     }

@@ -46,11 +46,10 @@ class RecvComm final : public Comm {
 
  private:
   RecvComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, RecvPolicy policy, WorkerPool* pool,
-           std::size_t streams, CommStats stats)
+           CommStats stats)
       : Comm(std::move(peer), Direction::kReceive, policy.location, pool, std::move(arrivals), policy.recovers,
              policy.faults, policy.stalls, std::move(stats)),
         policy_(std::move(policy)),
-        first_streams_(static_cast<int>(streams)),
         table_(policy_.recovers),
         probe_(policy_.contact) {}
 
@@ -72,8 +71,8 @@ class RecvComm final : public Comm {
   Status fail_waiting(const std::string& why, std::optional<std::uint64_t> sent = {}) REQUIRES(mutex_);
 
   const RecvPolicy policy_;
-  const int first_streams_;  // that the comm began with
   ReceiveTable table_;
+  bool has_begun_ GUARDED_BY(mutex_) = false;  // streams join it from now on
 
   std::size_t losses_ GUARDED_BY(mutex_) = 0;
   std::size_t damages_ GUARDED_BY(mutex_) = 0;           // of them, for damaged data

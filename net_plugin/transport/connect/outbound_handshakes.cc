@@ -299,7 +299,12 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
       connection.sockets.push_back(std::move(stream.socket));
       connection.paths.push_back(stream.path);
     }
-    connection.own_paths[0] = experience_.nearest(attempt.ticket.paths, connection.own_paths[0], monotonic_ms());
+    const std::size_t first = connection.own_paths[0];
+    const std::size_t nearest = experience_.nearest(attempt.ticket.paths, first, monotonic_ms());
+    if (nearest != first) {
+      connection.own_paths =
+          share_paths(connection.own_paths.size(), attempt.ticket.paths.size(), nearest, settings_.has_workers);
+    }
     connection.ticket = attempt.ticket;
     connection.ticket.timeout_ms = 0;  // a joining connection has its own
     // Within a host no connection is limited.

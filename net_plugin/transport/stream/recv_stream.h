@@ -36,6 +36,8 @@ class RecvStream final : public DataStream {
 
   // Its next acknowledgement, which its driver sends without being asked, names this port. Any thread.
   void tell_lost_port(std::uint16_t port) { lost_port_.store(port, std::memory_order_relaxed); }
+  // It works, and has read no part of a chunk. By the driver.
+  bool is_idle() const { return !is_over() && part_ == Part::kHeader && staged() == 0; }
   // It has received a chunk that was never sent before. Any thread.
   bool has_new_chunks() const { return has_new_chunks_.load(std::memory_order_acquire); }
   // It joined later, and has received nothing. Only once no driver will come again.
