@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "support/growing_comms.h"
+#include "support/raw_handshake.h"
 #include "wire/frame_header.h"
 
 namespace bagua_net {
@@ -63,6 +65,24 @@ void write_frame(int socket, std::uint64_t number, std::uint8_t value) {
   encode_frame_header({1, number, 0, 1}, frame.data());
   CHECK_EQ(::send(socket, frame.data(), frame.size(), MSG_NOSIGNAL), static_cast<ssize_t>(frame.size()));
 }
+
+struct ReplacingPair : CommPair {
+  ReplacingPair() : CommPair(settings()) {}
+  static Settings settings() {
+    Settings settings = over_tcp(2, 0);
+    settings.watched = Watched::kSenders;
+    settings.receiving.recovers = true;
+    settings.sending.replace_stream = [](Joining, std::size_t) {};
+    return settings;
+  }
+  // The receiver's end of a new connection joins. Returns the other one.
+  OwnedFd replace(Joining joining) {
+    auto [near, far] = tcp_pair();
+    receiver_arrivals->hand_in(std::move(far), joining);
+    return std::move(near);
+  }
+  std::uint64_t lost() const { return receiving_slot->counters.streams_lost.get(); }
+};
 
 }  // namespace
 
@@ -189,6 +209,52 @@ TEST_CASE(closing_a_comm_closes_what_it_has_not_taken_in) {
   connection.receiver.reset();
   CHECK(has_ended(near_peer.get()));
   CHECK(has_ended(far_peer.get()));
+}
+
+// A sender moves its first stream to a shorter path, and the replacement is there before the end of the old one.
+TEST_CASE(a_first_stream_that_is_replaced_while_nothing_comes_is_not_lost) {
+  ReplacingPair pair;
+  std::uint8_t byte = 0;
+  Request* receive = pair.receive(&byte, 1);
+  const OwnedFd near = pair.replace(Joining::kReplacesFirst);
+  write_frame(near.get(), 0, 7);
+  CHECK_OK(outcome(receive));
+  CHECK_EQ(int{byte}, 7);
+  CHECK_EQ(pair.lost(), std::uint64_t{0});
+}
+
+TEST_CASE(a_first_stream_that_is_replaced_in_the_middle_of_a_chunk_is_lost) {
+  ReplacingPair pair;
+  std::uint8_t byte = 0;
+  Request* receive = pair.receive(&byte, 1);
+  std::array<std::uint8_t, kFrameHeaderBytes> header;
+  encode_frame_header({1, 0, 0, 1}, header.data());
+  CHECK_EQ(::send(pair.watched[0].get(), header.data(), header.size(), MSG_NOSIGNAL), ssize_t{header.size()});
+  const OwnedFd near = pair.replace(Joining::kReplacesFirst);
+  write_frame(near.get(), 0, 7);
+  CHECK_OK(outcome(receive));
+  CHECK_EQ(int{byte}, 7);
+  CHECK_EQ(pair.lost(), std::uint64_t{1});
+}
+
+TEST_CASE(a_replacement_that_is_given_up_before_it_is_used_is_not_lost) {
+  ReplacingPair pair;
+  std::uint8_t byte = 0;
+  Request* receive = pair.receive(&byte, 1);
+  ::shutdown(pair.watched[1].get(), SHUT_RDWR);
+  const Deadline deadline;
+  while (pair.lost() == 0) {
+    deadline.check("the loss of the second stream");
+    CHECK(!is_done(receive));
+  }
+  OwnedFd given_up = pair.replace(Joining::kReplaces);
+  for (int i = 0; i < 100; ++i) CHECK(!is_done(receive));
+  reset_connection(&given_up);
+  for (int i = 0; i < 100; ++i) CHECK(!is_done(receive));
+  const OwnedFd near = pair.replace(Joining::kReplaces);
+  write_frame(near.get(), 0, 7);
+  CHECK_OK(outcome(receive));
+  CHECK_EQ(pair.lost(), std::uint64_t{1});
 }
 
 TEST_CASE(more_streams_than_fit_are_closed) {

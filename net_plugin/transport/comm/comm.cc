@@ -132,7 +132,6 @@ bool Comm::take_away_streams() {
       continue;
     }
     if (place.stream->state() != StreamState::kLost) continue;
-    stats_->streams_lost.add(1);
     detach(index);
     const StreamPhase to = on_lost(*place.stream);
     remove(index, to);

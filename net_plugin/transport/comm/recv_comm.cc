@@ -100,13 +100,16 @@ void RecvComm::on_interface_lost(const NetworkInterface& interface) {
 }
 
 StreamPhase RecvComm::on_lost(DataStream& stream) {
-  ++losses_;
+  some_have_left_ = true;
   const int error_number = stream.loss().error_number();
   last_loss_was_silent_ = error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH;
   last_loss_ = "data stream " + std::to_string(stream.index()) + ": " + stream.loss().message();
-  if (stream.loss().code() == StatusCode::kDamagedData) count_damage(stream.loss());
+  const bool is_damaged = stream.loss().code() == StatusCode::kDamagedData;
+  if (is_damaged) count_damage(stream.loss());
   // For example, a connection that was about to join when its sender stopped needing it.
-  if (static_cast<RecvStream&>(stream).is_unused()) return StreamPhase::kFree;
+  if (!is_damaged && static_cast<RecvStream&>(stream).is_unused()) return StreamPhase::kFree;
+  ++losses_;
+  stats_->streams_lost.add(1);
   log("Bagua-Net: a connection from " + peer_ + " was lost (" + last_loss_ + "): waiting for another one; " +
       std::to_string(losses_) + " lost on this communicator" +
       (damages_ > 0 ? ", " + std::to_string(damages_) + " of them for damaged data" : ""));
@@ -114,6 +117,7 @@ StreamPhase RecvComm::on_lost(DataStream& stream) {
 }
 
 StreamPhase RecvComm::on_given_back(std::size_t index) {
+  some_have_left_ = true;
   last_loss_ = "data stream " + std::to_string(index) + ": the peer has ended it";
   return StreamPhase::kFree;
 }
@@ -152,7 +156,6 @@ int RecvComm::place_of(Joining joining, std::size_t /*path*/) {
       return 0;
     }
     lost->lose(Status::remote_error("the peer has replaced it"));
-    stats_->streams_lost.add(1);
     remove(0, on_lost(*lost));
   }
   return 0;
@@ -190,7 +193,7 @@ std::string RecvComm::stall_reason() {
 }
 
 Status RecvComm::check_progress_possible() {
-  if (streams_.size() != 0 && !has_changes() && streams_.count(StreamPhase::kEnded) == 0 && losses_ == 0) {
+  if (streams_.size() != 0 && !has_changes() && streams_.count(StreamPhase::kEnded) == 0 && !some_have_left_) {
     return Status::ok();
   }
   // The states of the streams do not say this: a receive may just have been posted, and their drivers not know it yet.

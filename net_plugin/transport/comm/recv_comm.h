@@ -74,6 +74,7 @@ class RecvComm final : public Comm {
   ReceiveTable table_;
   bool has_begun_ GUARDED_BY(mutex_) = false;  // streams join it from now on
 
+  bool some_have_left_ GUARDED_BY(mutex_) = false;  // streams that were lost, or ended before the comm
   std::size_t losses_ GUARDED_BY(mutex_) = 0;
   std::size_t damages_ GUARDED_BY(mutex_) = 0;           // of them, for damaged data
   std::size_t damages_in_a_row_ GUARDED_BY(mutex_) = 0;  // with no chunk in between that arrived intact
