@@ -33,6 +33,8 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   ::gethostname(name, sizeof name - 1);
   settings.host_name = name;
   settings.process_id = static_cast<std::uint64_t>(::getpid());
+  const int local_rank = job_position(process_environment()).local_rank;
+  settings.turn = local_rank >= 0 ? static_cast<std::size_t>(local_rank) : settings.process_id;
   return settings;
 }
 

@@ -116,8 +116,8 @@ TEST_CASE(first_streams_take_turns_on_the_fastest_of_the_near_paths) {
   CHECK_EQ(begin({100, 100, 100}, {}), "0120");
   CHECK_EQ(begin({100, 25}, {}), "0000");
   CHECK_EQ(begin({25, 100, 100}, {}), "1212");
-  CHECK_EQ(begin({100, 100}, {30, 50}), "0101");
-  CHECK_EQ(begin({100, 100}, {30, 70}), "0000");
+  CHECK_EQ(begin({100, 100}, {30, 400}), "0101");  // handshakes vary by so much
+  CHECK_EQ(begin({100, 100}, {30, 700}), "0000");
   CHECK_EQ(begin({100, 100, 100}, {2000, 100, 150}), "1212");
   CHECK_EQ(begin({100, 25}, {2000, 100}), "1111");
   // The kernel may say it of none, or of some.
@@ -126,16 +126,31 @@ TEST_CASE(first_streams_take_turns_on_the_fastest_of_the_near_paths) {
   CHECK_EQ(begin({100, 0}, {}), "0000");
 }
 
-TEST_CASE(first_streams_are_spread_to_each_peer_and_to_all) {
+TEST_CASE(first_streams_are_spread_to_each_peer_and_to_all_and_of_all_processes) {
+  for (std::size_t process = 0; process < 3; ++process) {
+    RareLog log;
+    PathExperience experience(&log, process);
+    const auto begin = [&](std::uint8_t peer) {
+      std::vector<NicPath> paths = {path_to("eth0", peer), path_to("eth1", static_cast<std::uint8_t>(peer + 100))};
+      for (NicPath& path : paths) path.interface.speed_mbps = 100;
+      return experience.begin_comm(paths, 0);
+    };
+    for (std::size_t round = 0; round < 3; ++round) {
+      for (std::uint8_t peer = 0; peer < 9; ++peer) CHECK_EQ(begin(peer), (process + peer + round) % 2);
+    }
+  }
+}
+
+// Nor does it catch up once it works.
+TEST_CASE(a_path_that_cannot_connect_has_no_turn) {
   RareLog log;
   PathExperience experience(&log);
-  const auto begin = [&](std::uint8_t peer) {
-    std::vector<NicPath> paths = {path_to("eth0", peer), path_to("eth1", static_cast<std::uint8_t>(peer + 100))};
-    for (NicPath& path : paths) path.interface.speed_mbps = 100;
-    return experience.begin_comm(paths, 0);
-  };
-  for (std::uint8_t peer = 1; peer < 9; ++peer) CHECK_EQ(begin(peer), static_cast<std::size_t>((peer - 1) % 2));
-  for (std::uint8_t peer = 1; peer < 9; ++peer) CHECK_EQ(begin(peer), static_cast<std::size_t>(peer % 2));
+  std::vector<NicPath> paths = {path_to("eth0", 1), path_to("eth1", 2)};
+  for (NicPath& path : paths) path.interface.speed_mbps = 100;
+  for (int i = 0; i < 2; ++i) experience.on_failed(paths[1], no_answer, 0);
+  for (int comm = 0; comm < 10; ++comm) CHECK_EQ(experience.begin_comm(paths, 0), std::size_t{0});
+  experience.on_connected(paths[1], 0);
+  for (std::size_t comm = 0; comm < 4; ++comm) CHECK_EQ(experience.begin_comm(paths, 0), comm % 2);
 }
 
 TEST_CASE(a_first_stream_stays_unless_another_path_is_much_shorter) {

@@ -22,7 +22,7 @@ constexpr std::size_t kCallerTurnBytes = 1u << 20;
 // If one thread drives several streams, they take turns, and each turn is one chunk or one read. With longer turns the
 // first stream would take a whole message, although the network may limit each connection. The turns begin with a
 // different stream each time, because otherwise the first stream would carry all small messages; where the comm has
-// several paths it should, because the first one has the shortest.
+// several paths it should, because the path of the first one was chosen for that.
 constexpr std::size_t kOneMove = 1;
 constexpr int kCallerRounds = 8;
 

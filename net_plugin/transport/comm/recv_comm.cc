@@ -149,8 +149,8 @@ int RecvComm::place_of(Joining joining, std::size_t /*path*/) {
   if (DataStream* const lost = streams_[0].stream.get(); lost != nullptr) {
     detach(0);
     lost->progress(kEndBytes);  // it may have ended in order, and nobody has read that yet
-    // If the end is still on its way, over a longer path than the replacement's, the stream only looks idle. So does
-    // one that the sender has lost, and says so there.
+    // If the end is still on its way, over a longer path than the replacement's, the stream only looks idle. So may
+    // one that only the sender has lost, which it logs.
     if (lost->is_given_back() || static_cast<RecvStream*>(lost)->is_idle()) {
       remove(0, on_given_back(0));
       return 0;

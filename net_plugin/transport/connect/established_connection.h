@@ -35,7 +35,7 @@ struct JoinTicket {
 struct EstablishedConnection {
   std::vector<KeyedSocket> sockets;  // by stream index
   std::vector<std::size_t> paths;    // the connecting side: of each socket, in the ticket
-  // The path that each should have, even if it could not connect: of the first the one with the shortest round trip.
+  // The path that each should have, even if it could not connect: of the first the one for small messages.
   std::vector<std::size_t> own_paths;
   std::uint32_t max_chunk_bytes = 0;
   std::string peer;                 // "10.0.0.2:4711 (host node2, process 4242)"

@@ -39,6 +39,7 @@ struct HandshakeSettings {
   int handshake_timeout_ms = 10000;
   std::string host_name;
   std::uint64_t process_id = 0;
+  std::size_t turn = 0;                     // differs between the processes of a host
   std::shared_ptr<const JobSecret> secret;  // nullptr: the job has none
   bool encrypts = false;                    // needs the secret
   bool uses_aes = cpu_has_aes();            // if the peer does, too

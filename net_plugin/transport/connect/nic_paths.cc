@@ -173,33 +173,34 @@ std::int64_t PathExperience::round_trip_us(const NicPath& path) const {
   return found == records_.end() ? 0 : found->second.round_trip_us;
 }
 
+bool PathExperience::is_longer(const NicPath& path, const NicPath& than) const {
+  const std::int64_t its_us = round_trip_us(path);
+  const std::int64_t other_us = round_trip_us(than);
+  return other_us > 0 && its_us > 2 * other_us && its_us > other_us + kNoiseUs;
+}
+
 std::size_t PathExperience::nearest(const std::vector<NicPath>& paths, std::size_t chosen, std::int64_t now_ms) const {
   std::size_t best = chosen;
   for (const std::size_t index : usable(paths, now_ms)) {
-    const std::int64_t best_us = round_trip_us(paths[best]);
-    const std::int64_t its_us = round_trip_us(paths[index]);
-    if (its_us > 0 && 2 * its_us < best_us && its_us + kNoiseUs < best_us) best = index;
+    if (is_longer(paths[best], paths[index])) best = index;
   }
   return best;
 }
 
 std::size_t PathExperience::begin_comm(const std::vector<NicPath>& paths, std::int64_t now_ms) {
-  const auto begun = [this](const NicPath& path) {
-    return std::pair(records_[key_of(path)].begun, begun_[path.interface.name]);
-  };
   const std::vector<std::size_t> indices = usable(paths, now_ms);
-  std::size_t best = nearest(paths, indices.front(), now_ms);
-  const std::int64_t nearest_us = round_trip_us(paths[best]);
+  const std::size_t nearest = this->nearest(paths, indices.front(), now_ms);
+  std::vector<std::size_t> fastest = {nearest};
   for (const std::size_t index : indices) {
-    const int best_mbps = paths[best].interface.speed_mbps;
     const int its_mbps = paths[index].interface.speed_mbps;
-    if (best_mbps == 0 || its_mbps < best_mbps) continue;
-    if (nearest_us > 0 && round_trip_us(paths[index]) > 2 * nearest_us) continue;
-    if (its_mbps > best_mbps || begun(paths[index]) < begun(paths[best])) best = index;
+    const int best_mbps = paths[fastest.front()].interface.speed_mbps;
+    if (index == nearest || best_mbps == 0 || its_mbps < best_mbps || is_longer(paths[index], paths[nearest])) continue;
+    if (its_mbps > best_mbps) fastest.clear();
+    fastest.push_back(index);
   }
-  ++records_[key_of(paths[best])].begun;
-  ++begun_[paths[best].interface.name];
-  return best;
+  std::sort(fastest.begin(), fastest.end());
+  const auto known = turns_.try_emplace(paths.front().address.host(), turn_ + turns_.size()).first;
+  return fastest[known->second++ % fastest.size()];
 }
 
 void PathExperience::on_failed(const NicPath& path, const Status& why, std::int64_t now_ms) {

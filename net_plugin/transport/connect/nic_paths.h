@@ -60,7 +60,8 @@ std::vector<std::size_t> share_paths(std::size_t streams, std::size_t paths, std
 // call.
 class PathExperience {
  public:
-  explicit PathExperience(RareLog* log) : log_(log) {}
+  // turn: differs between the processes of a host.
+  explicit PathExperience(RareLog* log, std::size_t turn = 0) : log_(log), turn_(turn) {}
 
   // Of these, the paths to use, by index. Never empty.
   std::vector<std::size_t> usable(const std::vector<NicPath>& paths, std::int64_t now_ms) const;
@@ -68,7 +69,8 @@ class PathExperience {
   // round_trip_us: of the handshake; 0: unknown.
   void on_connected(const NicPath& path, std::int64_t round_trip_us);
   // Of the paths to use, the one for the first stream of a new comm, which carries small messages: the fastest, by what
-  // the kernel says, of those with about the shortest round trip. Several such take turns, to this peer and to all.
+  // the kernel says, of those with about the shortest round trip. Several such take turns: with each comm to this peer,
+  // and beginning with another one for each peer and process.
   std::size_t begin_comm(const std::vector<NicPath>& paths, std::int64_t now_ms);
   // `chosen`, or another path to use if its round trip is much shorter.
   std::size_t nearest(const std::vector<NicPath>& paths, std::size_t chosen, std::int64_t now_ms) const;
@@ -81,15 +83,18 @@ class PathExperience {
     int failures = 0;  // in a row
     std::int64_t left_out_until_ms = 0;
     std::int64_t round_trip_us = 0;  // the shortest; 0: unknown
-    int begun = 0;                   // comms whose first stream has begun with it
   };
   using Key = std::pair<std::string, std::string>;
   static Key key_of(const NicPath& path) { return {path.interface.name, path.address.host()}; }
   std::int64_t round_trip_us(const NicPath& path) const;
 
+  // The round trip over this path is much longer.
+  bool is_longer(const NicPath& path, const NicPath& than) const;
+
   RareLog* const log_;
+  const std::size_t turn_;
   std::map<Key, Record> records_;
-  std::map<std::string, int> begun_;  // the same of all peers together, by interface
+  std::map<std::string, std::size_t> turns_;  // of the next comm, by the peer's address
 };
 
 }  // namespace bagua_net

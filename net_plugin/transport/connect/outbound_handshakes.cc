@@ -7,6 +7,7 @@
 #include "os/local_address.h"
 #include "os/random_bytes.h"
 #include "transport/connect/first_hello.h"
+#include "transport/connect/handle_address.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
@@ -95,7 +96,9 @@ std::uint64_t OutboundHandshakes::begin(Attempt attempt) {
     begun.streams[index].path = usable[index % usable.size()];
   }
   if (begun.is_join && begun.ticket.joining() != Joining::kMore) begun.streams[0].path = begun.ticket.first_path;
-  if (!begun.is_join) begun.streams[0].path = experience_.begin_comm(begun.ticket.paths, now_ms);
+  if (!begun.is_join && begun.has_choice()) {
+    begun.streams[0].path = experience_.begin_comm(begun.ticket.paths, now_ms);
+  }
   for (std::size_t index = 0; index < begun.streams.size() && !begun.over; ++index) start(begun, number, index);
   return number;
 }
@@ -253,8 +256,10 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
     attempt.connection.acknowledges = (reply.features & kFeatureAcknowledgements) != 0;
     attempt.connection.recovers = (reply.features & attempt.ticket.hello.features & kFeatureRecovery) != 0;
     attempt.connection.checksums = (reply.features & kFeatureChecksums) != 0;
-    attempt.connection.peer = attempt.path_of(attempt.streams[index]).address.to_string() + " (process " +
-                              std::to_string(reply.process_id) + ")";
+    // Its first address, whichever this stream goes to: the comms to one peer have one name.
+    attempt.connection.peer =
+        address_in(attempt.handle, attempt.path_of(attempt.streams[index]).interface).to_string() + " (process " +
+        std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
     if (attempt.handle.unnamed > 0) take_addresses(attempt, attempt.streams[0].handshake.addresses());
     attempt.connection.own_paths =
@@ -302,8 +307,10 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
     const std::size_t first = connection.own_paths[0];
     const std::size_t nearest = experience_.nearest(attempt.ticket.paths, first, monotonic_ms());
     if (nearest != first) {
-      connection.own_paths =
-          share_paths(connection.own_paths.size(), attempt.ticket.paths.size(), nearest, settings_.has_workers);
+      // Without workers, the first one carries its share of large messages: another stream takes its place there.
+      const auto other = std::find(connection.own_paths.begin() + 1, connection.own_paths.end(), nearest);
+      if (!settings_.has_workers && other != connection.own_paths.end()) *other = first;
+      connection.own_paths[0] = nearest;
     }
     connection.ticket = attempt.ticket;
     connection.ticket.timeout_ms = 0;  // a joining connection has its own
