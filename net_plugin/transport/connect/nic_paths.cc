@@ -15,6 +15,8 @@ constexpr int kFailuresToLeaveOut = 2;
 constexpr std::int64_t kTryAgainMs = 60000;
 // Round trips of a single handshake vary by this much where the hosts are busy.
 constexpr std::int64_t kNoiseUs = 500;
+// And by this much otherwise. A path that only seems longer misses a turn.
+constexpr std::int64_t kLittleNoiseUs = 100;
 
 bool is_of_other_family(const std::vector<NetworkInterface>& interfaces, const ConnectHandle& handle) {
   return interfaces.front().address.is_ipv6() != (handle.address_family == 6);
@@ -173,16 +175,16 @@ std::int64_t PathExperience::round_trip_us(const NicPath& path) const {
   return found == records_.end() ? 0 : found->second.round_trip_us;
 }
 
-bool PathExperience::is_longer(const NicPath& path, const NicPath& than) const {
+bool PathExperience::is_longer(const NicPath& path, const NicPath& than, std::int64_t noise_us) const {
   const std::int64_t its_us = round_trip_us(path);
   const std::int64_t other_us = round_trip_us(than);
-  return other_us > 0 && its_us > 2 * other_us && its_us > other_us + kNoiseUs;
+  return other_us > 0 && its_us > 2 * other_us && its_us > other_us + noise_us;
 }
 
 std::size_t PathExperience::nearest(const std::vector<NicPath>& paths, std::size_t chosen, std::int64_t now_ms) const {
   std::size_t best = chosen;
   for (const std::size_t index : usable(paths, now_ms)) {
-    if (is_longer(paths[best], paths[index])) best = index;
+    if (is_longer(paths[best], paths[index], kNoiseUs)) best = index;
   }
   return best;
 }
@@ -194,7 +196,8 @@ std::size_t PathExperience::begin_comm(const std::vector<NicPath>& paths, std::i
   for (const std::size_t index : indices) {
     const int its_mbps = paths[index].interface.speed_mbps;
     const int best_mbps = paths[fastest.front()].interface.speed_mbps;
-    if (index == nearest || best_mbps == 0 || its_mbps < best_mbps || is_longer(paths[index], paths[nearest])) continue;
+    if (index == nearest || best_mbps == 0 || its_mbps < best_mbps) continue;
+    if (is_longer(paths[index], paths[nearest], kLittleNoiseUs)) continue;
     if (its_mbps > best_mbps) fastest.clear();
     fastest.push_back(index);
   }

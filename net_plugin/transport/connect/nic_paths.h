@@ -87,9 +87,8 @@ class PathExperience {
   using Key = std::pair<std::string, std::string>;
   static Key key_of(const NicPath& path) { return {path.interface.name, path.address.host()}; }
   std::int64_t round_trip_us(const NicPath& path) const;
-
-  // The round trip over this path is much longer.
-  bool is_longer(const NicPath& path, const NicPath& than) const;
+  // The round trip over this path is more than twice as long, and longer by more than noise_us.
+  bool is_longer(const NicPath& path, const NicPath& than, std::int64_t noise_us) const;
 
   RareLog* const log_;
   const std::size_t turn_;
