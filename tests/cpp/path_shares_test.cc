@@ -178,6 +178,35 @@ TEST_CASE(small_messages_do_not_make_a_path_slow) {
   CHECK_EQ(paths.shares.best(kMiB, paths.now_ns), std::size_t{0});
 }
 
+// Where only small messages have gone over both, their round trips are what was measured. Comms that began with
+// different interfaces would all go to the one that is measured better first.
+TEST_CASE(short_bursts_do_not_make_an_interface_slower_than_an_equal_one) {
+  const auto loads = [](double first_told) {
+    return Loads{std::make_shared<PathLoad>(first_told), std::make_shared<PathLoad>(1.25)};
+  };
+  Paths equal(loads(1.25));
+  Paths unequal(loads(0.3));
+  Paths unknown(loads(0));
+  for (Paths* const paths : {&equal, &unequal, &unknown}) {
+    paths->deliver(0, 125, 100, 100, 0);
+    paths->deliver(1, 1250, 100);
+  }
+  CHECK_EQ(equal.shares.best(kMiB / 4, equal.now_ns), std::size_t{0});
+  CHECK_EQ(unequal.shares.best(kMiB / 4, unequal.now_ns), std::size_t{1});
+  CHECK_EQ(unknown.shares.best(kMiB / 4, unknown.now_ns), std::size_t{1});
+  // A queue says that it is as slow as that, and short bursts do not change this soon.
+  for (int step = 0; step < 100; ++step) {
+    equal.deliver(0, 125, 2);
+    equal.look(0, {kMiB, kMiB});
+    equal.now_ns += kMs;
+    equal.look(0, {kMiB, kMiB});
+  }
+  equal.look(0, {});
+  CHECK_EQ(equal.shares.best(kMiB / 4, equal.now_ns), std::size_t{1});
+  equal.deliver(0, 125, 100, 100, 0);
+  CHECK_EQ(equal.shares.best(kMiB / 4, equal.now_ns), std::size_t{1});
+}
+
 TEST_CASE(an_old_rate_is_tried_less_and_less_often) {
   Paths paths(2);
   paths.deliver(0, 1250, 100);

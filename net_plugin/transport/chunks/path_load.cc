@@ -48,6 +48,7 @@ PathLoad::State PathLoad::state(double assumed_rate, std::int64_t now_ns) {
   state.round_trip_ns = 1e3 * static_cast<double>(least_us);
   if (rate_.least() > 0) {
     state.most = rate_.most();
+    state.is_limit = rate_.is_limit();
     state.certain = kCertain * rate_.least();
     state.is_old = now_ns - rate_.measured_ns() > old_after_ns_;
     if (state.round_trip_ns >= kLongPathNs) {

@@ -27,9 +27,10 @@ class PathLoad {
   // Rates in bytes per ns; 0: unknown.
   struct State {
     double told = 0;
-    double most = 0;      // what the path may reach
-    double certain = 0;   // what it reaches again, most probably
-    bool is_old = false;  // that was measured so long ago that it may be faster now
+    double most = 0;        // what the path may reach
+    bool is_limit = false;  // and it reaches no more: as much was queued
+    double certain = 0;     // what it reaches again, most probably
+    bool is_old = false;    // that was measured so long ago that it may be faster now
     double round_trip_ns = 0;
     // What is left if the path has reached `most` since the last look at it, and if it has reached `certain`.
     Backlog least_left;

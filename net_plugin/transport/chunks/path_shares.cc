@@ -75,7 +75,11 @@ std::size_t PathShares::best(std::size_t bytes, std::int64_t now_ns) const {
     if (path == best || streams_on_[path] == 0) continue;
     const PathLoad::State other = loads_[path]->state(0, now_ns);
     const double its_rate = other.certain > 0 ? other.certain : is_known ? 0 : other.told;
-    if (its_rate == 0 || delivery_ns(other, its_rate) + kWakingNs >= delivery_ns(state, rate)) continue;
+    if (its_rate == 0) continue;
+    // Short bursts say little of a rate: without a queue, interfaces of equal speed count as equally fast.
+    const bool may_be_as_fast = !state.is_limit && state.told > 0 && state.told >= other.told;
+    const double own_rate = may_be_as_fast ? std::max(rate, other.most) : rate;
+    if (delivery_ns(other, its_rate) + kWakingNs >= delivery_ns(state, own_rate)) continue;
     best = path;
     state = other;
     rate = state.most > 0 ? state.most : state.told;

@@ -34,7 +34,9 @@ void PathRate::add(const Burst& burst) {
   if (taken_ns < std::max(kMinBusyNs, kMinGaps * longest_ns_)) return;
   rates_[samples_++ % rates_.size()] = bytes_ / static_cast<double>(taken_ns);
   least_ = *std::max_element(rates_.begin(), rates_.end());
-  most_ = queued_looks_ > 0 && 2 * queued_looks_ >= looks_ ? least_ : std::max(least_, kKept * most_);
+  const bool is_queued = queued_looks_ > 0 && 2 * queued_looks_ >= looks_;
+  since_queued_ = is_queued ? 0 : since_queued_ + 1;
+  most_ = is_queued ? least_ : std::max(least_, kKept * most_);
   measured_ns_ = counted_until_ns_ = busy_.back().end_ns;
   bytes_ = 0;
   looks_ = queued_looks_ = 0;

@@ -36,8 +36,10 @@ class PathRate {
   void add(const Burst& burst);
 
   // Bytes per ns; 0: unknown.
-  double least() const { return least_; }                    // with what was sent lately
-  double most() const { return most_; }                      // with more
+  double least() const { return least_; }  // with what was sent lately
+  double most() const { return most_; }    // with more
+  // Something was queued in one of the last samples. Otherwise the path may be faster than all of them.
+  bool is_limit() const { return since_queued_ < static_cast<int>(rates_.size()); }
   std::int64_t measured_ns() const { return measured_ns_; }  // when that was last
 
  private:
@@ -53,6 +55,7 @@ class PathRate {
   std::size_t samples_ = 0;
   double least_ = 0;
   double most_ = 0;
+  int since_queued_ = 8;  // samples
   std::int64_t measured_ns_ = 0;
   // The sample that is being taken.
   double bytes_ = 0;
