@@ -66,8 +66,11 @@ class StreamStats {
   // It is over. why: empty where nothing is missing.
   void end(SlotState state, const std::string& why) {
     set_state(state);
-    if (state == SlotState::kLost && nic_ != nullptr) nic_->streams_lost.fetch_add(1, std::memory_order_relaxed);
     if (trace_ != nullptr) trace_->note(state == SlotState::kLost ? "lost" : "ended", why);
+  }
+  // It was lost, and it was needed.
+  void count_loss() {
+    if (nic_ != nullptr) nic_->streams_lost.fetch_add(1, std::memory_order_relaxed);
   }
 
  private:

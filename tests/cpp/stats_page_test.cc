@@ -204,6 +204,7 @@ TEST_CASE(a_nic_keeps_what_its_streams_have_moved) {
     lost->bytes.add(100);
     CHECK_EQ(reader.stream(0)->nic.load(), 1u);
     lost.end(SlotState::kLost, "reset");
+    lost.count_loss();
     const StreamStats next = comm.open_stream(0, ipv4(2));
     next->bytes.add(30);
     const auto stream = reader.stream(0);

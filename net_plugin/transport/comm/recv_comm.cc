@@ -110,6 +110,7 @@ StreamPhase RecvComm::on_lost(DataStream& stream) {
   if (!is_damaged && static_cast<RecvStream&>(stream).is_unused()) return StreamPhase::kFree;
   ++losses_;
   stats_->streams_lost.add(1);
+  stream.count_loss();
   log("Bagua-Net: a connection from " + peer_ + " was lost (" + last_loss_ + "): waiting for another one; " +
       std::to_string(losses_) + " lost on this communicator" +
       (damages_ > 0 ? ", " + std::to_string(damages_) + " of them for damaged data" : ""));

@@ -30,6 +30,7 @@ StreamPhase SendComm::on_lost(DataStream& stream) {
   std::vector<Chunk> chunks = lost.take_unfinished();
   ++losses_;
   stats_->streams_lost.add(1);
+  stream.count_loss();
   lost_ms_ = monotonic_ms();
   // The peer's address is that of its listener, whichever way this stream went.
   const std::string way = paths_.has_choice() ? " over " + policy_.paths[paths_.path_of(index)].interface.name : "";

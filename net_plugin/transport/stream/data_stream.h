@@ -90,6 +90,8 @@ class DataStream {
   virtual bool is_given_back() const { return false; }
   // Why it is over; once no driver will come again.
   const Status& loss() const { return loss_; }
+  // For the statistics of its interface; once no driver will come again.
+  void count_loss() { stats_.count_loss(); }
 
   // True while a kick is not needed, because the poller will report an event. The driver writes it before it looks for
   // work under the mutex of the scheduler or table. A thread that kicks reads it after it added work under that mutex.
