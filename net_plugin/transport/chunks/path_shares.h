@@ -46,7 +46,8 @@ class PathShares {
   void take(int stream, std::size_t bytes, std::int64_t now_ns);
 
   // The path that would deliver so many bytes first if nothing else was sent. By what the kernel says of interfaces,
-  // until the path that it says that of was measured.
+  // until the path that it says that of was measured; and the one to begin with counts as no slower than another of its
+  // speed, until something was queued over it.
   std::size_t best(std::size_t bytes, std::int64_t now_ns) const;
   // Of so many bytes that wait, how many this path may take now if the best one is that. 0: none.
   std::size_t share(std::size_t path, std::size_t best, std::size_t bytes, std::int64_t now_ns) const;
