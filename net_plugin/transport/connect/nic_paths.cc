@@ -164,10 +164,7 @@ void PathExperience::on_connected(const NicPath& path, std::int64_t round_trip_u
   Record& record = records_[key_of(path)];
   const std::int64_t known_us = record.round_trip_us;
   if (known_us > 0) round_trip_us = round_trip_us > 0 ? std::min(known_us, round_trip_us) : known_us;
-  record.has_worked = true;
-  record.failures = 0;
-  record.left_out_until_ms = 0;
-  record.round_trip_us = round_trip_us;
+  record = {true, 0, 0, round_trip_us};
 }
 
 std::int64_t PathExperience::round_trip_us(const NicPath& path) const {
