@@ -12,6 +12,8 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TEST_WORKERS ?= 6
 # Passed on, e.g.: make test PYTEST_ARGS="-k doctor -x"   make bench BENCH_ARGS="-b 1M -e 64M"
 PYTEST_ARGS ?=
+# What `make check` compares with: a tag, branch or commit.
+BASE ?=
 BENCH_ARGS ?=
 # What `make perf` compares with (a tag, branch or commit; default: the last release), and its options (see --help).
 PERF_BASE ?=
@@ -166,6 +168,11 @@ test: $(VENV)/.bagua ## Run every test, C++ and Python
 	@$(MAKE) --no-print-directory -j 2 cpp-tests $(VENV)/.byte-code
 	@echo "== pytest"
 	@$(NATIVE_SETTINGS) $(BIN)/pytest --installed -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# PYTHONPATH does not name the root, for the reason of `make perf`.
+.PHONY: check
+check: $(VENV)/.bagua ## Lint and test what a change reaches: make check BASE=<commit>
+	@$(NATIVE_SETTINGS) PYTHONPATH=tools:tests $(BIN)/python -m check --base="$(BASE)" -- -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
 # --- quality ---------------------------------------------------------------------------------------------------------
 
