@@ -91,7 +91,7 @@ def main(words: Sequence[str]) -> int:
         print(f"make check: {error}", file=sys.stderr)
         return 2
     print(f"{len(changed)} changed files since {given.base}")
-    print(*selection.reasons, sep="\n")
+    print(*(selection.reasons or ["they reach no test"]), sep="\n")
     if given.list:
         print(*selection.tests, *selection.cpp_tests, sep="\n")
         return 0
