@@ -56,7 +56,12 @@ def arrows() -> selection.Arrows:
         pytest.param(
             "bagua/net/top/app.py", {SCREEN, ARROWS}, {TRAINING, "wire_test"}, id="net, which core does not know"
         ),
-        pytest.param("bagua/net/activation/plan.py", {SCREEN, TRAINING}, {"wire_test"}, id="net, which core knows"),
+        pytest.param(
+            "bagua/net/activation/plan.py",
+            {SCREEN, TRAINING, "tests/kernels/test_minmax_uint8.py"},
+            {"wire_test"},
+            id="net, at each import of bagua",
+        ),
         pytest.param("bagua/kernels/csrc/lanes.h", {TRAINING, "tests/codecs/test_codecs.py"}, {SCREEN}, id="kernels"),
         pytest.param("bagua/engine/no_more.py", {TRAINING, ARROWS}, {SCREEN}, id="deleted module"),
         pytest.param("tools/netlab/lab.py", {"tests/net/test_netlab.py"}, {SCREEN, TRAINING}, id="tool"),
@@ -97,7 +102,13 @@ def test_a_changed_cpp_test_is_selected_alone(arrows: selection.Arrows) -> None:
     "changed",
     [
         *("Makefile", "constraints.txt", "pyproject.toml", "CMakeLists.txt", "net_plugin/CMakeLists.txt", ".ci/run"),
-        *("bagua/job/presence.py", "bagua/collectives/reduce_op.py", "bagua/env.py", "third_party/libsodium/LICENSE"),
+        *(
+            "bagua/job/presence.py",
+            "bagua/collectives/reduce_op.py",
+            "bagua/net/autoload.py",
+            "bagua/env.py",
+            "third_party/libsodium/LICENSE",
+        ),
         *("tests/conftest.py", "tests/support/ranks.py", "some/new/file"),
     ],
 )

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from support.import_arrows import module_arrows, module_name, reachable
+from support.import_arrows import imports_of_file, module_arrows, module_name, reachable
 from support.threaded_cpp_tests import files_included
 
 from .lines import LINES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CPP_RUNNER = "tests/cpp/test_cpp.py"
-# All that runs ranks stands on the first two, and all tests on the last.
-REACH_ALL = ("bagua/job/", "bagua/collectives/", "tests/support/")
+# All that runs ranks stands on the first two, torch calls the third in every process, and all tests use the last.
+REACH_ALL = ("bagua/job/", "bagua/collectives/", "bagua/net/autoload.py", "tests/support/")
 # Of pages, and the programs that run their code.
 PAGES = re.compile(r"docs/|tests/docs/programs/|mkdocs\.yml|[^/]+\.md")
 SOURCES = {".py", ".cc", ".h", ".c"}
@@ -87,8 +87,11 @@ class Arrows:
             },
             with_types=False,
         )
+        imported = {one.module for one in imports_of_file(REPOSITORY / "bagua" / "__init__.py") if not one.lazy}
+        of_root = {module for module in self.file_of if any(one.startswith(f"{module}.") for one in imported)}
         for name, found in self.below.items():
             text = self.file_of[name].read_text()
+            found |= of_root
             # An import runs the packages above as well, and a process is started by a module's name.
             found |= {parent for one in (name, *found) for parent in _packages_of(one)} | self._named_whole(text)
             if _COMPUTED_IMPORT.search(text):
