@@ -10,8 +10,8 @@ import pytest
 
 
 def each_value_once(*lists: Sequence[Any]) -> list[Any]:
-    """All combinations, for `parametrize`. `make test` runs as many as the longest list has values, so that it sees
-    each value, and neighbours of each list together; `make deep` runs the others."""
+    """All combinations, for `parametrize`. `make test` runs as many of them as the longest list has values, and so each
+    value at least once; `make deep` runs the others."""
     first = {tuple(number % len(one) for one in lists) for number in range(max(map(len, lists)))}
     return [
         pytest.param(*(one[index] for one, index in zip(lists, place, strict=True)), marks=_marks(place in first))
