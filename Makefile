@@ -172,7 +172,7 @@ test: $(VENV)/.bagua ## Run every test, C++ and Python
 DEEP_FAULTS ?= 1000
 DEEP_FUZZ_SECONDS ?= 300
 .PHONY: deep deep-tests deep-faults deep-fuzz
-deep: $(VENV)/.bagua ## Before a release: all that is too long for `make test`; writes docs/design/deep-run.md
+deep: $(VENV)/.bagua ## Before a release: all that is too long for `make test`; writes tests/deep-run.md
 	@$(BIN)/python tools/release/deep_run.py
 deep-tests: $(VENV)/.bagua
 	@$(MAKE) --no-print-directory cpp-tests

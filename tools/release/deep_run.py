@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-OUTPUT = REPOSITORY / "docs" / "design" / "deep-run.md"
+OUTPUT = REPOSITORY / "tests" / "deep-run.md"
 LOGS = REPOSITORY / "build" / "deep"
 
 # Target of the Makefile, and what it is.
