@@ -174,17 +174,37 @@ test: $(VENV)/.bagua ## Run every test, C++ and Python
 check: $(VENV)/.bagua ## Lint and test what a change reaches: make check BASE=<commit>
 	@$(NATIVE_SETTINGS) PYTHONPATH=tools:tests $(BIN)/python -m check --base="$(BASE)" -- -n $(TEST_WORKERS) $(PYTEST_ARGS)
 
+# What `make test` samples or leaves out: before a release. The tests that draw examples run again with more of them, and
+# their limit of time is that of so many. The faults are as many of each kind on each of the NCCL tables.
+DEEP_FAULTS ?= 1000
+DEEP_FUZZ_SECONDS ?= 300
+.PHONY: deep deep-tests deep-faults deep-fuzz
+deep: $(VENV)/.bagua ## Before a release: all that is too long for `make test`; writes tests/deep-run.md
+	@$(BIN)/python tools/release/deep_run.py
+deep-tests: $(VENV)/.bagua
+	@$(MAKE) --no-print-directory cpp-tests
+	@$(NATIVE_SETTINGS) $(BIN)/pytest --installed -n $(TEST_WORKERS) --dist worksteal \
+	  -m "deep or hypothesis" --hypothesis-profile=deep -o timeout=3600 $(PYTEST_ARGS)
+deep-faults: cpp-tests
+	@BAGUA_TEST_FAULTS=$(DEEP_FAULTS) BAGUA_CPP_SLOWDOWN=10 $(BIN)/pytest --installed -n $(JOBS) \
+	  -k "survives_cuts or survives_flips" tests/cpp $(PYTEST_ARGS)
+deep-fuzz:
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=$(DEEP_FUZZ_SECONDS)
+
 # --- quality ---------------------------------------------------------------------------------------------------------
 
-.PHONY: lint lint-python lint-format lint-tidy
+.PHONY: lint lint-python lint-typed lint-format lint-tidy
 lint: $(VENV)/.packages ## ruff, mypy, clang-format, clang-tidy: every finding is an error
-	@$(MAKE) --no-print-directory --keep-going -j $(JOBS) -O lint-python lint-format lint-tidy
+	@$(MAKE) --no-print-directory --keep-going -j $(JOBS) -O lint-python lint-typed lint-format lint-tidy
 lint-python: $(VENV)/.packages
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet $(wildcard $(PYTHON_SOURCES))
 	@$(BIN)/ruff format --check --quiet $(wildcard $(PYTHON_SOURCES))
 	@echo "== mypy"
 	@$(BIN)/mypy
+lint-typed: $(VENV)/.bagua
+	@echo "== mypy and basedpyright on the script of README.md, with the package that is installed"
+	@$(BIN)/python tools/docs/typed_programs.py
 lint-format: $(VENV)/.packages
 	@echo "== clang-format"
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES) $(CPP_HEADERS) $(C_SOURCES)

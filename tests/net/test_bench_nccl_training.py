@@ -23,7 +23,7 @@ def ddp_train() -> ModuleType:
     return load_script("examples/ddp_train.py")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_the_comparison_trains_and_finds_equal_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "networks.json"

@@ -12,6 +12,7 @@ import pytest
 from support.lab_ring import Ring
 from support.labs import NEEDS_LAB, Lab
 from support.nic_traffic import bytes_carried, run_ip, sent_bytes, traffic_until, traffic_until_shared
+from support.sweeps import each_value_once, rest_is_deep
 
 pytestmark = NEEDS_LAB
 
@@ -20,8 +21,7 @@ _SIZES = (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20)
 _BYTES = 16 << 20
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("ip_version", [4, 6])
+@pytest.mark.parametrize(("workers", "ip_version"), each_value_once(["0", "2"], [4, 6]))
 def test_two_interfaces_are_one_device_that_uses_both(workers: str, ip_version: int) -> None:
     environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
     with Lab(nics=2, rate_mbit=500, ip_versions=(ip_version,)) as lab, Ring(lab, env=environment) as ring:
@@ -55,12 +55,15 @@ def test_the_first_messages_do_not_wait_for_a_slow_interface(workers: str) -> No
         ring.quit()
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize(("rates", "shares"), [((400, 400), (0.5, 0.5)), ((400, 100), (1, 0)), ((100, 400), (0, 1))])
+@pytest.mark.parametrize(
+    ("workers", "speeds"),
+    each_value_once(["0", "2"], [((400, 400), (0.5, 0.5)), ((400, 100), (1, 0)), ((100, 400), (0, 1))]),
+)
 def test_small_messages_take_the_fastest_interfaces_in_turn(
-    rates: tuple[int, int], shares: tuple[float, float], workers: str
+    speeds: tuple[tuple[int, int], tuple[float, float]], workers: str
 ) -> None:
     """Each of four comms sends all of its own over one. On a busy machine, a path may look long, and miss a turn."""
+    rates, shares = speeds
     environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
     with Lab(nics=2, rate_mbit=rates, ip_versions=(4,)) as lab, Ring(lab, env=environment, channels=4) as ring:
         ring.connect()
@@ -145,8 +148,7 @@ def _carries(lab: Lab, ring: Ring, nic: int) -> bool:
     return bytes_carried(lab, 0, lambda: ring.verify(2 << 20))[nic] > 256 << 10
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("nic", [0, 1])
+@pytest.mark.parametrize(("workers", "nic"), each_value_once(["0", "2"], [0, 1]))
 def test_a_pair_of_interfaces_that_cannot_connect_at_the_start_is_used_once_it_can(nic: int, workers: str) -> None:
     with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab:
         # The link is up on both sides, and nothing gets through.
@@ -167,8 +169,7 @@ def test_a_pair_of_interfaces_that_cannot_connect_at_the_start_is_used_once_it_c
             ring.quit()
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("nic", [0, 1])
+@pytest.mark.parametrize(("workers", "nic"), each_value_once(["0", "2"], [0, 1]))
 def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, workers: str) -> None:
     with (
         Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab,
@@ -196,8 +197,7 @@ def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, wo
         ring.quit()
 
 
-@pytest.mark.parametrize("what", ["address", "route"])
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize(("what", "host"), each_value_once(["address", "route"], [0, 1]))
 def test_an_interface_without_its_address_or_route_is_done_without_and_used_again(host: int, what: str) -> None:
     """The link stays up, as with a switch in between: the other host is told nothing."""
     with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
@@ -221,7 +221,7 @@ def test_an_interface_without_its_address_or_route_is_done_without_and_used_agai
         ring.quit()
 
 
-@pytest.mark.parametrize("nic", [0, 1])
+@pytest.mark.parametrize("nic", rest_is_deep([0, 1], 1))
 def test_an_interface_that_flaps_is_used_after_each_return(nic: int) -> None:
     with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
         ring.connect()

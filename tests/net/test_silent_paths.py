@@ -14,6 +14,7 @@ import pytest
 from support.lab_ring import Ring
 from support.labs import NEEDS_LAB, Lab, cut_nic, namespaces_of
 from support.nic_traffic import bytes_carried, traffic_until
+from support.sweeps import rest_is_deep
 
 pytestmark = NEEDS_LAB
 
@@ -88,7 +89,7 @@ def test_a_peer_says_over_the_other_interface_that_an_address_is_lost() -> None:
         ring.quit()
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", rest_is_deep(["0", "2"], 1))
 def test_a_path_that_loses_large_packets_is_named_and_not_tried_with_data(workers: str) -> None:
     """A switch with a smaller MTU than both hosts."""
 
