@@ -1,7 +1,7 @@
 """netlab's delays: is a round trip as long as promised, is the rest of the network what it was, and is nothing left.
 
-The forwarder's parts are tested in tests/cpp/delay_line_test.cc. All traffic stays inside network namespaces that the
-test made.
+The forwarder's parts are tested in tests/cpp/tools/delay_line_test.cc. All traffic stays inside network namespaces that
+the test made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Which C++ tests can start threads: the others give ThreadSanitizer nothing to see.
 
 Decided by what a test includes, over any number of steps: without <thread> and without the built plugin there is none.
-`python tests/support/threaded_cpp_tests.py` prints the names of their executables, which are ninja's targets.
 """
 
 from __future__ import annotations
@@ -43,7 +42,3 @@ def files_included(source: Path) -> set[Path]:
 
 def _names_included(path: Path) -> list[str]:
     return _INCLUDE.findall(path.read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    print(*(source.stem for source in sorted(_TESTS.glob("*_test.cc")) if starts_threads(source)))
