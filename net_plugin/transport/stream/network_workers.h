@@ -15,7 +15,7 @@
 namespace bagua_net {
 
 // fastest_mbps: of the interfaces; 0: unknown, taken for 80 Gb/s. At least as many as for 80 Gb/s, or encrypted for 48,
-// because virtual interfaces often report a wrong speed. The pool may have fewer (os/cpu_budget.h).
+// because the interface of a virtual machine may tell a wrong speed. The pool may have fewer (os/cpu_budget.h).
 int network_workers(int fastest_mbps, Cipher cipher);
 
 }  // namespace bagua_net
