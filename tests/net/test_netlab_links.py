@@ -5,6 +5,7 @@ All traffic stays inside network namespaces that the test made.
 
 from __future__ import annotations
 
+import json
 import select
 import socket
 import sys
@@ -49,19 +50,33 @@ def test_links_report_their_rates(delay_ms: float) -> None:
         assert reported(lab, 0) == ["100000"], "no rate"
 
 
-@pytest.mark.parametrize(("speed", "told", "has_device"), [("told", 400, 1), ("veth", 10_000, 0), ("unknown", -1, 0)])
+_READS_SYSFS = """
+import json, os
+from bagua.net.bench.machine import describe_machine
+nic = "/sys/class/net/eth0"
+device = os.path.realpath(nic + "/device")
+name_of = lambda link: os.path.basename(os.path.realpath(link)) if os.path.exists(link) else None
+files = [open(f"{nic}/{name}").read().strip() for name in ("speed", "mtu")]
+print(json.dumps([*files, name_of(nic + "/subsystem"), name_of(device + "/subsystem"), describe_machine().links()]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("speed", "told", "bus", "reported"),
+    [
+        ("told", "400", "platform", "400 Mb/s"),  # of "pci", NCCL would look for its place in the machine
+        ("veth", "10000", None, "10000 Mb/s"),
+        ("unknown", "-1", None, "unknown"),
+    ],
+)
 @pytest.mark.parametrize("delay_ms", [0, 1])
-def test_what_programs_are_told_of_the_speed(speed: str, told: int, has_device: int, delay_ms: float) -> None:
-    script = (
-        "import os; nic = '/sys/class/net/eth0/'; path = os.path.realpath(nic + 'device');"
-        "print(open(nic + 'speed').read(), os.path.isdir(path), os.path.basename(os.path.realpath(path + '/subsystem')),"
-        "open(nic + 'mtu').read(), os.path.basename(os.path.realpath(nic + 'subsystem')))"
-    )
+def test_what_programs_are_told_of_the_speed(
+    speed: str, told: str, bus: str | None, reported: str, delay_ms: float
+) -> None:
     with Lab(rate_mbit=400, mtu=9000, delay_ms=delay_ms, speed=speed) as lab:
         for _ in range(2):  # the second command finds what the first one left
-            seen = lab.run(1, [sys.executable, "-c", script], check=True).stdout.split()
-            bus = "platform" if has_device else "subsystem"  # NCCL takes one of "pci" for a card in the machine's tree
-            assert seen == [str(told), str(bool(has_device)), bus, "9000", "net"]
+            seen = json.loads(lab.run(1, [sys.executable, "-P", "-c", _READS_SYSFS], check=True).stdout)
+            assert seen == [told, "9000", "net", bus, f"link speed: eth0 {reported}"]
 
 
 def test_each_flow_is_capped_and_several_add_up() -> None:
