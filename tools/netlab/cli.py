@@ -116,8 +116,8 @@ def _parser() -> argparse.ArgumentParser:
         "--speed",
         choices=SPEEDS,
         default=TOLD,
-        help="what /sys says of the links' speed: told: the rate, as a driver does (100 Gb/s without one); veth: 10 Gb/s,"
-        " as in a Kubernetes pod; unknown: -1, as on many clouds (default told)",
+        help="what /sys says of the links' speed: told: the rate, as a driver does (100 Gb/s without one); veth: 10"
+        " Gb/s, as in a pod of Kubernetes; unknown: -1, as on many clouds (default told)",
     )
     run.add_argument("--per-flow", type=_one_rate, metavar="RATE", help="cap of each TCP connection, as 400M")
     run.add_argument(

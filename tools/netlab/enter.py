@@ -61,9 +61,10 @@ def _show_own_interfaces(interfaces: str) -> None:
     if cgroups is not None:
         _mount(f"/proc/self/fd/{cgroups}", _CGROUPS, "none", _MS_BIND | _MS_REC)
         os.close(cgroups)
-    for name in os.listdir(interfaces):
-        with contextlib.suppress(FileNotFoundError):  # the interface was removed
-            _show_instead(f"{interfaces}/{name}", os.path.realpath(f"/sys/class/net/{name}"))
+    with os.scandir(interfaces) as folders:
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError):  # the interface was removed
+                _show_instead(folder.path, os.path.realpath(f"/sys/class/net/{folder.name}"))
 
 
 def _show_instead(folder: str, shown: str) -> None:
@@ -73,12 +74,12 @@ def _show_instead(folder: str, shown: str) -> None:
     _mount(folder, shown, "none", _MS_BIND)
     _mount(f"/proc/self/fd/{kernels}", f"{shown}/kernel", "none", _MS_BIND)
     os.close(kernels)
-    for name in os.listdir(f"{shown}/kernel"):
-        entry = f"kernel/{name}"
-        with contextlib.suppress(FileExistsError):  # the folder's own, or made by another process of this host
+    with os.scandir(f"{shown}/kernel") as entries:
+        for entry in entries:
             # A link of the kernel's is relative to where it was.
-            target = os.readlink(f"{shown}/{entry}") if os.path.islink(f"{shown}/{entry}") else entry
-            os.symlink(target, f"{shown}/{name}")
+            target = os.readlink(entry.path) if entry.is_symlink() else f"kernel/{entry.name}"  # noqa: PTH115 - importing pathlib takes long
+            with contextlib.suppress(FileExistsError):  # the folder's own, or made by another process of this host
+                os.symlink(target, f"{shown}/{entry.name}")  # noqa: PTH211
 
 
 def main(arguments: list[str]) -> None:

@@ -84,9 +84,9 @@ class Lab:
                           or one for each NIC number
     loss:                 share of the packets that the switch loses in each direction, at random, or one for each NIC
                           number; without segmentation_offload=False, a packet has up to 64 KiB, and all of it is lost
-    speed:                what /sys tells on a host of its NICs. "told": the rate, or 100 Gb/s where there is none, and a
-                          device, as of a network card; "veth": 10 Gb/s, which is what the kernel says; "unknown": -1.
-                          By ioctl, the speed is always 10 Gb/s.
+    speed:                what /sys tells on a host of its NICs. "told": the rate, or 100 Gb/s where there is none, and
+                          a device, as of a network card; "veth": 10 Gb/s, which is what the kernel says; "unknown":
+                          -1. By ioctl, the speed is always 10 Gb/s.
     tcp_buffer_bytes:     the most that TCP keeps for one connection and direction, on every host, unless the program
                           says otherwise; a connection moves at most this much in a round trip. None: the machine's
                           default
@@ -148,7 +148,9 @@ class Lab:
         self._congestion_control = congestion_control
         self._speed = speed
         self._tcp_buffer_bytes = tcp_buffer_bytes
-        self._shown: tempfile.TemporaryDirectory[str] | None = None  # by host and NIC: what /sys shows there; see enter.py
+        self._shown: tempfile.TemporaryDirectory[str] | None = (
+            None  # by host and NIC: what /sys shows there; see enter.py
+        )
         self._delayed_wires = DelayedWires()
         self._namespaces: list[NetworkNamespace] = []
         self._guard = TerminationGuard()

@@ -12,8 +12,8 @@ MIN_RATE_MBIT = 1.0
 MAX_RATE_MBIT = 400_000.0
 MAX_LOSS = 0.5
 
-# What /sys tells programs of a link's speed: the rate, as the driver of a network card does; what the kernel says of the
-# links that a lab is made of, as Kubernetes' pods see; or that it is unknown, as on many clouds.
+# What /sys tells programs of a link's speed: the rate, as the driver of a network card does; what the kernel says of
+# the links that a lab is made of, as pods of Kubernetes see it; or that it is unknown, as on many clouds.
 TOLD, VETH, UNKNOWN = "told", "veth", "unknown"
 SPEEDS = (TOLD, VETH, UNKNOWN)
 UNLIMITED_MBIT = 100_000  # told of a link without a rate
