@@ -46,7 +46,7 @@ def test_the_first_messages_do_not_wait_for_a_slow_interface(workers: str) -> No
     """The kernel says the same of both. At the speed of the other one, it would get half."""
     environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
     with (
-        Lab(nics=2, rate_mbit=(400, 40), reports_rates=False, ip_versions=(4,)) as lab,
+        Lab(nics=2, rate_mbit=(400, 40), speed="veth", ip_versions=(4,)) as lab,
         Ring(lab, env=environment, channels=1) as ring,
     ):
         ring.connect()

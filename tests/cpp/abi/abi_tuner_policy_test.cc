@@ -12,12 +12,31 @@ namespace {
 
 constexpr std::size_t kHuge = std::numeric_limits<std::size_t>::max();
 
-// LL from 4 to 16 KiB per rank; then a channel for every 64 KiB per rank, up to four; then as many as NCCL likes. A
-// rank's share is rounded down.
+// LL from 4 to 16 KiB per rank; then a second channel from 128 KiB per rank on, and one more for every 256 KiB, until
+// there are eight. A rank's share is rounded down.
+void chooses_for_two_ranks(int version) {
+  with_network(version, [](const Tuner& tuner) {
+    check_choices(tuner, 2, 2,
+                  {{0, kAllNccls},
+                   {8 * kKiB - 1, kAllNccls},
+                   {8 * kKiB, low_latency(1)},
+                   {32 * kKiB + 1, low_latency(1)},
+                   {32 * kKiB + 2, simple(1)},
+                   {256 * kKiB - 1, simple(1)},
+                   {256 * kKiB, simple(2)},
+                   {1536 * kKiB - 1, simple(2)},
+                   {1536 * kKiB, simple(3)},
+                   {2 * kMiB, simple(4)},
+                   {4 * kMiB - 1, simple(7)},
+                   {4 * kMiB, simple(0)},
+                   {kHuge, simple(0)}});
+  });
+}
+
+// Three and four: after LL a channel for every 64 KiB per rank, up to four; then as many as NCCL likes.
 void chooses_for_few_ranks(int version) {
   with_network(version, [](const Tuner& tuner) {
-    for (const std::size_t ranks : {2, 3, 4}) {
-      const std::size_t four_channels = ranks == 2 ? 2 * kMiB : 16 * kMiB;
+    for (const std::size_t ranks : {3, 4}) {
       check_choices(tuner, ranks, ranks,
                     {{0, kAllNccls},
                      {1, kAllNccls},
@@ -32,8 +51,8 @@ void chooses_for_few_ranks(int version) {
                      {192 * kKiB * ranks, simple(3)},
                      {256 * kKiB * ranks - 1, simple(3)},
                      {256 * kKiB * ranks, simple(4)},
-                     {four_channels, simple(4)},
-                     {four_channels + 1, simple(0)},
+                     {16 * kMiB, simple(4)},
+                     {16 * kMiB + 1, simple(0)},
                      {kHuge, simple(0)}});
     }
   });
@@ -205,6 +224,7 @@ void keeps_within_the_cost_table(int version) {
 
 bool register_all() {
   register_tuner_case("chooses_for_few_ranks", {}, chooses_for_few_ranks);
+  register_tuner_case("chooses_for_two_ranks", {}, chooses_for_two_ranks);
   register_tuner_case("chooses_for_a_broadcast", {}, chooses_for_a_broadcast);
   register_tuner_case("only_lowers_channels_between_more", {}, only_lowers_channels_between_more);
   register_tuner_case("leaves_small_shares_of_many_ranks", {}, leaves_small_shares_of_many_ranks);

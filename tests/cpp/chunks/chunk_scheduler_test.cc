@@ -45,7 +45,7 @@ struct Sending {
 
 TEST_CASE(one_stream_takes_all) {
   const ChunkPolicy policy{1, 65536, 524288};
-  CHECK_EQ(policy.next_chunk_bytes(64u << 20), std::size_t{64u << 20});
+  CHECK_EQ(policy.next_chunk_bytes(64u << 20, policy.min_bytes), std::size_t{64u << 20});
 }
 
 TEST_CASE(chunks_shrink_towards_the_end) {
@@ -54,7 +54,7 @@ TEST_CASE(chunks_shrink_towards_the_end) {
   std::size_t last = ~std::size_t{0};
   std::size_t total = 0;
   while (remaining > 0) {
-    const std::size_t bytes = policy.next_chunk_bytes(remaining);
+    const std::size_t bytes = policy.next_chunk_bytes(remaining, policy.min_bytes);
     CHECK(bytes > 0);
     CHECK(bytes <= policy.max_bytes);
     CHECK(bytes >= policy.min_bytes || bytes == remaining);
@@ -69,14 +69,29 @@ TEST_CASE(chunks_shrink_towards_the_end) {
 TEST_CASE(small_messages_stay_whole) {
   const ChunkPolicy policy{4, 65536, 524288};
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{4096}, std::size_t{65536}}) {
-    CHECK_EQ(policy.next_chunk_bytes(bytes), bytes);
+    CHECK_EQ(policy.next_chunk_bytes(bytes, policy.min_bytes), bytes);
   }
 }
 
 TEST_CASE(chunk_limits_below_a_page_hold) {
   const ChunkPolicy policy{4, 16, 64};
-  CHECK_EQ(policy.next_chunk_bytes(1000), std::size_t{64});
-  CHECK_EQ(policy.next_chunk_bytes(17), std::size_t{17});
+  CHECK_EQ(policy.next_chunk_bytes(1000, policy.min_bytes), std::size_t{64});
+  CHECK_EQ(policy.next_chunk_bytes(17, policy.min_bytes), std::size_t{17});
+}
+
+// Whatever the pace of the streams: a receiver that is late lowers it, too.
+TEST_CASE(between_hosts_messages_are_cut_for_limited_connections_only) {
+  const ChunkPolicy between_hosts{1, 65536, 524288, ~std::size_t{0}, 524288};
+  for (const double rate : {0.0, 1.0, 10000.0}) {
+    Sending sending(1u << 20, {rate, rate, rate, rate}, 0, between_hosts);
+    CHECK_EQ(sending.scheduler.chunks_in((1u << 20) + 1), std::size_t{3});
+    CHECK(sending.pull(1, 0) == Pull::kChunk);
+    CHECK_EQ(sending.chunk.bytes, std::size_t{524288});
+    sending.scheduler.limit_flows(16384, true);
+    CHECK_EQ(sending.scheduler.chunks_in(1u << 20), std::size_t{64});
+    CHECK(sending.pull(1, 0) == Pull::kChunk);
+    CHECK_EQ(sending.chunk.bytes, std::size_t{131072});
+  }
 }
 
 TEST_CASE(equal_streams_take_equal_chunks) {

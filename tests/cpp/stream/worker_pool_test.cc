@@ -39,16 +39,16 @@ TEST_CASE(connections_between_hosts_get_the_first_workers_only) {
 }
 
 TEST_CASE(the_workers_of_a_network_follow_from_its_speed_and_the_cipher) {
-  for (const int mbps : {0, 10'000, 80'000}) CHECK_EQ(network_workers(mbps, Cipher::kNone), 4);
+  for (const int mbps : {1'000, 10'000, 50'000}) CHECK_EQ(network_workers(mbps, Cipher::kNone), 4);
+  for (const int mbps : {0, 100'000}) CHECK_EQ(network_workers(mbps, Cipher::kNone), 8);
   CHECK_EQ(network_workers(0, Cipher::kAes256Gcm), 10);
   CHECK_EQ(network_workers(0, Cipher::kChaCha20Poly1305), 20);
   for (const int mbps : {1'000, 10'000, 48'000}) {
     CHECK_EQ(network_workers(mbps, Cipher::kAes256Gcm), 6);
     CHECK_EQ(network_workers(mbps, Cipher::kChaCha20Poly1305), 12);
   }
-  CHECK_EQ(network_workers(80'001, Cipher::kNone), 5);
-  CHECK_EQ(network_workers(100'000, Cipher::kNone), 5);
-  CHECK_EQ(network_workers(400'000, Cipher::kNone), 20);
+  CHECK_EQ(network_workers(50'001, Cipher::kNone), 5);
+  CHECK_EQ(network_workers(400'000, Cipher::kNone), 32);
   CHECK_EQ(network_workers(100'000, Cipher::kAes256Gcm), 13);
 }
 
