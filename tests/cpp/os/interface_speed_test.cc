@@ -171,5 +171,3 @@ TEST_CASE(a_sum_beyond_an_int_does_not_wrap) {
   sysfs.over("bond0", "1000", {"eth0", "eth1"});
   CHECK_EQ(sysfs.mbps("bond0"), 1000);
 }
-
-CHECK_MAIN

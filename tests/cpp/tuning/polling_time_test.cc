@@ -26,4 +26,3 @@ TEST_CASE(one_pause_is_soon_forgotten) {
   CHECK_EQ(time.us(), PollingTime::kLongUs);
 }
 
-CHECK_MAIN
