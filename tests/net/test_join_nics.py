@@ -17,6 +17,8 @@ from support.sweeps import each_value_once, rest_is_deep
 pytestmark = NEEDS_LAB
 
 _JOINED = {"BAGUA_NET_JOIN_NICS": "eth0+eth1", "BAGUA_NET_RAILS": "1"}
+# A loss that only the time limit of a silent host would end takes more than three times the deadline of an answer.
+_WITHOUT_LIMIT = {**_JOINED, "BAGUA_NET_KEEPALIVE_S": "600"}
 _SIZES = (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20)
 _BYTES = 16 << 20
 
@@ -173,25 +175,20 @@ def test_a_pair_of_interfaces_that_cannot_connect_at_the_start_is_used_once_it_c
 def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, workers: str) -> None:
     with (
         Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab,
-        Ring(lab, env={**_JOINED, "BAGUA_NET_NWORKERS": workers}) as ring,
+        Ring(lab, env={**_WITHOUT_LIMIT, "BAGUA_NET_NWORKERS": workers}) as ring,
     ):
         ring.connect()
         ring.verify(_BYTES)
         ring.start_verify(_BYTES)
         run_ip(lab, 1, "link", "set", f"eth{nic}", "down")
-        begin = time.monotonic()
         ring.finish_verify(_BYTES)
-        lasted = time.monotonic() - begin
-        assert lasted < 8, lasted  # without the other interface: BAGUA_NET_KEEPALIVE_S
         assert not _carries(lab, ring, nic)
         # Of the hosts, both of which lose their carrier, the first to notice says it.
         said = f" over eth{nic}: the network interface eth{nic} is gone"
         traffic_until(ring, lambda: any(said in driver.log() for driver in ring.drivers))
         run_ip(lab, 1, "link", "set", f"eth{nic}", "up")
-        begin = time.monotonic()
+        # How often it is tried is tested in tests/cpp, with a clock that is passed in.
         traffic_until(ring, lambda: _carries(lab, ring, nic))
-        # Within 5 s; the machine may be busy.
-        assert time.monotonic() - begin < 15
         # As before, also of messages that are short compared with what was under way then.
         traffic_until_shared(lab, ring, 0, lambda carried: min(carried) > sum(carried) / 6, size=2 << 20)
         ring.quit()
@@ -200,7 +197,7 @@ def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, wo
 @pytest.mark.parametrize(("what", "host"), each_value_once(["address", "route"], [0, 1]))
 def test_an_interface_without_its_address_or_route_is_done_without_and_used_again(host: int, what: str) -> None:
     """The link stays up, as with a switch in between: the other host is told nothing."""
-    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_WITHOUT_LIMIT) as ring:
         ring.connect()
         ring.verify(_BYTES)
         own, peer = lab.hosts[host].address(1), lab.hosts[1 - host].address(1)
@@ -210,9 +207,7 @@ def test_an_interface_without_its_address_or_route_is_done_without_and_used_agai
             words, said = ["10.77.1.0/24", "dev", "eth1", "src", own], f"there is no route to {peer} over eth1"
         ring.start_verify(_BYTES)
         run_ip(lab, host, what, "del", *words)
-        begin = time.monotonic()
         ring.finish_verify(_BYTES)
-        assert time.monotonic() - begin < 9  # a third of BAGUA_NET_KEEPALIVE_S, the time for one interface, is 10
         # The kernel sends on without the route, so the transfer may have ended before the event.
         traffic_until(ring, lambda: said in ring.drivers[host].log())
         traffic_until(ring, lambda: not _carries(lab, ring, 1))
@@ -243,6 +238,8 @@ def test_slow_networks_and_peers_that_do_not_read_lose_no_path(delay_ms: tuple[f
         ring.start_verify(_BYTES)
         process = ring.drivers[1].process
         process.send_signal(signal.SIGSTOP)
+        # Real time: longer than any silent path may be, and no event tells that nothing happened. A slow machine only
+        # makes it longer, which is as healthy.
         time.sleep(3)
         process.send_signal(signal.SIGCONT)
         ring.finish_verify(_BYTES)
@@ -253,7 +250,7 @@ def test_slow_networks_and_peers_that_do_not_read_lose_no_path(delay_ms: tuple[f
 
 
 def test_a_silent_path_and_the_loss_of_different_interfaces_at_both_ends() -> None:
-    environment = {**_JOINED, "BAGUA_NET_JOIN_NICS": "auto"}
+    environment = {**_WITHOUT_LIMIT, "BAGUA_NET_JOIN_NICS": "auto"}
     with Lab(nics=3, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
         assert ring.listening[0]["devices"] == ["eth0+eth1+eth2"]
         ring.connect()
@@ -264,9 +261,7 @@ def test_a_silent_path_and_the_loss_of_different_interfaces_at_both_ends() -> No
             peer = lab.hosts[1 - host].address(nic)
             nobody = ["lladdr", "02:00:00:00:00:99", "dev", f"eth{nic}", "nud", "permanent"]
             run_ip(lab, host, "neigh", "replace", peer, *nobody)
-        begin = time.monotonic()
         ring.finish_verify(_BYTES)
-        assert time.monotonic() - begin < 9  # a third of BAGUA_NET_KEEPALIVE_S, the time for one interface, is 10
         traffic_until(ring, lambda: not _carries(lab, ring, 0) and not _carries(lab, ring, 1))
         ring.quit()
 
@@ -279,6 +274,7 @@ def test_the_only_interface_that_is_left_returns() -> None:
         ring.start_verify(_BYTES)
         for nic in range(2):
             run_ip(lab, 1, "link", "set", f"eth{nic}", "down")
+        # Real time: the outage itself. A slow machine makes it longer, far below what recovery allows.
         time.sleep(1)
         run_ip(lab, 1, "link", "set", "eth1", "up")
         ring.finish_verify(_BYTES)

@@ -145,10 +145,11 @@ inline void in_own_process(const Environment& environment, const std::function<v
   if (child == 0) {
     close(channel[0]);
     alarm(static_cast<unsigned>(limit_s));
-    // Loopback is what every machine has; short deadlines make the failure cases quick.
+    // Loopback is what every machine has. No healthy connect comes near these deadlines, however busy the machine is;
+    // cases that wait for a deadline set a short one.
     setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-    setenv("BAGUA_NET_CONNECT_TIMEOUT_MS", std::to_string(3000 * kSlowdown).c_str(), 1);
-    setenv("BAGUA_NET_HANDSHAKE_TIMEOUT_MS", std::to_string(2000 * kSlowdown).c_str(), 1);
+    setenv("BAGUA_NET_CONNECT_TIMEOUT_MS", "600000", 1);
+    setenv("BAGUA_NET_HANDSHAKE_TIMEOUT_MS", "60000", 1);
     for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
     // An instrumented build has threads of its own from the first thread on: not to be counted as the plugin's.
     std::thread([] {}).join();

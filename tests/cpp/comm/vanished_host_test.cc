@@ -55,7 +55,8 @@ struct Sending {
   Sending& operator=(const Sending&) = delete;
 
   void send() { request = bagua_net::send(comm, message); }
-  // Until it is done or fails, or for so long.
+  // Until it is done or fails, or for so long of real time: the kernel's timers decide. A slow machine is late to see
+  // what they say; what is asserted is never an upper bound.
   Status test_for(std::int64_t ms, bool* done) {
     const std::int64_t end_ms = monotonic_ms() + ms;
     *done = false;

@@ -268,6 +268,7 @@ TEST_CASE(a_dropped_connection_hears_nothing) {
   CHECK(pair.near->undelivered_bytes() > 0);  // the acknowledgement is lost, too
 }
 
+// Real time. A slow machine makes delays longer, never shorter.
 TEST_CASE(delays_take_their_time) {
   FaultyPair pair("delay=2ms@0.5,seed=1");
   std::vector<std::uint8_t> byte(1);
