@@ -176,11 +176,29 @@ class TestOfBadPages:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a command as another user")
     def test_other_users_are_counted_and_not_shown(self) -> None:
-        # Without the interpreter of .venv, which that user may not be able to read.
-        script = f"import os, sys\ntry:\n os.listdir('/proc/{os.getpid()}/fd')\nexcept PermissionError:\n sys.exit(7)\n"
+        # Without the interpreter of .venv, which that user may not be able to read. Where /proc is mounted with hidepid,
+        # it has no folder of another user's process at all.
+        script = (
+            "import os, sys\n"
+            f"try:\n os.listdir('/proc/{os.getpid()}/fd')\n"
+            "except (PermissionError, FileNotFoundError):\n sys.exit(7)\n"
+        )
         with page_of_this_process(page_bytes()):
             looked = subprocess.run(["/usr/bin/python3", "-c", script], user=65534, group=65534, timeout=60)
         assert looked.returncode == 7, "the kernel let another user look"
+
+    def test_a_process_that_proc_hides_is_not_said_to_be_missing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """/proc mounted with hidepid has no folder for it, and a signal is refused as always."""
+
+        def refuse(pid: int, number: int) -> None:
+            assert (pid, number) == (77, 0)
+            raise PermissionError
+
+        monkeypatch.setattr("bagua.net.stats.processes.os.kill", refuse)
+        with pytest.raises(StatsError, match="Process 77 belongs to another user"):
+            snapshot(77, proc=tmp_path)
 
     def test_a_process_that_may_not_be_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def denied(_: object) -> object:

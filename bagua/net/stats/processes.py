@@ -42,13 +42,27 @@ def find_pages(proc: Path = Path("/proc"), pid: int | None = None) -> Search:
             search.denied += 1
             continue
         except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
-            if pid is not None:
+            if pid is None:
+                continue  # it has ended meanwhile
+            if not _is_hidden(pid):
                 raise FileNotFoundError(folder) from None
-            continue  # it has ended meanwhile
+            search.denied += 1
+            continue
         found = [path for path in (f"{folder}/{one}" for one in descriptors) if _is_page(path)]
         if found:
             search.pages[int(name)] = found
     return search
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether it is another user's, of which /proc shows nothing where it is mounted with hidepid."""
+    try:
+        os.kill(pid, 0)  # sends nothing, and asks whether we might
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        return False
+    return False  # ours, which /proc never hides: it has ended meanwhile
 
 
 def _is_page(path: str) -> bool:
