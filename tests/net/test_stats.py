@@ -176,8 +176,8 @@ class TestOfBadPages:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a command as another user")
     def test_other_users_are_counted_and_not_shown(self) -> None:
-        # Without the interpreter of .venv, which that user may not be able to read. Where /proc is mounted with hidepid,
-        # it has no folder of another user's process at all.
+        # Without the interpreter of .venv, which that user may not be able to read. Where /proc is mounted with
+        # hidepid, it has no folder of another user's process at all.
         script = (
             "import os, sys\n"
             f"try:\n os.listdir('/proc/{os.getpid()}/fd')\n"
