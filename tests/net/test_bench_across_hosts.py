@@ -7,11 +7,11 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from support.bench_command import hanging
 from support.fake_driver import install_fake_driver
 from support.labs import Lab, needs_lab
 from support.ports import free_port
@@ -168,8 +168,7 @@ def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
     pids = {"FAKE_DRIVER_PIDS": str(tmp_path / "pids"), "FAKE_DRIVER_FAULT": fault}
     arguments = [*fake, *SMALL_RUN, "--backends", "bare"]
     processes = start([environment | pids for environment in torchrun(2, free_port(2))], [arguments, arguments])
-    wait_until(lambda: len(living_pids(tmp_path / "pids")) == 2, "the start of two drivers")
-    time.sleep(0.5)
+    wait_until(lambda: hanging(tmp_path / "pids") == 2, "the run of both drivers")
     processes[1].kill()
     results = finish(processes)
     assert results[0][0] == 1

@@ -6,11 +6,10 @@ import csv
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from support.bench_command import SMALL_RUN, Bench
+from support.bench_command import SMALL_RUN, Bench, hanging
 from support.processes import living_pids, wait_until
 
 from bagua.net.bench.result_file import read_result
@@ -172,7 +171,7 @@ def test_an_interrupted_run_leaves_nothing_behind(bench: Bench, number: signal.S
     )
     # 2 ranks of 3 ring backends, and 2 raw pairs.
     wait_until(lambda: len(living_pids(bench.pids)) == 10, "the start of ten drivers")
-    time.sleep(0.3)
+    wait_until(lambda: hanging(bench.pids) == 2, "the run of the two that hang")
     running.send_signal(number)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130

@@ -342,7 +342,8 @@ def test_slow_strangers_are_held_for_a_while_and_do_not_keep_a_peer_out() -> Non
         begin = time.monotonic()
         held = [strangers.enter_context(_stranger(lab, port)) for _ in range(200)]
         for index, stranger in enumerate(held):
-            stranger.sendall(_strange_bytes("half hello")[: index % 51])
+            with suppress(OSError):  # on a busy machine the time of the first may be over before the last has come
+                stranger.sendall(_strange_bytes("half hello")[: index % 51])
         ring.connect()
         ring.verify(1 << 20)
         # A byte now and then does not extend the time that a stranger has.

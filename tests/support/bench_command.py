@@ -10,10 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.fake_driver import install_fake_driver
+from support.fake_driver import HANGS, install_fake_driver
 from support.processes import living_pids
 
 SMALL_RUN = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "3"]
+
+
+def hanging(pids: Path) -> int:
+    """How many drivers have come to the command at which they hang."""
+    return sum(file.read_text() == HANGS for file in pids.iterdir())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 FAKE_DRIVER_FAULT is a JSON object: {"at": command or "start", "do": what, "rank": 0, "transport": "plugin", "library":
 "name.so"}; without rank, transport or library every driver fails. FAKE_DRIVER_PIDS is a directory in which each driver
-leaves a file named by its pid. A library is a file with a number, by which its times are multiplied; empty means 1.
+leaves a file named by its pid, which says HANGS once it hangs. A library is a file with a number, by which its times
+are multiplied; empty means 1.
 Stdlib only: tests run it as a program of its own (see `install_fake_driver`).
 """
 
@@ -20,6 +21,8 @@ from pathlib import Path
 SECONDS_PER_MESSAGE = 10e-6
 SECONDS_PER_BYTE = 1e-9
 CPU_SECONDS_PER_BYTE = 0.25e-9
+
+HANGS = "hangs"
 
 
 def install_fake_driver(folder: Path) -> Path:
@@ -59,6 +62,8 @@ class Faults:
             os.kill(os.getpid(), signal.SIGKILL)
         elif kind == "hang":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if "FAKE_DRIVER_PIDS" in os.environ:
+                Path(os.environ["FAKE_DRIVER_PIDS"], str(os.getpid())).write_text(HANGS, encoding="utf-8")
             time.sleep(3600)
         elif kind == "error":
             emit("error", message="injected: the peer 10.0.0.9 refused the connection")

@@ -6,7 +6,8 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,21 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIEN
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(0.02)
+
+
+@contextmanager
+def ahead_of_others() -> Iterator[None]:
+    """This thread, and what it starts meanwhile, gets a CPU before every ordinary process, as `chrt --fifo` has it.
+
+    For a test that acts within a time that something else sets, such as the middle of a transfer: on a busy machine the
+    turn would come after it. Only for what sleeps or is short, or it would keep others from the CPU.
+    """
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
 
 
 def forked(function: Callable[..., object], *arguments: Any) -> int:

@@ -2,12 +2,9 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <csignal>
 #include <cstdint>
 #include <functional>
@@ -18,26 +15,7 @@
 
 #include "support/context_pair.h"
 #include "support/cut_connections.h"
-
-namespace {
-
-// False: this process's clocks stand still.
-std::atomic<bool> time_passes{true};
-
-}  // namespace
-
-// Stands before that of the C library.
-extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
-  static std::atomic<std::int64_t> last_ns{0};
-  const auto result = static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
-  if (clock != CLOCK_MONOTONIC && clock != CLOCK_MONOTONIC_COARSE) return result;
-  if (time_passes) {
-    last_ns = time->tv_sec * 1'000'000'000 + time->tv_nsec;
-    return result;
-  }
-  *time = {last_ns / 1'000'000'000, last_ns % 1'000'000'000};
-  return result;
-}
+#include "support/test_clock.h"
 
 namespace bagua_net {
 namespace {
@@ -262,9 +240,9 @@ TEST_CASE(comms_that_are_closed_one_after_the_other_wait_together) {
   }
   read_handle(peer.pipe());
   cut_all(Cut::kReset);
-  time_passes = false;
+  test_clock::stop();
   for (std::size_t i = 0; i + 1 < kComms; ++i) context->close(comms[i]);
-  time_passes = true;
+  test_clock::go_on();
   context->close(comms.back());
 }
 

@@ -10,6 +10,7 @@
 #include "support/check.h"
 #include "support/connection_ends.h"
 #include "support/raw_handshake.h"
+#include "support/test_clock.h"
 
 namespace bagua_net {
 namespace {
@@ -93,14 +94,18 @@ namespace {
 template <typename Answer>
 Status status_of_connect_to(Answer answer) {
   RawListener listener;
-  HandshakeSettings settings = settings_with(1);
-  settings.connect_timeout_ms = 500;  // until then it might be another that answers
+  const HandshakeSettings settings = settings_with(1);
   ConnectingService connecting(listener.handle.data(), settings);
+  test_clock::stop();
   CHECK_OK(connecting.ask());
   const OwnedFd socket = listener.next();
   Hello hello;
   Said said = read_hello(socket, &hello);
   answer(socket, said);
+  // Until the deadline it might be another that answers. It may not pass before this answer was read.
+  wait_until([&] { return has_ended(socket.get()); }, "the refusal");
+  test_clock::skip_ms(settings.connect_timeout_ms);
+  test_clock::go_on();
   return connecting.error();
 }
 

@@ -11,6 +11,7 @@
 
 #include "support/connection_ends.h"
 #include "support/relayed_pair.h"
+#include "support/test_clock.h"
 #include "transport/stream/sealed_byte_stream.h"
 #include "wire/frame_header.h"
 #include "wire/sealed_handshake.h"
@@ -317,8 +318,7 @@ TEST_CASE(a_recorded_exchange_said_again_gets_nothing_from_either_end) {
   const Secret secret;
   const auto attacker =
       std::make_shared<Attacker>(1u, std::vector<Plan>{{Deed::kCut, true, 50000}}, std::vector<Recording>{});
-  PluginConfig config = encrypted(secret, Encryption::kOn, 2);
-  config.connect_timeout_ms = 2000;
+  const PluginConfig config = encrypted(secret, Encryption::kOn, 2);
   RelayedPair pair(config, [attacker](const WireRelay::Passing& passing) { return (*attacker)(passing); });
   pair.connect();
   CHECK_OK(exchange(pair));
@@ -359,21 +359,31 @@ TEST_CASE(a_recorded_exchange_said_again_gets_nothing_from_either_end) {
   std::vector<OwnedFd> sockets;
   Status status;
   SendComm* comm = nullptr;
+  const auto connect = [&] {
+    status = pair.sending->connect(0, handle.data(), &comm);
+    CHECK(comm == nullptr);
+    OwnedFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.is_open()) return;
+    const Bytes& said = recordings[sockets.size() % recordings.size()][1];
+    [[maybe_unused]] const ssize_t ignored = ::send(socket.get(), said.data(), said.size(), MSG_NOSIGNAL);
+    sockets.push_back(std::move(socket));
+  };
+  // It connects again until its deadline.
   wait_until(
       [&] {
-        status = pair.sending->connect(0, handle.data(), &comm);
-        CHECK(comm == nullptr);
-        OwnedFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        if (socket.is_open()) {
-          const Bytes& said = recordings[sockets.size() % recordings.size()][1];
-          [[maybe_unused]] const ssize_t ignored = ::send(socket.get(), said.data(), said.size(), MSG_NOSIGNAL);
-          sockets.push_back(std::move(socket));
-        }
+        connect();
+        CHECK_OK(status);
+        return sockets.size() > recordings.size();
+      },
+      "another attempt after each recording");
+  test_clock::skip_ms(config.connect_timeout_ms);
+  wait_until(
+      [&] {
+        connect();
         return !status.is_ok();
       },
       "the error");
   CHECK(status.code() == StatusCode::kRemoteError);
-  CHECK(!sockets.empty());
 
   // None of it has reached the comm that was recorded.
   CHECK_OK(exchange(pair));
