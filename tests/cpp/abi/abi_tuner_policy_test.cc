@@ -171,7 +171,7 @@ void leaves_a_pair_that_cannot_run(int version) {
     without_simple.set(kRing, kSimple, -1.0F);
     for (const TunedFunction function : kRingFunctions) {
       CHECK_EQ(tuner.ask(ctx, function, kLowLatencySize, without_low_latency), kAllNccls);
-      CHECK_EQ(tuner.ask(ctx, function, kSimpleSize, without_low_latency), simple(4));
+      CHECK_EQ(tuner.ask(ctx, function, kSimpleSize, without_low_latency), simple(2));
       CHECK_EQ(tuner.ask(ctx, function, kLowLatencySize, without_simple), low_latency(1));
       CHECK_EQ(tuner.ask(ctx, function, kSimpleSize, without_simple), kAllNccls);
       CHECK_EQ(tuner.ask(ctx, function, 4 * kMiB, without_simple), kAllNccls);
@@ -192,7 +192,7 @@ void takes_a_pair_that_costs_nothing(int version) {
     costs.set(kRing, kLowLatency, 0.0F);
     costs.set(kRing, kSimple, 0.0F);
     CHECK_EQ(tuner.ask(ctx, TunedFunction::kAllReduce, kLowLatencySize, costs), only_channels(1));
-    CHECK_EQ(tuner.ask(ctx, TunedFunction::kAllReduce, kSimpleSize, costs), only_channels(4));
+    CHECK_EQ(tuner.ask(ctx, TunedFunction::kAllReduce, kSimpleSize, costs), only_channels(2));
     CHECK_SUCCESS(tuner.finalize(ctx));
   });
 }
@@ -216,8 +216,8 @@ void keeps_within_the_cost_table(int version) {
     check_table(7, 2, low_latency(1), kAllNccls);
     // The pair is in the last cell.
     check_table(2, 1, low_latency(1), kAllNccls);
-    check_table(2, 3, low_latency(1), simple(4));
-    check_table(9, 5, low_latency(1), simple(4));
+    check_table(2, 3, low_latency(1), simple(2));
+    check_table(9, 5, low_latency(1), simple(2));
     CHECK_SUCCESS(tuner.finalize(ctx));
   });
 }

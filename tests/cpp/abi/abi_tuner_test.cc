@@ -11,7 +11,7 @@ namespace {
 
 // Both kinds of communicator that it acts for.
 void check_acts(const Tuner& tuner) {
-  check_choices(tuner, 2, 2, {{32 * kKiB, low_latency(1)}, {512 * kKiB, simple(4)}});
+  check_choices(tuner, 2, 2, {{32 * kKiB, low_latency(1)}, {512 * kKiB, simple(2)}});
   check_choices(tuner, 5, 5, {{64 * kKiB, only_channels(2)}});
 }
 
@@ -100,7 +100,7 @@ void leaves_all_after_the_network_was_finalized(int version) {
   CapturedLog::get().clear();
   check_leaves_all_because(tuner, "Bagua-Net is not active");
   check_choice(tuner, before, 32 * kKiB, low_latency(1));
-  check_choice(tuner, before, 512 * kKiB, simple(4));
+  check_choice(tuner, before, 512 * kKiB, simple(2));
   CHECK_SUCCESS(tuner.finalize(before));
 }
 

@@ -3,7 +3,7 @@
 // deadlines, which are longer than the case's own.
 #include <sys/mman.h>
 
-#include "abi_connection.h"
+#include "abi/abi_connection.h"
 #include "support/test_clock.h"
 
 namespace abi_test {
