@@ -16,6 +16,9 @@ from support.nic_traffic import bytes_carried, run_ip, sent_bytes, traffic_until
 pytestmark = NEEDS_LAB
 
 _JOINED = {"BAGUA_NET_JOIN_NICS": "eth0+eth1", "BAGUA_NET_RAILS": "1"}
+# A comm of one interface would wait for a third of the time, which is longer than any test: what ends in time has used
+# the other interface, however busy the machine is.
+_NEVER_WAITS_FOR_ONE = {**_JOINED, "BAGUA_NET_KEEPALIVE_S": "600"}
 _SIZES = (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20)
 _BYTES = 16 << 20
 
@@ -172,16 +175,13 @@ def test_a_pair_of_interfaces_that_cannot_connect_at_the_start_is_used_once_it_c
 def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, workers: str) -> None:
     with (
         Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab,
-        Ring(lab, env={**_JOINED, "BAGUA_NET_NWORKERS": workers}) as ring,
+        Ring(lab, env={**_NEVER_WAITS_FOR_ONE, "BAGUA_NET_NWORKERS": workers}) as ring,
     ):
         ring.connect()
         ring.verify(_BYTES)
         ring.start_verify(_BYTES)
         run_ip(lab, 1, "link", "set", f"eth{nic}", "down")
-        begin = time.monotonic()
         ring.finish_verify(_BYTES)
-        lasted = time.monotonic() - begin
-        assert lasted < 8, lasted  # without the other interface: BAGUA_NET_KEEPALIVE_S
         assert not _carries(lab, ring, nic)
         # Of the hosts, both of which lose their carrier, the first to notice says it.
         said = f" over eth{nic}: the network interface eth{nic} is gone"
@@ -189,7 +189,8 @@ def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, wo
         run_ip(lab, 1, "link", "set", f"eth{nic}", "up")
         begin = time.monotonic()
         traffic_until(ring, lambda: _carries(lab, ring, nic))
-        # Within 5 s; the machine may be busy.
+        # Real time: the product tries a path again after a pause, which ends within 5 s. A machine on which the tries
+        # and the all-reduces between them take 10 s more would fail this.
         assert time.monotonic() - begin < 15
         # As before, also of messages that are short compared with what was under way then.
         traffic_until_shared(lab, ring, 0, lambda carried: min(carried) > sum(carried) / 6, size=2 << 20)
@@ -200,7 +201,7 @@ def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, wo
 @pytest.mark.parametrize("host", [0, 1])
 def test_an_interface_without_its_address_or_route_is_done_without_and_used_again(host: int, what: str) -> None:
     """The link stays up, as with a switch in between: the other host is told nothing."""
-    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_NEVER_WAITS_FOR_ONE) as ring:
         ring.connect()
         ring.verify(_BYTES)
         own, peer = lab.hosts[host].address(1), lab.hosts[1 - host].address(1)
@@ -210,9 +211,7 @@ def test_an_interface_without_its_address_or_route_is_done_without_and_used_agai
             words, said = ["10.77.1.0/24", "dev", "eth1", "src", own], f"there is no route to {peer} over eth1"
         ring.start_verify(_BYTES)
         run_ip(lab, host, what, "del", *words)
-        begin = time.monotonic()
         ring.finish_verify(_BYTES)
-        assert time.monotonic() - begin < 9  # a third of BAGUA_NET_KEEPALIVE_S, the time for one interface, is 10
         # The kernel sends on without the route, so the transfer may have ended before the event.
         traffic_until(ring, lambda: said in ring.drivers[host].log())
         traffic_until(ring, lambda: not _carries(lab, ring, 1))
@@ -253,7 +252,7 @@ def test_slow_networks_and_peers_that_do_not_read_lose_no_path(delay_ms: tuple[f
 
 
 def test_a_silent_path_and_the_loss_of_different_interfaces_at_both_ends() -> None:
-    environment = {**_JOINED, "BAGUA_NET_JOIN_NICS": "auto"}
+    environment = {**_NEVER_WAITS_FOR_ONE, "BAGUA_NET_JOIN_NICS": "auto"}
     with Lab(nics=3, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
         assert ring.listening[0]["devices"] == ["eth0+eth1+eth2"]
         ring.connect()
@@ -264,9 +263,7 @@ def test_a_silent_path_and_the_loss_of_different_interfaces_at_both_ends() -> No
             peer = lab.hosts[1 - host].address(nic)
             nobody = ["lladdr", "02:00:00:00:00:99", "dev", f"eth{nic}", "nud", "permanent"]
             run_ip(lab, host, "neigh", "replace", peer, *nobody)
-        begin = time.monotonic()
         ring.finish_verify(_BYTES)
-        assert time.monotonic() - begin < 9  # a third of BAGUA_NET_KEEPALIVE_S, the time for one interface, is 10
         traffic_until(ring, lambda: not _carries(lab, ring, 0) and not _carries(lab, ring, 1))
         ring.quit()
 
