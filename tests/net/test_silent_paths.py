@@ -26,7 +26,11 @@ def _losses(ring: Ring) -> int:
 
 
 def test_a_path_that_is_silent_for_a_moment_after_a_pause_is_not_left() -> None:
-    """What was sent has been unanswered for that moment, although the last answer is older than a silent path's."""
+    """What was sent has been unanswered for that moment, although the last answer is older than a silent path's.
+
+    Real time, by the kernel's timers. A machine that is paused makes a moment longer: it does not count, and of 60
+    twelve have to be short.
+    """
     with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
         ring.connect()
         ring.verify(16 << 20)
@@ -51,6 +55,7 @@ def test_a_path_that_is_silent_for_a_moment_after_a_pause_is_not_left() -> None:
 
 
 def test_a_machine_whose_cores_are_busy_has_no_silent_path() -> None:
+    """Real time is the load itself; a slower machine is more of what is tested."""
     with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
         ring.connect()
         ring.verify(1 << 20)
