@@ -1,8 +1,7 @@
 """netlab's delays: is a round trip as long as promised, is the rest of the network what it was, and is nothing left.
 
-Delays and rates are of real time: what a busy machine can break is measured again, for a minute at most. The forwarder's
-parts are tested in tests/cpp/delay_line_test.cc. All traffic stays inside network namespaces that the
-test made.
+Delays and rates are of real time: what a busy machine can break is measured again, for a minute at most. The parts of
+the forwarder are tested in tests/cpp/delay_line_test.cc. All traffic stays in network namespaces that the test made.
 """
 
 from __future__ import annotations
