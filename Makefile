@@ -12,6 +12,8 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TEST_WORKERS ?= 6
 # Passed on, e.g.: make test PYTEST_ARGS="-k doctor -x"   make bench BENCH_ARGS="-b 1M -e 64M"
 PYTEST_ARGS ?=
+# What `make check` compares with: a tag, branch or commit.
+BASE ?=
 BENCH_ARGS ?=
 # What `make perf` compares with (a tag, branch or commit; default: the last release), and its options (see --help).
 PERF_BASE ?=
@@ -112,10 +114,13 @@ build/%/build.ninja: $(VENV)/.packages
 	  cat build/$*.configure.log >&2; exit 1; }
 
 # Line tables are all that stacks need, and take half as long to build as full debug information; without NDEBUG,
-# assertions are on. The optimizer takes longest over UBSan's checks: -Og builds them twice as fast as -O1.
-CMAKE_FLAGS_asan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
+# assertions are on. The optimizer takes longest over UBSan's checks: -Og builds them twice as fast as -O1. The plugin is
+# compiled in groups, because these trees are mostly built once.
+CMAKE_FLAGS_asan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_UNITY_BUILD=ON -DBAGUA_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
 # ThreadSanitizer ignores fences. Those of the statistics page are for readers in other processes.
-CMAKE_FLAGS_tsan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -Wno-tsan"
+CMAKE_FLAGS_tsan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_UNITY_BUILD=ON -DBAGUA_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -Wno-tsan"
+CMAKE_FLAGS_asan-all := $(CMAKE_FLAGS_asan) -DBAGUA_SANITIZE_ALL=ON
+CMAKE_FLAGS_tsan-all := $(CMAKE_FLAGS_tsan) -DBAGUA_SANITIZE_ALL=ON
 # Never built: it gives clang-tidy the flags of every file, the Python extension's too.
 CMAKE_FLAGS_lint = -DBAGUA_BUILD_FUZZERS=ON -DBAGUA_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
   -Dpybind11_DIR=$$($(BIN)/pybind11-config --cmakedir)
@@ -167,27 +172,61 @@ test: $(VENV)/.bagua ## Run every test, C++ and Python
 	@echo "== pytest"
 	@$(NATIVE_SETTINGS) $(BIN)/pytest --installed -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+# PYTHONPATH does not name the root, for the reason of `make perf`.
+.PHONY: check
+check: $(VENV)/.bagua ## Lint and test what a change reaches: make check BASE=<commit>
+	@$(NATIVE_SETTINGS) PYTHONPATH=tools:tests $(BIN)/python -m check --base="$(BASE)" -- -n $(TEST_WORKERS) $(PYTEST_ARGS)
+
+# What `make test` samples or leaves out: before a release. The tests that draw examples run again with more of them, and
+# their limit of time is that of so many. The faults are as many of each kind on each of the NCCL tables.
+DEEP_FAULTS ?= 1000
+DEEP_FUZZ_SECONDS ?= 300
+.PHONY: deep deep-tests deep-faults deep-fuzz
+deep: $(VENV)/.bagua ## Before a release: all that is too long for `make test`; writes tests/deep-run.md
+	@$(BIN)/python tools/release/deep_run.py
+deep-tests: $(VENV)/.bagua
+	@$(MAKE) --no-print-directory cpp-tests
+	@$(NATIVE_SETTINGS) $(BIN)/pytest --installed -n $(TEST_WORKERS) --dist worksteal \
+	  -m "deep or hypothesis" --hypothesis-profile=deep -o timeout=3600 $(PYTEST_ARGS)
+deep-faults: cpp-tests
+	@BAGUA_TEST_FAULTS=$(DEEP_FAULTS) BAGUA_CPP_SLOWDOWN=10 $(BIN)/pytest --installed -n $(JOBS) \
+	  -k "survives_cuts or survives_flips" tests/cpp $(PYTEST_ARGS)
+deep-fuzz:
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=$(DEEP_FUZZ_SECONDS)
+
 # --- quality ---------------------------------------------------------------------------------------------------------
 
-.PHONY: lint lint-python lint-format lint-tidy
+.PHONY: lint lint-python lint-typed lint-format lint-tidy lint-tidy-all
 lint: $(VENV)/.packages ## ruff, mypy, clang-format, clang-tidy: every finding is an error
-	@$(MAKE) --no-print-directory --keep-going -j $(JOBS) -O lint-python lint-format lint-tidy
+	@$(MAKE) --no-print-directory --keep-going -j $(JOBS) -O lint-python lint-typed lint-format lint-tidy
 lint-python: $(VENV)/.packages
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet $(wildcard $(PYTHON_SOURCES))
 	@$(BIN)/ruff format --check --quiet $(wildcard $(PYTHON_SOURCES))
 	@echo "== mypy"
 	@$(BIN)/mypy
+lint-typed: $(VENV)/.bagua
+	@echo "== mypy and basedpyright on the script of README.md, with the package that is installed"
+	@$(BIN)/python tools/docs/typed_programs.py
 lint-format: $(VENV)/.packages
 	@echo "== clang-format"
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES) $(CPP_HEADERS) $(C_SOURCES)
 # One stamp per file, so that a second run only looks at what changed. Not the C++ tests, which would take as long as all
-# else: they are compiled with all warnings and run under the sanitizers.
-lint-tidy: $(patsubst %.cc,build/lint/tidy/%.ok,$(filter-out tests/%,$(CPP_SOURCES)))
+# else: they are compiled with all warnings and run under the sanitizers. The analyzer's search of paths takes half of the
+# time: lint-tidy-all has it.
+TIDY_SOURCES := $(filter-out tests/%,$(CPP_SOURCES))
+lint-tidy: $(TIDY_SOURCES:%.cc=build/lint/tidy/%.ok)
+lint-tidy-all: $(TIDY_SOURCES:%.cc=build/lint/tidy-all/%.ok)
+define run-tidy
+@mkdir -p $(@D)
+@$(BIN)/clang-tidy --quiet -p build/lint $(TIDY_CHECKS) $< 2>$(@:.ok=.err) || { cat $(@:.ok=.err) >&2; exit 1; }
+@touch $@
+endef
+build/lint/tidy/%.ok: TIDY_CHECKS := --checks=-clang-analyzer-*
 build/lint/tidy/%.ok: %.cc $(CPP_HEADERS) .clang-tidy build/lint/build.ninja
-	@$(BIN)/clang-tidy --quiet -p build/lint $< 2>build/lint/$(subst /,_,$*).err || { \
-	  cat build/lint/$(subst /,_,$*).err >&2; exit 1; }
-	@mkdir -p $(@D) && touch $@
+	$(run-tidy)
+build/lint/tidy-all/%.ok: %.cc $(CPP_HEADERS) .clang-tidy build/lint/build.ninja
+	$(run-tidy)
 
 .PHONY: format
 format: $(VENV)/.packages ## Rewrite Python and C++ sources in the house format
@@ -206,17 +245,21 @@ export TSAN_OPTIONS := halt_on_error=1:second_deadlock_stack=1:die_after_fork=0
 SANITIZE_CASES := -k "not ((scenario_v or every_state_v) and (v6 or v7 or v8 or v9 or v10 or v11))"
 TSAN_RUN := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -gt 28 ] && echo setarch "$$(uname -m)" -R)
 
-.PHONY: sanitize asan tsan
-sanitize: $(VENV)/.packages ## Run the C++ tests under ASan + UBSan and under TSan
+.PHONY: sanitize sanitize-all asan tsan asan-all tsan-all
+sanitize: $(VENV)/.packages ## Run each C++ test under a sanitizer: ASan + UBSan, TSan (tests/cpp/sanitizers.txt)
 	@$(MAKE) --no-print-directory --keep-going -j 2 -O asan tsan # one builds while the other waits for time-outs
-asan: build/asan/build.ninja
+sanitize-all: $(VENV)/.packages ## Run all C++ tests under ASan + UBSan and under TSan
+	@$(MAKE) --no-print-directory --keep-going -j 2 -O asan-all tsan-all
+asan: export BAGUA_CPP_SANITIZER := address
+tsan: export BAGUA_CPP_SANITIZER := thread
+asan asan-all: %: build/%/build.ninja
 	@echo "== build and run under AddressSanitizer and UndefinedBehaviorSanitizer"
-	@$(BIN)/ninja -C build/asan -j $(JOBS) --quiet
-	@BAGUA_CPP_BUILD=build/asan BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
-tsan: build/tsan/build.ninja
+	@$(BIN)/ninja -C build/$@ -j $(JOBS) --quiet
+	@BAGUA_CPP_BUILD=build/$@ BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+tsan tsan-all: %: build/%/build.ninja
 	@echo "== build and run under ThreadSanitizer"
-	@$(BIN)/ninja -C build/tsan -j $(JOBS) --quiet $$($(BIN)/python tests/support/threaded_cpp_tests.py)
-	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_THREADED=1 BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+	@$(BIN)/ninja -C build/$@ -j $(JOBS) --quiet
+	@BAGUA_CPP_BUILD=build/$@ BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
 
 # clang with libFuzzer (Debian: apt-get install clang libclang-rt-dev). Findings and new inputs stay in build/fuzz.
 FUZZ_SECONDS ?= 10

@@ -1,4 +1,5 @@
-"""What holds for every test: which `bagua` is under test, and which tests this machine cannot run."""
+"""What holds for every test: which `bagua` is under test, which tests this machine cannot run, which are for
+`make deep`, and how many examples hypothesis draws."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import importlib.util
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,9 +18,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # Interpreters that tests start must not find the source tree, which has no compiled library, before the package.
 os.environ["PYTHONSAFEPATH"] = "1"
 
-# An example is not wrong because the machine is busy.
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy machine")
+# How many examples hypothesis draws; `support.examples` makes other numbers of it for tests that ask for them. `make
+# deep` says --hypothesis-profile=deep. An example is not wrong because the machine is busy.
+settings.register_profile("default run", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("deep", settings.get_profile("default run"), max_examples=1000)
+settings.load_profile("default run")
 
 # Started in the background or by nohup, we ignore these, and so would the programs whose answer to them is tested. A
 # handler, unlike SIG_IGN, does not outlive exec: they begin with the default.
@@ -77,13 +81,38 @@ def pytest_report_header() -> list[str]:
     return lines
 
 
+LEFT_OUT = pytest.StashKey[int]()  # how many tests for `make deep` were deselected, here or in this process's workers
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item], marker: str) -> int:
+    chosen = [item for item in items if item.get_closest_marker(marker)]
+    if chosen:
+        config.hook.pytest_deselected(items=chosen)
+        items[:] = [item for item in items if not item.get_closest_marker(marker)]
+    return len(chosen)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _cuda_devices():
-        return
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu:
-        config.hook.pytest_deselected(items=gpu)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    if not _cuda_devices():
+        _deselect(config, items, "gpu")
+    if "deep" not in config.getoption("markexpr"):
+        config.stash[LEFT_OUT] = _deselect(config, items, "deep")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Of pytest-xdist. Every worker collects all tests: their numbers are the same."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if number := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"deep tests: {number} deselected; `make deep` runs them, or: pytest -m deep")
 
 
 @pytest.fixture(scope="session")

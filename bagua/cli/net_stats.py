@@ -96,7 +96,7 @@ def none_found(report: HostReport, pid: int | None) -> str:
     if report.problems:
         return f"None of the processes on {report.host} that use Bagua-Net can be shown."
     looked = (
-        f"{report.denied} processes of other users were not looked at: only they and root may."
+        f"Processes of other users ({report.denied} or more) were not looked at: only they and root may."
         if report.denied
         else "A process is found as soon as NCCL has loaded the plugin in it, unless it has BAGUA_NET_STATS=0."
     )

@@ -22,7 +22,12 @@ CollectiveChoice choose_measured(std::size_t bytes, std::size_t ranks) {
   const std::size_t bytes_per_rank = bytes / ranks;
   if (bytes_per_rank < kMinBytesPerRank) return {};
   if (bytes_per_rank <= kLowLatencyBytesPerRank) return {RingProtocol::kLowLatency, 1};
-  if (bytes > (ranks == 2 ? kFourChannelBytesOfTwo : kFourChannelBytes)) return {RingProtocol::kSimple, 0};
+  if (ranks == 2) {
+    const std::size_t few = std::clamp<std::size_t>(bytes_per_rank / kStepBytes, 1, 2);
+    const std::size_t channels = std::max(few, bytes_per_rank / kWholeStepBytes);
+    return {RingProtocol::kSimple, channels < kAllChannels ? static_cast<int>(channels) : 0};
+  }
+  if (bytes > kFourChannelBytes) return {RingProtocol::kSimple, 0};
   const std::size_t channels = std::clamp<std::size_t>(bytes_per_rank / kStepBytes, 1, kMaxChannels);
   return {RingProtocol::kSimple, static_cast<int>(channels)};
 }

@@ -17,9 +17,11 @@ constexpr std::size_t kMaxMeasuredRanks = 4;
 constexpr std::size_t kLowLatencyBytesPerRank = std::size_t{16} << 10;
 // Below so many, the differences are within noise, and NCCL decides.
 constexpr std::size_t kMinBytesPerRank = std::size_t{4} << 10;
-// Above, a channel pays for itself if each of its steps carries so many bytes, until the GPU's side of four channels is
-// the limit.
+// Above, a second channel pays for itself if each of its steps carries so many bytes.
 constexpr std::size_t kStepBytes = std::size_t{64} << 10;
+// And a further one if each carries so many: between hosts a step waits for two wake-ups, however small it is. With
+// three or four ranks, which were measured over loopback only, kStepBytes are enough for each of four channels.
+constexpr std::size_t kWholeStepBytes = std::size_t{256} << 10;
 
 // A chain from the root has no steps that wait for each other and gains from every channel, but for messages so small
 // that NCCL's progress thread moves each of them itself: a channel carries at least so many bytes, until there are
@@ -30,8 +32,8 @@ constexpr std::size_t kAllChannelsBroadcastBytes = std::size_t{512} << 10;
 // With three or more nodes, which make 2(n-1) steps of each collective.
 constexpr std::size_t kTwoChannelBytes = std::size_t{512} << 10;
 constexpr std::size_t kFourChannelBytes = std::size_t{16} << 20;
-// With two.
-constexpr std::size_t kFourChannelBytesOfTwo = std::size_t{2} << 20;
+// With two: from this number of channels on, NCCL decides.
+constexpr std::size_t kAllChannels = 8;
 
 enum class RingProtocol {
   kAny,         // NCCL chooses the algorithm and the protocol

@@ -39,14 +39,15 @@ const std::vector<Knob>& knob_table() {
       integer_or_auto_knob("BAGUA_NET_NWORKERS", &Config::workers, 0, 64, "threads",
                            "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all I/O. "
                            "auto: derived from the CPUs available to this process and the number of ranks on this "
-                           "host; of these threads, connections to other hosts use four, or one per 20 Gb/s of the "
-                           "interface if that is more; with BAGUA_NET_ENCRYPTION six, or one per 8 Gb/s (ten if the "
+                           "host; of these threads, connections to other hosts use four, or one per 12.5 Gb/s of "
+                           "the interface if that is more (eight if its speed is unknown), but no more than half of "
+                           "the CPUs; with BAGUA_NET_ENCRYPTION six, or one per 8 Gb/s (ten if the "
                            "speed is unknown), and without AES twice as many."),
       integer_or_auto_knob(
           "BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
           "Number of NCCL devices per network interface. NCCL opens two channels per device, so this sets how many "
           "channels transfer data at the same time. auto: 1 for an interface of up to 50 Gb/s, 4 for a faster one or "
-          "one of unknown speed, as on most virtual machines."),
+          "one of unknown speed, as on most virtual machines and in most containers."),
       join_nics_knob(
           "BAGUA_NET_JOIN_NICS", &Config::join_nics,
           "Network interfaces that are one NCCL device, whose connections use all of them at the same time. "
@@ -57,12 +58,13 @@ const std::vector<Knob>& knob_table() {
           "NCCL's own thread sends and receives messages up to this size while the I/O threads sleep, and messages up "
           "to a quarter of it while they are awake. 0: I/O threads handle every message."),
       size_knob(kMinChunkName, &Config::min_chunk_bytes, kKibibyte, kGibibyte,
-                "Minimum chunk size per connection; twice as much within a host. Must not be larger than "
-                "BAGUA_NET_MAX_CHUNKSIZE."),
+                "Minimum chunk size per connection; twice as much within a host. Between hosts chunks have the "
+                "maximum size, unless the network limits each connection or several interfaces are joined. Must not "
+                "be larger than BAGUA_NET_MAX_CHUNKSIZE."),
       size_knob(kMaxChunkName, &Config::max_chunk_bytes, kKibibyte, kGibibyte, "Maximum chunk size per connection."),
       integer_knob("BAGUA_NET_SPIN_US", &Config::spin_us, 0, 1000000, "microseconds",
-                   "How long an idle I/O thread polls for new work before it sleeps; at most 20 if all its "
-                   "connections go to other hosts."),
+                   "How long an idle I/O thread polls for new work before it sleeps; if all its connections go to "
+                   "other hosts, at most 200, and at most 20 while its usual wait is longer than that."),
       integer_knob(
           "BAGUA_NET_CONNECT_TIMEOUT_MS", &Config::connect_timeout_ms, 100, 3600000, "milliseconds",
           "Deadline for connecting to a peer, including retries. When it expires, the job fails with an error that "

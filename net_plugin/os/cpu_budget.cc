@@ -181,8 +181,7 @@ CpuBudget measure_cpu_budget(const EnvironmentReader& environment, const std::st
 }
 
 int default_worker_count(const CpuBudget& budget) {
-  const int share = budget.usable_cpus / std::max(1, budget.local_ranks);
-  return std::clamp(share - kBusyThreads, 0, kMaxDefaultWorkers);
+  return std::clamp(budget.share() - kBusyThreads, 0, kMaxDefaultWorkers);
 }
 
 }  // namespace bagua_net

@@ -4,6 +4,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <string>
 
 #include "base/environment_reader.h"
@@ -13,7 +14,9 @@ namespace bagua_net {
 struct CpuBudget {
   int usable_cpus = 1;  // affinity mask, cut to these ranks' part of the cgroup's CPU quota; at least 1
   int local_ranks = 1;  // ranks of this host that share these CPUs, this one included; at least 1
-  cpu_set_t cpus{};     // the affinity mask: what any thread of the process may use; empty if that cannot be read
+  // CPUs of each of these ranks.
+  int share() const { return usable_cpus / std::max(1, local_ranks); }
+  cpu_set_t cpus{};  // the affinity mask: what any thread of the process may use; empty if that cannot be read
 };
 
 // The environment names the ranks (torchrun, Open MPI, Intel MPI and MPICH, Slurm); if it does not, one rank per NVIDIA

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
-#include <cstdlib>
 #include <memory>
 #include <utility>
 
+#include "os/interface_speed.h"
 #include "os/pci_path.h"
-#include "os/sysfs_file.h"
 
 namespace bagua_net {
 namespace {
@@ -36,15 +34,6 @@ Status list_interface_addresses(std::vector<InterfaceAddress>* rows) {
     rows->push_back({std::move(name), row->ifa_flags, ip_address(row->ifa_addr), ip_address(row->ifa_netmask)});
   }
   return Status::ok();
-}
-
-int interface_speed_mbps(const std::string& sysfs_root, const std::string& interface) {
-  const auto line = read_first_line(sysfs_root + "/class/net/" + interface + "/speed");
-  if (!line) return 0;
-  errno = 0;
-  const long long speed = std::strtoll(line->c_str(), nullptr, 10);
-  // Unknown is -1, or 4294967295 in old kernels.
-  return errno == 0 && speed > 0 && speed <= INT_MAX ? static_cast<int>(speed) : 0;
 }
 
 Status choose_network_interfaces(const EnvironmentReader& environment, std::vector<InterfaceChoice>* choices,

@@ -15,7 +15,7 @@ namespace bagua_net {
 struct NetworkInterface {
   std::string name;       // "eth0"
   SocketAddress address;  // first address of the family wanted; port 0; an IPv6 link-local one with its scope
-  int speed_mbps = 0;     // sysfs; 0 = unknown (virtual devices)
+  int speed_mbps = 0;     // 0 = unknown (os/interface_speed.h)
   int numa_node = -1;     // -1 = unknown
   std::string pci_path;   // real path in sysfs, "" for virtual devices
   bool is_loopback = false;
@@ -35,8 +35,5 @@ Status choose_network_interfaces(const EnvironmentReader& environment, std::vect
 
 // What the kernel has, in its order.
 Status list_interface_addresses(std::vector<InterfaceAddress>* rows);
-
-// 0 = unknown: virtual, down, or hidden by a container's sysfs.
-int interface_speed_mbps(const std::string& sysfs_root, const std::string& interface);
 
 }  // namespace bagua_net

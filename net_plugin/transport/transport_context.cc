@@ -46,13 +46,17 @@ void raise_open_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// Without a cipher they wait more than they work, and leave half of the CPUs to the application, but four are few.
+constexpr int kFewNetworkWorkers = 4;
+
 int workers_between_hosts(const PluginConfig& config, const HandshakeSettings& settings,
-                          const std::vector<Device>& devices, int workers) {
-  if (config.workers) return workers;  // the user's number
+                          const std::vector<Device>& devices, const CpuBudget& budget) {
+  if (config.workers) return *config.workers;
   int fastest = 0;
   for (const Device& device : devices) fastest = std::max(fastest, device.nic_mbps());
   // The peers' CPUs are taken to be as this one.
-  return network_workers(fastest, settings.encrypts ? choose_cipher(settings.uses_aes, true) : Cipher::kNone);
+  if (settings.encrypts) return network_workers(fastest, choose_cipher(settings.uses_aes, true));
+  return std::min(network_workers(fastest, Cipher::kNone), std::max(kFewNetworkWorkers, budget.share() / 2));
 }
 
 // Each once, though it may be several devices. A loopback interface never goes away.
@@ -77,24 +81,24 @@ Status TransportContext::create(const PluginConfig& config, const std::vector<De
   if (!config.secret_file.empty()) BAGUA_NET_RETURN_IF_ERROR(JobSecret::read(config.secret_file, &secret));
   raise_open_file_limit();
   const CpuBudget budget = measure_cpu_budget(process_environment());
-  const int workers = config.workers.value_or(default_worker_count(budget));
-  context->reset(new TransportContext(config, devices, workers, budget.cpus, std::move(secret), std::move(trace)));
+  context->reset(new TransportContext(config, devices, budget, std::move(secret), std::move(trace)));
   return Status::ok();
 }
 
-TransportContext::TransportContext(const PluginConfig& config, const std::vector<Device>& devices, int workers,
-                                   const cpu_set_t& affinity, std::shared_ptr<const JobSecret> secret,
+TransportContext::TransportContext(const PluginConfig& config, const std::vector<Device>& devices,
+                                   const CpuBudget& budget, std::shared_ptr<const JobSecret> secret,
                                    std::shared_ptr<Trace> trace)
     : config_(config),
       devices_(devices),
-      settings_(handshake_settings(config, workers)),
+      settings_(handshake_settings(config, config.workers.value_or(default_worker_count(budget)))),
       faults_(FaultInjector::create(config.faults)),
       stalls_(config.stall_s * 1000, job_position(process_environment()).rank),
-      pool_(workers, config.spin_us, affinity, workers_between_hosts(config, settings_, devices, workers),
+      pool_(config.workers.value_or(default_worker_count(budget)), config.spin_us, budget.cpus,
+            workers_between_hosts(config, settings_, devices, budget),
             {watched_interfaces(devices),
              [this](const NetworkInterface& interface, LinkState state) { on_link_state(interface, state); }}),
       stats_(std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name,
-                                         workers, watched_interfaces(devices))),
+                                         pool_.size(), watched_interfaces(devices))),
       trace_(std::move(trace)),
       link_track_(trace_ == nullptr ? 0 : trace_->add_tracks(Trace::TrackKind::kNetwork, "network interfaces")) {
   settings_.secret = std::move(secret);

@@ -8,8 +8,6 @@
 // then they end when that has timed out.
 #pragma once
 
-#include <sched.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -21,6 +19,7 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "config/plugin_config.h"
+#include "os/cpu_budget.h"
 #include "stats/stall_report.h"
 #include "stats/stats_page.h"
 #include "trace/trace.h"
@@ -61,8 +60,8 @@ class TransportContext {
   void close(Comm* comm);
 
  private:
-  TransportContext(const PluginConfig& config, const std::vector<Device>& devices, int workers,
-                   const cpu_set_t& affinity, std::shared_ptr<const JobSecret> secret, std::shared_ptr<Trace> trace);
+  TransportContext(const PluginConfig& config, const std::vector<Device>& devices, const CpuBudget& budget,
+                   std::shared_ptr<const JobSecret> secret, std::shared_ptr<Trace> trace);
 
   void on_link_state(const NetworkInterface& interface, LinkState state);
   // The running connection service, started if need be.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.minmax_data import DTYPES, KINDS, numbers
 
@@ -55,7 +55,6 @@ def test_a_copy_compresses_alike(name: str) -> None:
     assert torch.equal(codec.compress(source), get_codec(name).compress(source))
 
 
-@settings(max_examples=120)
 @given(
     name=st.sampled_from(NAMES),
     kind=st.sampled_from(KINDS),

@@ -68,30 +68,35 @@ def is_default(given: Any, specified: ast.expr) -> bool:
     return (list(given) == value) if isinstance(value, list) else (given == value and type(given) is type(value))
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_path_has_its_names(path: str) -> None:
-    module = importlib.import_module(path)
-    assert sorted(name for name in PATHS[path] if not hasattr(module, name)) == []
+def test_paths_have_their_names() -> None:
+    missing = {
+        path: sorted(name for name in names if not hasattr(importlib.import_module(path), name))
+        for path, names in PATHS.items()
+    }
+    assert {path: names for path, names in missing.items() if names} == {}
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_all_names_what_is_there(path: str) -> None:
-    module = importlib.import_module(path)
-    names = getattr(module, "__all__", None)
-    if names is not None:
-        assert [name for name in names if not hasattr(module, name)] == []
-        assert sorted(set(names)) == sorted(names)
+def test_all_names_what_is_there() -> None:
+    problems = []
+    for path in PATHS:
+        module = importlib.import_module(path)
+        names = getattr(module, "__all__", [])
+        problems += [f"{path} has no {name}" for name in names if not hasattr(module, name)]
+        problems += [f"{path} names {name} twice" for name in set(names) if list(names).count(name) > 1]
+    assert problems == []
 
 
-@pytest.mark.parametrize("path", SIGNATURES)
-def test_signature(path: str) -> None:
-    assert check_signature(look_up(path), SIGNATURES[path]) == []
+def test_signatures() -> None:
+    problems = {path: check_signature(look_up(path), specified) for path, specified in SIGNATURES.items()}
+    assert {path: found for path, found in problems.items() if found} == {}
 
 
-@pytest.mark.parametrize("path", ATTRIBUTES)
-def test_class_has_its_attributes(path: str) -> None:
-    found = look_up(path)
-    assert sorted(name for name in ATTRIBUTES[path] if inspect.getattr_static(found, name, None) is None) == []
+def test_classes_have_their_attributes() -> None:
+    missing = {
+        path: sorted(name for name in names if inspect.getattr_static(look_up(path), name, None) is None)
+        for path, names in ATTRIBUTES.items()
+    }
+    assert {path: names for path, names in missing.items() if names} == {}
 
 
 def test_what_belongs_to_groups_is_not_at_the_top() -> None:

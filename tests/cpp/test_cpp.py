@@ -1,8 +1,8 @@
 """Runs the C++ tests: each case of each executable is one pytest test, in a process and with a deadline of its own.
 
-`make test` builds the executables in build/native. BAGUA_CPP_BUILD names another build folder (`make sanitize`), and
-BAGUA_CPP_SLOWDOWN the factor by which its deadlines are longer. BAGUA_CPP_THREADED=1 leaves out those that start no
-threads.
+`make test` builds the executables in build/native, one for each folder of tests. BAGUA_CPP_BUILD names another build
+folder (`make sanitize`), BAGUA_CPP_SLOWDOWN the factor by which its deadlines are longer, and BAGUA_CPP_SANITIZER the
+sanitizer for which sanitizers.txt chooses the files; without it there are all.
 """
 
 from __future__ import annotations
@@ -58,45 +58,65 @@ def run_with_deadline(command: list[str], deadline_s: float) -> Outcome:
         return Outcome(process.returncode, output, timed_out=True)
 
 
+def sanitizers_of_files() -> dict[str, set[str]]:
+    """What sanitizers.txt says, by a file's path below this folder."""
+    lines = (SOURCES / "sanitizers.txt").read_text().splitlines()
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    assert len({row[0] for row in rows}) == len(rows), "sanitizers.txt names a file twice"
+    return {row[0]: set(row[1:]) for row in rows}
+
+
 def executable_of(source: Path) -> Path:
-    return BUILD / "tests" / "cpp" / source.stem
+    room = source.parent.name
+    return BUILD / "tests" / "cpp" / (source.stem if room == "alone" else room)
+
+
+ALL_SOURCES = sorted(SOURCES.glob("*/*_test.cc"))
+SANITIZER = os.environ.get("BAGUA_CPP_SANITIZER", "")
+TEST_SOURCES = [
+    source
+    for source in ALL_SOURCES
+    if not SANITIZER or SANITIZER in sanitizers_of_files().get(str(source.relative_to(SOURCES)), set())
+]
+EXECUTABLES = sorted({executable_of(source) for source in TEST_SOURCES})
 
 
 def list_cases(executable: Path) -> list[str]:
-    """The executable's cases; one that fails, and says why, if it was not built or cannot list them."""
+    """The executable's cases, as FILE.CASE; none if it was not built or cannot list them."""
     if not executable.is_file():
-        return [NOT_LISTED]
+        return []
     listing = run_with_deadline([str(executable), "--list"], LIST_DEADLINE_S)
-    return listing.output.split() if listing.return_code == 0 and not listing.timed_out else [NOT_LISTED]
-
-
-TEST_SOURCES = [
-    source
-    for source in sorted(SOURCES.glob("*_test.cc"))
-    if os.environ.get("BAGUA_CPP_THREADED", "0") == "0" or starts_threads(source)
-]
+    return listing.output.split() if listing.return_code == 0 and not listing.timed_out else []
 
 
 def all_cases() -> list[tuple[Path, str]]:
-    return [(source, case) for source in TEST_SOURCES for case in list_cases(executable_of(source))]
+    """Each file's cases; one that fails, and says why, for a file without any."""
+    found: list[tuple[Path, str]] = []
+    for executable in EXECUTABLES:
+        names = list_cases(executable)
+        for source in TEST_SOURCES:
+            if executable_of(source) == executable:
+                cases = [name for name in names if name.startswith(f"{source.stem}.")]
+                found += [(executable, name) for name in cases or [f"{source.stem}.{NOT_LISTED}"]]
+    return found
 
 
-@pytest.mark.parametrize("source", TEST_SOURCES, ids=lambda source: source.stem)
-def test_every_executable_lists_cases(source: Path) -> None:
-    executable = executable_of(source)
+@pytest.mark.parametrize("executable", EXECUTABLES, ids=lambda executable: executable.name)
+def test_every_executable_lists_cases(executable: Path) -> None:
     assert executable.is_file(), f"{executable} is not built; run: make test (or: make cpp-tests)"
     listing = run_with_deadline([str(executable), "--list"], LIST_DEADLINE_S)
     assert not listing.timed_out, f"--list took more than {LIST_DEADLINE_S:g} s:\n{listing.output}"
     assert listing.return_code == 0, f"--list exited with {listing.return_code}:\n{listing.output}"
     cases = listing.output.split()
-    assert cases, f"{executable} has no test case"
     assert len(set(cases)) == len(cases), f"two cases of one name: {sorted(cases)}"
+    files = {source.stem for source in TEST_SOURCES if executable_of(source) == executable}
+    assert {case.split(".")[0] for case in cases} == files, f"{executable} is not linked from the files of its folder"
 
 
-@pytest.mark.parametrize(("source", "case"), [pytest.param(s, c, id=f"{s.stem}.{c}") for s, c in all_cases()])
-def test_case(source: Path, case: str) -> None:
-    assert case != NOT_LISTED, f"{executable_of(source)} is not built or cannot list its cases; run: make test"
-    outcome = run_with_deadline([str(executable_of(source)), case], CASE_DEADLINE_S)
+@pytest.mark.parametrize(("executable", "case"), [pytest.param(e, c, id=c) for e, c in all_cases()])
+def test_case(executable: Path, case: str) -> None:
+    assert not case.endswith(f".{NOT_LISTED}"), f"{executable} is not built or cannot list its cases; run: make test"
+    outcome = run_with_deadline([str(executable), case], CASE_DEADLINE_S)
     if outcome.timed_out:
         pytest.fail(f"{case} was still running after {CASE_DEADLINE_S:g} s:\n{outcome.output}", pytrace=False)
     if outcome.return_code < 0:
@@ -105,18 +125,29 @@ def test_case(source: Path, case: str) -> None:
     if outcome.return_code != 0:
         pytest.fail(f"{case} exited with {outcome.return_code}:\n{outcome.output}", pytrace=False)
     # A case that silently ran nothing must not pass.
-    assert f"ok      {case}" in outcome.output, f"{case} did not say that it passed:\n{outcome.output}"
+    assert f"ok      {case}\n" in outcome.output, f"{case} did not say that it passed:\n{outcome.output}"
 
 
 def test_there_are_cpp_tests() -> None:
-    assert TEST_SOURCES, f"no *_test.cc in {SOURCES}"
+    assert TEST_SOURCES, f"no */*_test.cc in {SOURCES}"
+    assert not list(SOURCES.glob("*_test.cc")), "a test belongs in the folder of its executable"
+    assert len({source.stem for source in ALL_SOURCES}) == len(ALL_SOURCES), "two files of one name"
+
+
+def test_every_file_runs_under_a_sanitizer() -> None:
+    chosen = sanitizers_of_files()
+    assert set(chosen) == {str(source.relative_to(SOURCES)) for source in ALL_SOURCES}
+    for file, sanitizers in chosen.items():
+        assert sanitizers, f"{file} runs under no sanitizer"
+        assert sanitizers <= {"address", "thread"}, f"sanitizers.txt: {file}"
+        assert "thread" in sanitizers or not starts_threads(SOURCES / file), f"{file} can start threads"
 
 
 def test_threads_are_seen_wherever_they_are_started() -> None:
     starting = re.compile(r"std::thread\b|pthread_create|WorkerPool|TransportContext|ConnectionService|RecoveryThread")
-    for source in SOURCES.glob("*_test.cc"):
+    for source in ALL_SOURCES:
         assert starts_threads(source) or not starting.search(source.read_text()), source.name
-    assert not starts_threads(SOURCES / "wire_test.cc"), "or the choice chooses nothing"
+    assert not starts_threads(SOURCES / "wire" / "wire_test.cc"), "or the choice chooses nothing"
 
 
 class TestRunner:

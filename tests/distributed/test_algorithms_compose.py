@@ -12,6 +12,7 @@ from support.algorithm_cases import CASES, NAMES, Case, check_together, pulling,
 from support.ports import take_another_port
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import each_value_once
 from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, Branches, NormNet, begin, loss_of, message_of, mlp
 from torch import nn
 
@@ -67,8 +68,11 @@ def test_one_rank_and_an_odd_number(case: Case, ranks: int) -> None:
         run_ranks(ranks, _many_steps, case, STEPS, reuse=True)
 
 
-@pytest.mark.parametrize("nodes", [TWO_NODES_OF_TWO, NODES_OF_TWO_AND_ONE], ids=["2+2", "2+1"])
-@every_algorithm
+@pytest.mark.parametrize(
+    ("case", "nodes"),
+    each_value_once(CASES, [TWO_NODES_OF_TWO, NODES_OF_TWO_AND_ONE]),
+    ids=lambda one: str(one) if isinstance(one, Case) else f"{len(one)} ranks",
+)
 def test_emulated_nodes(case: Case, nodes: list[dict[str, str]]) -> None:
     hierarchical = case.on_nodes()
     run_ranks(len(nodes), _many_steps, hierarchical, STEPS, env=nodes, reuse=True)

@@ -11,6 +11,7 @@ import torch
 from support.algorithm_cases import CASES, WARMUP_STEPS, Case, pulling, step
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import each_value_once
 from support.training import TWO_NODES_OF_TWO, begin, check_equal, engine_of, loss_of, message_of, mlp
 from torch import nn
 
@@ -93,8 +94,9 @@ def test_other_processes_go_on(case: Case, tmp_path: Path) -> None:
         run_ranks(4, play, case, 7, "with_bagua", str(tmp_path), env=SMALL_BUCKETS, reuse=True)
 
 
-@pytest.mark.parametrize("how", ["with_bagua unflattened", "wrapper"])
-@every_algorithm
+@pytest.mark.parametrize(
+    ("case", "how"), each_value_once(DETERMINISTIC, ["with_bagua unflattened", "wrapper"]), ids=str
+)
 def test_other_ways_to_wrap(case: Case, how: str, tmp_path: Path) -> None:
     run_ranks(2, _save, case, 3, how, str(tmp_path), reuse=True)
     run_ranks(2, _go_on, case, 3, how, str(tmp_path), reuse=True)

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import rest_is_deep
 from support.training import TWO_NODES_OF_TWO, batches, begin, check_ranks_equal, loss_of, message_of, mlp, momentum
 
 from bagua.engine import plan_tuner
@@ -137,7 +138,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "allow", "fast", "expected"), CASES)
+@pytest.mark.parametrize(("name", "allow", "fast", "expected"), rest_is_deep(CASES, 1, 3))
 def test_the_fastest_is_found_with_the_losses_of_the_same_plans_by_hand(
     name: str, allow: list[str], fast: Any, expected: Any, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def test_the_fastest_is_found_with_the_losses_of_the_same_plans_by_hand(
     assert again[0][1] < min(60, results[0][1])
 
 
+@pytest.mark.deep
 def test_codecs_are_chosen_where_they_are_allowed(tmp_path: Path) -> None:
     allow, fast = ["bytegrad", "bytegrad:fp8_e4m3", "bytegrad:int4"], "bytegrad(codec='int4')"
     results = run_ranks(3, _tuned, "gradient_allreduce", allow, (fast, None), str(tmp_path), reuse=True)

@@ -11,9 +11,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.drawn_calls import Drawing, Elements, Given, Shape, call, call_each
+from support.examples import examples
 from support.rank_pool import RankPool
 
-examples = settings(max_examples=50)
+DRAWN = settings(max_examples=examples(4))
 
 
 class Moves:
@@ -45,7 +46,7 @@ def part(elements: Elements, rank: int, count: int) -> Elements:
     return elements[rank * count : (rank + 1) * count]
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_broadcast(pool: RankPool, data: st.DataObject) -> None:
     moves = Moves(pool, data)
@@ -54,7 +55,7 @@ def test_broadcast(pool: RankPool, data: st.DataObject) -> None:
     moves.check("broadcast", [[moves.tensor(one, shape), root] for one in inputs], 0, [inputs[root]] * pool.size)
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_send_and_recv(pool: RankPool, data: st.DataObject) -> None:
     moves = Moves(pool, data)
@@ -69,7 +70,7 @@ def test_send_and_recv(pool: RankPool, data: st.DataObject) -> None:
     assert after[source][0] == after[target][0] == sent.tobytes()
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_allgather(pool: RankPool, data: st.DataObject) -> None:
     moves = Moves(pool, data)
@@ -80,7 +81,7 @@ def test_allgather(pool: RankPool, data: st.DataObject) -> None:
     moves.check("allgather", arguments, 1, [np.concatenate(inputs)] * pool.size)
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_allgather_inplace(pool: RankPool, data: st.DataObject) -> None:
     moves = Moves(pool, data)
@@ -91,7 +92,7 @@ def test_allgather_inplace(pool: RankPool, data: st.DataObject) -> None:
     moves.check("allgather_inplace", [[moves.tensor(one, whole)] for one in inputs], 0, [gathered] * pool.size)
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_gather(pool: RankPool, data: st.DataObject) -> None:
     """What others than the root give as destination is left alone, whatever it is."""
@@ -104,7 +105,7 @@ def test_gather(pool: RankPool, data: st.DataObject) -> None:
     moves.check("gather", arguments, 1, expected)
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_gather_inplace(pool: RankPool, data: st.DataObject) -> None:
     moves = Moves(pool, data)
@@ -120,7 +121,7 @@ def test_gather_inplace(pool: RankPool, data: st.DataObject) -> None:
     moves.check("gather_inplace", arguments, 0, expected)
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_scatter(pool: RankPool, data: st.DataObject) -> None:
     moves = Moves(pool, data)
@@ -131,7 +132,7 @@ def test_scatter(pool: RankPool, data: st.DataObject) -> None:
     moves.check("scatter", arguments, 1, [part(sources[root], rank, count) for rank in moves.ranks])
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_scatter_inplace(pool: RankPool, data: st.DataObject) -> None:
     """The root's buffer stays as it is."""
@@ -147,7 +148,7 @@ def test_scatter_inplace(pool: RankPool, data: st.DataObject) -> None:
     moves.check("scatter_inplace", arguments, 0, expected)
 
 
-@examples
+@DRAWN
 @given(st.data(), st.booleans())
 def test_alltoall(pool: RankPool, data: st.DataObject, is_in_place: bool) -> None:
     moves = Moves(pool, data)
@@ -175,7 +176,7 @@ def places(draw: Drawing, lengths: list[int]) -> tuple[list[int], int]:
 ORDERS = {2: [(0, 1), (1, 0)], 3: [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]}
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_alltoall_v(pool: RankPool, data: st.DataObject) -> None:
     """Parts of what is sent may overlap; what lies between those that are received stays as it is."""
@@ -199,7 +200,7 @@ def test_alltoall_v(pool: RankPool, data: st.DataObject) -> None:
     moves.check("alltoall_v", arguments, 3, expected)
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_alltoall_v_inplace(pool: RankPool, data: st.DataObject) -> None:
     """As much to a rank as from it."""

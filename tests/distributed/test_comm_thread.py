@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import each_value_once
 from support.training import algorithm_of, batches, begin, check_ranks_equal, check_tensor_on_ranks, loss_of
 from torch import Tensor, nn
 
@@ -129,12 +130,15 @@ class _Layers(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize(
-    "algorithm",
-    [("bytegrad", {}), ("bytegrad", {"hierarchical": False}), ("qadam", {}), ("qadam", {"hierarchical": False})],
-    ids=lambda one: f"{one[0]} {one[1]}",
-)
+SEVERAL_OPERATIONS = [
+    ("bytegrad", {}),
+    ("bytegrad", {"hierarchical": False}),
+    ("qadam", {}),
+    ("qadam", {"hierarchical": False}),
+]
+
+
+@pytest.mark.parametrize(("other", "algorithm"), each_value_once(list(OTHERS), SEVERAL_OPERATIONS), ids=str)
 @on_ranks(2)
 def test_communication_of_users_in_a_backward_pass_is_not_mixed_up(
     rank: int, device: torch.device, other: str, algorithm: tuple[str, dict[str, Any]]

@@ -118,6 +118,7 @@ def test_bytes_are_counted() -> None:
         assert found == pytest.approx([128, 64, 64, 64, 64, 64, 96])
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 def test_algorithms_train_from_the_same_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     details, result, plot = tmp_path / "details.json", tmp_path / "convergence.json", tmp_path / "curves.png"
@@ -148,6 +149,7 @@ def test_algorithms_train_from_the_same_start(tmp_path: Path, capsys: pytest.Cap
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 def test_fsdp_trains_as_it_does_without_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from measure.convergence import tool

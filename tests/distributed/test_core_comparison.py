@@ -21,6 +21,7 @@ CHOSEN = ["torch-ddp", "with-bagua", "bagua-ddp", "ddp-powersgd", "ddp-bytegrad"
 CHOSEN += ["decentralized-shift-one", "async", "fsdp", "fsdp-int4-differences"]
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 def test_every_algorithm_keeps_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     details, result = tmp_path / "details.json", tmp_path / "core.json"

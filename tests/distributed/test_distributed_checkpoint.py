@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from support.ranks import run_ranks
 from support.training import NormNet, batches, begin, torch_ddp, train
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
 
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
@@ -40,6 +32,16 @@ def _made(wrapper: str, seed: int, device: torch.device) -> tuple[Any, torch.opt
 
 
 def _round_trips(folder: str, pairs: list[tuple[str, str]]) -> None:
+    # Here, in the ranks: these imports take more than a second, of each worker of pytest that collects this file.
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        get_state_dict,
+        set_model_state_dict,
+        set_state_dict,
+    )
+
     rank, device = begin()
     warnings.simplefilter("ignore")  # of torch's checkpoints
     for saver, loader in pairs:

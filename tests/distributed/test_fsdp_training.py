@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from support.ranks import run_ranks
 from support.sharded import Tied, check_near, gradients_of, layers, shard, train_sharded, twins, weights_of, whole
+from support.sweeps import rest_is_deep
 from support.training import batches, begin, check_tensor_on_ranks, loss_of
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
@@ -344,12 +345,13 @@ def _run(case: str) -> None:
     CASES[case](device)
 
 
-# The others on four ranks as well, whose sums have more than one order.
+# On four ranks sums have more than one order: some cases by default, and in `make deep` all that can run on four.
 ON_TWO_RANKS = ("quality", "compiled")
+ON_FOUR_RANKS = ("codecs", "accumulation", "separate group", "resharded")
+PLACES = [(ranks, case) for ranks in (2, 4) for case in CASES if ranks == 2 or case not in ON_TWO_RANKS]
+BY_DEFAULT = [number for number, (ranks, case) in enumerate(PLACES) if ranks == 2 or case in ON_FOUR_RANKS]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "case"), [(ranks, case) for ranks in (2, 4) for case in CASES if ranks == 2 or case not in ON_TWO_RANKS]
-)
+@pytest.mark.parametrize(("ranks", "case"), rest_is_deep(PLACES, *BY_DEFAULT))
 def test_compressed(ranks: int, case: str) -> None:
     run_ranks(ranks, _run, case, reuse=True)

@@ -15,6 +15,7 @@ from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.replicas import flat_weights, gathered, momentum, sgd, train_step
 from support.round_situations import SITUATIONS
+from support.sweeps import rest_is_deep
 from support.training import (
     NODES_OF_TWO_AND_ONE,
     TWO_NODES_OF_TWO,
@@ -223,7 +224,7 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", rest_is_deep(HOWS, 1, 2))
 @on_ranks(2)
 def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
     for situation, make in (*((situation, sgd) for situation in SITUATIONS), *OWN):

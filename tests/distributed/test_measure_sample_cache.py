@@ -14,6 +14,7 @@ from bagua.net.bench.result_file import read_result
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(
     importlib.util.find_spec("PIL") is None, reason="needs Pillow, which decodes images: pip install pillow"
 )

@@ -23,6 +23,7 @@ def measured(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) ->
     return read_result(path)
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 def test_samplers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = measured(tmp_path, capsys, "balance", "--samples", "64", "--batch-size", "4", "--rounds", "1")
@@ -37,6 +38,7 @@ def test_samplers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert result.find("speedup", sampler="distributed", form="packed").median == 1
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 def test_mixtures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("moe", "--device", "cpu", "--hidden", "16", "--tokens", "32", "--layers", "1", "--rounds", "2")

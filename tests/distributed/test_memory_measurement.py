@@ -18,6 +18,7 @@ from measure.memory import tool
 CASES = ["decentralized-shift_one"]
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 def test_algorithms_need_what_is_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--device", "cpu", "--layers", "6", "--steps", "1", "--json", str(tmp_path / "memory.json")]

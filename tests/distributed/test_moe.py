@@ -13,6 +13,7 @@ from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.moe_reference import mixture
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import each_value_once
 from support.training import begin, check_tensor_on_ranks, message_of
 from torch import Tensor, nn
 
@@ -127,9 +128,9 @@ def _equal(k: int, local: int, factor: float) -> int:
     return dropped
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(("k", "local"), [(1, 1), (1, 8), (2, 1), (2, 2)])
-def test_outputs_and_gradients_are_those_of_one_process(k: int, local: int, size: int) -> None:
+@pytest.mark.parametrize(("experts", "size"), each_value_once([(1, 1), (1, 8), (2, 1), (2, 2)], [2, 3]))
+def test_outputs_and_gradients_are_those_of_one_process(experts: tuple[int, int], size: int) -> None:
+    k, local = experts
     roomy, narrow = (run_ranks(size, _equal, k, local, factor, reuse=True)[0] for factor in (100, 0.6))
     assert roomy == 0
     assert narrow > 0

@@ -1,5 +1,5 @@
-"""Runs the Python blocks of the documentation on gloo ranks: the programs of tests/docs/programs, and complete scripts
-by torchrun, as their readers do."""
+"""Runs the Python blocks of the documentation on gloo ranks: the programs of tests/docs/programs, and complete scripts,
+which `make deep` starts by torchrun as well, as their readers do."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ def test_program(program: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", SCRIPTS)
 def test_script(page: str, tmp_path: Path) -> None:
+    name, source = SCRIPTS[page]
+    (tmp_path / name).write_text(source)
+    run_ranks(2, run_program, str(tmp_path / name), str(tmp_path))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("page", SCRIPTS)
+def test_script_under_torchrun(page: str, tmp_path: Path) -> None:
     name, source = SCRIPTS[page]
     (tmp_path / name).write_text(source)
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2"]

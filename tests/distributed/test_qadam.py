@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from support.byte_reference import nodes_of
 from support.ranks import run_ranks
+from support.sweeps import each_value_once
 from support.training import (
     NODES_OF_TWO_AND_ONE,
     TWO_NODES_OF_TWO,
@@ -161,8 +162,10 @@ def _follows_formula(how: str, nodes: list[list[int]] | None) -> None:
             check_close(net, theirs, f"step {number}", 1e-3)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper", "wrapper, finding unused"])
+HOWS = ["with_bagua", "with_bagua unflattened", "wrapper", "wrapper, finding unused"]
+
+
+@pytest.mark.parametrize(("how", "ranks"), each_value_once(HOWS, [2, 1, 3, 4]))
 def test_steps_follow_the_formula(how: str, ranks: int) -> None:
     run_ranks(ranks, _follows_formula, how, None)
 

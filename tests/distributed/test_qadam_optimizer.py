@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import rest_is_deep
 from support.training import (
     ConvNet,
     Scaled,
@@ -41,7 +42,9 @@ def _losses(net: nn.Module, optimizer: torch.optim.Optimizer, data: list[Any], s
     return losses
 
 
-@pytest.mark.parametrize(("foreach", "bytes_at_a_time"), [(True, 1 << 20), (False, 1 << 20), (True, 100), (True, 1)])
+@pytest.mark.parametrize(
+    ("foreach", "bytes_at_a_time"), rest_is_deep([(True, 1 << 20), (False, 1 << 20), (True, 100), (True, 1)], 1, 2)
+)
 @on_ranks(1, fresh=True)
 def test_a_thousand_steps_of_warm_up_are_those_of_adam(
     device: torch.device, foreach: bool, bytes_at_a_time: int

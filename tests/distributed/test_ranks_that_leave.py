@@ -14,6 +14,7 @@ import torch.distributed as dist
 from support.ports import free_port
 from support.processes import wait_until
 from support.ranks import run_ranks
+from support.sweeps import rest_is_deep
 
 import bagua.torch_api as bagua
 from bagua.job import failure_report
@@ -87,7 +88,7 @@ elif sys.argv[1] == "fails":
 """
 
 
-@pytest.mark.parametrize("end", ["returns", "fails"])
+@pytest.mark.parametrize("end", rest_is_deep(["returns", "fails"], 0))
 def test_a_rank_whose_process_ends(end: str) -> None:
     environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [

@@ -18,12 +18,13 @@ from support.collective_model import (
     contributions,
 )
 from support.drawn_calls import Drawing, Given, Shape, call, given_as, tensor_of
+from support.examples import examples
 from support.rank_pool import RankPool
 
 import bagua.torch_api as bagua
 from bagua.collectives.reduce_op import is_meaningful
 
-examples = settings(max_examples=30)
+DRAWN = settings(max_examples=examples(5))
 
 
 class Sums:
@@ -53,7 +54,7 @@ class Sums:
         assert_reduced(tensor_of(actual, self.dtype, tuple(inputs[0].shape)), inputs, op, op.name)
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_allreduce(pool: RankPool, data: st.DataObject) -> None:
     sums = Sums(pool, data)
@@ -70,7 +71,7 @@ def test_allreduce(pool: RankPool, data: st.DataObject) -> None:
             sums.check(rank[0], inputs, op)
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_reduce(pool: RankPool, data: st.DataObject) -> None:
     """Elsewhere than on the root nothing changes."""
@@ -91,7 +92,7 @@ def test_reduce(pool: RankPool, data: st.DataObject) -> None:
                 assert in_place[rank][0] == source.elements
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_reduce_scatter(pool: RankPool, data: st.DataObject) -> None:
     """In place, what is behind the first part stays as it is."""
@@ -115,7 +116,7 @@ def test_reduce_scatter(pool: RankPool, data: st.DataObject) -> None:
 OF_TORCH = [dtype for dtype in REDUCED_DTYPES if dtype not in (torch.int16, torch.bool, *COMPLEX)]
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_allreduce_has_the_bits_of_torch(pool: RankPool, data: st.DataObject) -> None:
     """Of any numbers: floating-point sums depend on their order."""
@@ -148,7 +149,7 @@ def many(draw: Drawing, dtypes: tuple[torch.dtype, ...]) -> tuple[list[list[torc
 FLAT_BYTES = (20, 64 << 20)  # of one message: several, or one for each dtype
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_broadcast_coalesced(pool: RankPool, data: st.DataObject) -> None:
     draw = Drawing(data, pool.size)
@@ -159,7 +160,7 @@ def test_broadcast_coalesced(pool: RankPool, data: st.DataObject) -> None:
     assert [rank[1] for rank in after] == [[one.elements for one in tensors[root]]] * pool.size
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_allreduce_coalesced_inplace(pool: RankPool, data: st.DataObject) -> None:
     draw = Drawing(data, pool.size)
@@ -183,7 +184,7 @@ OBJECTS = st.recursive(
 )
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_objects(pool: RankPool, data: st.DataObject) -> None:
     root = Drawing(data, pool.size).rank("src")
@@ -217,7 +218,7 @@ OF_CONTIGUOUS_TENSORS: dict[str, tuple[int, list[object]]] = {
 }
 
 
-@examples
+@DRAWN
 @given(st.data())
 def test_memory_with_gaps_is_refused_before_anything_is_sent(pool: RankPool, data: st.DataObject) -> None:
     draw = Drawing(data, pool.size)

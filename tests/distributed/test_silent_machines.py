@@ -10,6 +10,7 @@ import threading
 import pytest
 from support.labs import NEEDS_LAB, Lab
 from support.processes import wait_until
+from support.sweeps import rest_is_deep
 
 pytestmark = NEEDS_LAB
 
@@ -41,7 +42,7 @@ bagua.allreduce_inplace(tensor)
 """
 
 
-@pytest.mark.parametrize("silent", [0, 1])
+@pytest.mark.parametrize("silent", rest_is_deep([0, 1], 0))
 def test_a_silent_machine_ends_the_job(silent: int) -> None:
     """Also if the store was on it."""
     with Lab() as lab:

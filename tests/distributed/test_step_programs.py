@@ -3,23 +3,16 @@ message, the ranks stay together, and nothing hangs (a rank that does not answer
 
 from __future__ import annotations
 
-import os
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.algorithm_cases import Case
 from support.branching import HEADS, PARTS, PLACES
+from support.examples import examples, is_default_run
 from support.rank_pool import RankPool
 from support.step_programs import FOUND, carry_out
 
-# By default the same programs in every run; other numbers draw new ones.
-DEFAULT_EXAMPLES = 15
-EXAMPLES = int(os.environ.get("BAGUA_TEST_EXAMPLES", DEFAULT_EXAMPLES))
-examples = settings(
-    max_examples=EXAMPLES,
-    derandomize=EXAMPLES == DEFAULT_EXAMPLES,
-    database=None,
-)
+# By default the same programs in every run.
+PROGRAMS = settings(max_examples=examples(4), derandomize=is_default_run(), database=None)
 SIZES = (None, 4, 80, 200)  # bytes of a bucket: one for all, one for each parameter, and some between
 booleans = st.booleans()
 heads = st.sampled_from((HEADS[0], *HEADS))
@@ -69,7 +62,7 @@ def check(pool: RankPool, data: st.DataObject, cases: tuple[Case, ...]) -> None:
     assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
 
 
-@examples
+@PROGRAMS
 @given(st.data())
 def test_gradients(pool: RankPool, data: st.DataObject) -> None:
     check(
@@ -77,7 +70,7 @@ def test_gradients(pool: RankPool, data: st.DataObject) -> None:
     )
 
 
-@examples
+@PROGRAMS
 @given(st.data())
 def test_weights(pool: RankPool, data: st.DataObject) -> None:
     cases = [

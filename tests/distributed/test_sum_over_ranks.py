@@ -10,6 +10,7 @@ import torch
 from support.messages import counted_messages
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import rest_is_deep
 from support.training import begin
 from torch import Tensor
 
@@ -109,7 +110,8 @@ def _sums_in_a_grid() -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "sizes"), [(4, [24] + [12] * 2 + [24]), (6, [16] * 2 + [8] * 2 + [16] * 2), (5, [12] * 2)]
+    ("ranks", "sizes"),
+    rest_is_deep([(4, [24] + [12] * 2 + [24]), (6, [16] * 2 + [8] * 2 + [16] * 2), (5, [12] * 2)], 0, 2),
 )
 def test_many_ranks_sum_over_rows_and_columns(ranks: int, sizes: list[int]) -> None:
     results = run_ranks(ranks, _sums_in_a_grid)

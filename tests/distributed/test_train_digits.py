@@ -25,6 +25,7 @@ def _printed(*options: str) -> list[str]:
     return printed.getvalue().splitlines()
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None,
     reason="needs scikit-learn, which brings the digits: pip install scikit-learn",

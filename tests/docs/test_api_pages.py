@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import griffe
-import pytest
 from support.page_programs import REPOSITORY, blocks_of
 
 FOLDER = REPOSITORY / "docs" / "reference" / "api"
@@ -39,13 +38,15 @@ def _shown(found: Any) -> Iterator[Any]:
             yield member
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_has_an_example(page: str) -> None:
-    assert blocks_of(f"docs/reference/api/{page}") != []
+def test_every_page_has_an_example() -> None:
+    assert [page for page in PAGES if not blocks_of(f"docs/reference/api/{page}")] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_shows_no_private_names(page: str) -> None:
+def test_no_page_shows_private_names() -> None:
+    assert [one for page in PAGES for one in _private_names(page)] == []
+
+
+def _private_names(page: str) -> list[str]:
     wrong = []
     package = _package()
     for path in re.findall(r"^::: (\S+)", (FOLDER / page).read_text(), re.MULTILINE):
@@ -56,4 +57,4 @@ def test_a_page_shows_no_private_names(page: str) -> None:
                 str(text) for one in member.parameters for text in (one.annotation, one.default) if text is not None
             ]
             wrong += [f"{member.path}: {text}" for text in texts if PRIVATE.search(text)]
-    assert wrong == []
+    return wrong

@@ -28,7 +28,7 @@ def _outcomes(folders: list[str] | None) -> dict[str, tuple[str, str]]:
     return {name: tuple(torch_ddp_rank.run_test(name, folder)) for name, folder in zip(names, folders, strict=False)}  # type: ignore[misc]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_torch_s_tests_of_ddp() -> None:
     """Every one passes but for those that are listed with the reason, and those fail."""
     with tempfile.TemporaryDirectory() as root:

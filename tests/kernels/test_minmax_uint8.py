@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.minmax_data import DTYPES, KINDS, error_bound, numbers
 from torch import Tensor
@@ -56,7 +56,6 @@ dtypes = st.sampled_from(DTYPES)
 blocks = st.sampled_from([None, 1, 2, 31, 32, 100, 512, 1024, 4096, 20000])
 
 
-@settings(max_examples=80)
 @given(
     kind=st.sampled_from(KINDS),
     elements=st.integers(0, 3000),
@@ -74,7 +73,6 @@ def test_error_bound(kind: str, elements: int, chunks: int, block: int | None, d
     assert_close(source, result, chunks, block)
 
 
-@settings(max_examples=150)
 @given(values=st.lists(st.floats(width=32), max_size=40), block=st.sampled_from([None, 1, 3, 7, 1024]))
 @example(values=[3.4028234663852886e38, -3.4028234663852886e38, 0.0], block=None)
 @example(values=[3.4028234663852886e38, 0.0], block=None)
@@ -87,7 +85,6 @@ def test_error_bound_of_any_floats(values: list[float], block: int | None) -> No
     assert_close(source, round_trip(source, 1, block), 1, block)
 
 
-@settings(max_examples=100)
 @given(values=st.lists(st.floats(width=16, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 @example(values=[65504.0, 0.0])
 @example(values=[65504.0, -65504.0, 1.0])
@@ -157,7 +154,6 @@ def test_accumulate_adds_in_fp32(dtype: torch.dtype) -> None:
     assert torch.equal(target, (before.float() + decoded).to(dtype))
 
 
-@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1e-3, 1.0, 1e3]), chunks=st.integers(1, 3))
 def test_whole_chunks_are_as_the_original_formula(seed: int, scale: float, chunks: int) -> None:
     """On ordinary data: within one level, where that adds 1e-7 to the range and rounds before it takes the offset.

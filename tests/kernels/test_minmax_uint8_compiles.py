@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is for Linux on x86-64 and arm64")
 
+from support.sweeps import rest_is_deep
 from support.triton_compiler import Launch, Recorder, ptx_of
 
 from bagua.kernels import minmax_uint8_triton as launcher
@@ -56,7 +57,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("elements", "chunks", "block", "dtype", "versions"), SHAPES)
+@pytest.mark.parametrize(("elements", "chunks", "block", "dtype", "versions"), rest_is_deep(SHAPES, 1, 3, 7))
 def test_compiles(
     launches: list[Launch], elements: int, chunks: int, block: int | None, dtype: torch.dtype, versions: int
 ) -> None:
@@ -66,7 +67,7 @@ def test_compiles(
         assert ".visible .entry" in ptx_of(launch)
 
 
-@pytest.mark.parametrize("block", [1024, None])
+@pytest.mark.parametrize("block", rest_is_deep([1024, None], 0))
 def test_full_tiles_are_read_and_written_in_pieces_of_16_bytes(launches: list[Launch], block: int | None) -> None:
     launch_all(8192 * 1024, 1, block, torch.float32, 8)
     for launch in launches:
@@ -76,7 +77,7 @@ def test_full_tiles_are_read_and_written_in_pieces_of_16_bytes(launches: list[La
 
 
 # Warps of a tile of 1024 elements: 32 elements of a thread, 16 or 8.
-@pytest.mark.parametrize(("ranges", "versions", "warps"), [(8192, 2, 1), (8192, 8, 2), (256, 8, 4)])
+@pytest.mark.parametrize(("ranges", "versions", "warps"), rest_is_deep([(8192, 2, 1), (8192, 8, 2), (256, 8, 4)], 0))
 def test_a_sum_adds_a_byte_with_two_instructions(
     launches: list[Launch], ranges: int, versions: int, warps: int
 ) -> None:
@@ -94,14 +95,14 @@ def test_a_sum_adds_a_byte_with_two_instructions(
         assert ptx.count(instruction) <= 2 * (elements + 8), instruction
 
 
-@pytest.mark.parametrize("ranges", [8192, 256])
+@pytest.mark.parametrize("ranges", rest_is_deep([8192, 256], 0))
 def test_a_warp_finds_the_extremes_of_sums_with_one_instruction_each(launches: list[Launch], ranges: int) -> None:
     launch_all(ranges * 1024, 1, 1024, torch.float32, 4)
     ptx = ptx_of(launches[-1])
     assert ptx.count("redux.sync.min.s32") == ptx.count("redux.sync.max.s32") == 2
 
 
-@pytest.mark.parametrize(("ranges", "versions", "warps"), [(8192, 2, 1), (256, 4, 2), (256, 8, 4)])
+@pytest.mark.parametrize(("ranges", "versions", "warps"), rest_is_deep([(8192, 2, 1), (256, 4, 2), (256, 8, 4)], 0))
 def test_a_sum_of_few_versions_or_ranges_waits_for_memory_once(
     launches: list[Launch], ranges: int, versions: int, warps: int
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.minmax_data import DTYPES, error_bound, numbers
 from torch import Tensor
@@ -27,7 +27,6 @@ def levels_of(compressed: Tensor, elements: int, block: int) -> tuple[Tensor, Te
     return (compressed[:, header:].view(-1, ranges, block).double() - zero) * step, step
 
 
-@settings(max_examples=150)
 @given(
     kind=st.sampled_from(["normal", "far from zero", "positive", "apart"]),
     versions=st.integers(1, 20),

@@ -1,4 +1,5 @@
-"""Compares the Triton kernels of MinMaxUInt8, run by Triton's interpreter on CPU tensors, with the reference.
+"""Compares the Triton kernels of MinMaxUInt8, run by Triton's interpreter on CPU tensors, with the reference: a third
+of the cases, or with the argument `all` all of them.
 
 A program of its own, because TRITON_INTERPRET must be set before the kernels are imported. Prints a line for every
 difference. The interpreter takes some 20 us for an element of a reduction, hence the small sizes.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -75,11 +77,12 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     # numpy, which computes, mentions divisions by 0 and NaN.
     warnings.simplefilter("ignore", RuntimeWarning)
-    run(cases())
+    every = 1 if sys.argv[1:] == ["all"] else 3
+    run(cases()[::every])
     many_versions()
     unaligned_bytes()
     minmax_uint8_triton.LONGEST_ROW = minmax_uint8_triton.LONG_TILE_ELEMENTS = 16
     minmax_uint8_triton.PARTIALS = 2
     minmax_uint8_triton._steps.cache_clear()
-    run(long_ranges())
+    run(long_ranges()[::every])
     print("compared")

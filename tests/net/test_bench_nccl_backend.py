@@ -91,7 +91,7 @@ def test_tuned_is_repeated_or_a_list_and_best_stands_for_settings(words: list[st
 @pytest.mark.parametrize("text", ["rails4", "rails4:", ":A=1", "rails4:BAGUA_NET_RAILS", "rails4:4=A", "x:A=1,"])
 def test_a_wrong_variant_is_an_error_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="NAME:VARIABLE=VALUE") as failure:
-        bagua_net_variant(text, LIBRARY)
+        bagua_net_variant(text, bagua_net(LIBRARY))
     assert repr(text) in str(failure.value)
 
 

@@ -86,6 +86,7 @@ def _command_line(pid: int) -> bytes:
         return b""
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_all_collectives_and_settings_run_and_are_verified_and_exported(tmp_path: Path, library: Path) -> None:
     out = tmp_path / "out"

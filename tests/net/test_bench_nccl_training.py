@@ -12,7 +12,9 @@ pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
+from measure.networks import all_reduce
 from measure.networks import tool as networks
+from support.labs import needs_lab
 from support.tool_module import load_script
 
 from bagua.net.bench.result_file import read_result
@@ -23,7 +25,7 @@ def ddp_train() -> ModuleType:
     return load_script("examples/ddp_train.py")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_the_comparison_trains_and_finds_equal_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "networks.json"
@@ -37,6 +39,36 @@ def test_the_comparison_trains_and_finds_equal_losses(tmp_path: Path, capsys: py
     assert losses[0] == losses[1]
     assert losses[0] < 2.0, "the model learns, so equal losses mean something"
     assert result.find("speedup", backend="plugin", size_bytes=1 << 16).repetitions == 1
+
+
+@needs_lab
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_all_reduce_goes_on_without_a_backend_that_fails_and_measures_a_network_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "all-reduce.json"
+    words = [
+        "--device",
+        "cpu",
+        "--networks",
+        "free:9000:unknown",
+        "--sizes",
+        "4K,64K",
+        "--rounds",
+        "2",
+        "--turn",
+        "0.05",
+    ]
+    words += ["--tuned", "none", "--lines", str(tmp_path / "lines"), "--json", str(path)]
+    code = all_reduce.main([*words, "--network-limit", "200", "--variant", "broken:PYTHONHOME=/nonexistent"])
+    assert code == 1
+    assert "broken did not start" in capsys.readouterr().out
+    first = read_result(path)
+    for backend in ("nccl", "plugin"):
+        assert first.find("time", backend=backend, size_bytes=1 << 16, told_mbps=-1, mtu=9000).repetitions == 2
+    assert all_reduce.main(words) == 0, "nothing is left to measure"
+    assert read_result(path).figures == first.figures
 
 
 def test_vgg16_is_the_published_model(ddp_train: ModuleType) -> None:

@@ -12,19 +12,18 @@ import pytest
 from support.lab_ring import Ring
 from support.labs import NEEDS_LAB, Lab
 from support.nic_traffic import bytes_carried, run_ip, sent_bytes, traffic_until, traffic_until_shared
+from support.sweeps import each_value_once, rest_is_deep
 
 pytestmark = NEEDS_LAB
 
 _JOINED = {"BAGUA_NET_JOIN_NICS": "eth0+eth1", "BAGUA_NET_RAILS": "1"}
-# A comm of one interface would wait for a third of the time, which is longer than any test: what ends in time has used
-# the other interface, however busy the machine is.
-_NEVER_WAITS_FOR_ONE = {**_JOINED, "BAGUA_NET_KEEPALIVE_S": "600"}
+# A loss that only the time limit of a silent host would end takes more than three times the deadline of an answer.
+_WITHOUT_LIMIT = {**_JOINED, "BAGUA_NET_KEEPALIVE_S": "600"}
 _SIZES = (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20)
 _BYTES = 16 << 20
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("ip_version", [4, 6])
+@pytest.mark.parametrize(("workers", "ip_version"), each_value_once(["0", "2"], [4, 6]))
 def test_two_interfaces_are_one_device_that_uses_both(workers: str, ip_version: int) -> None:
     environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
     with Lab(nics=2, rate_mbit=500, ip_versions=(ip_version,)) as lab, Ring(lab, env=environment) as ring:
@@ -49,7 +48,7 @@ def test_the_first_messages_do_not_wait_for_a_slow_interface(workers: str) -> No
     """The kernel says the same of both. At the speed of the other one, it would get half."""
     environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
     with (
-        Lab(nics=2, rate_mbit=(400, 40), reports_rates=False, ip_versions=(4,)) as lab,
+        Lab(nics=2, rate_mbit=(400, 40), speed="veth", ip_versions=(4,)) as lab,
         Ring(lab, env=environment, channels=1) as ring,
     ):
         ring.connect()
@@ -58,12 +57,15 @@ def test_the_first_messages_do_not_wait_for_a_slow_interface(workers: str) -> No
         ring.quit()
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize(("rates", "shares"), [((400, 400), (0.5, 0.5)), ((400, 100), (1, 0)), ((100, 400), (0, 1))])
+@pytest.mark.parametrize(
+    ("workers", "speeds"),
+    each_value_once(["0", "2"], [((400, 400), (0.5, 0.5)), ((400, 100), (1, 0)), ((100, 400), (0, 1))]),
+)
 def test_small_messages_take_the_fastest_interfaces_in_turn(
-    rates: tuple[int, int], shares: tuple[float, float], workers: str
+    speeds: tuple[tuple[int, int], tuple[float, float]], workers: str
 ) -> None:
     """Each of four comms sends all of its own over one. On a busy machine, a path may look long, and miss a turn."""
+    rates, shares = speeds
     environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
     with Lab(nics=2, rate_mbit=rates, ip_versions=(4,)) as lab, Ring(lab, env=environment, channels=4) as ring:
         ring.connect()
@@ -148,8 +150,7 @@ def _carries(lab: Lab, ring: Ring, nic: int) -> bool:
     return bytes_carried(lab, 0, lambda: ring.verify(2 << 20))[nic] > 256 << 10
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("nic", [0, 1])
+@pytest.mark.parametrize(("workers", "nic"), each_value_once(["0", "2"], [0, 1]))
 def test_a_pair_of_interfaces_that_cannot_connect_at_the_start_is_used_once_it_can(nic: int, workers: str) -> None:
     with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab:
         # The link is up on both sides, and nothing gets through.
@@ -170,12 +171,11 @@ def test_a_pair_of_interfaces_that_cannot_connect_at_the_start_is_used_once_it_c
             ring.quit()
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("nic", [0, 1])
+@pytest.mark.parametrize(("workers", "nic"), each_value_once(["0", "2"], [0, 1]))
 def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, workers: str) -> None:
     with (
         Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab,
-        Ring(lab, env={**_NEVER_WAITS_FOR_ONE, "BAGUA_NET_NWORKERS": workers}) as ring,
+        Ring(lab, env={**_WITHOUT_LIMIT, "BAGUA_NET_NWORKERS": workers}) as ring,
     ):
         ring.connect()
         ring.verify(_BYTES)
@@ -187,21 +187,17 @@ def test_an_interface_that_goes_down_is_done_without_and_used_again(nic: int, wo
         said = f" over eth{nic}: the network interface eth{nic} is gone"
         traffic_until(ring, lambda: any(said in driver.log() for driver in ring.drivers))
         run_ip(lab, 1, "link", "set", f"eth{nic}", "up")
-        begin = time.monotonic()
+        # How often it is tried is tested in tests/cpp, with a clock that is passed in.
         traffic_until(ring, lambda: _carries(lab, ring, nic))
-        # Real time: the product tries a path again after a pause, which ends within 5 s. A machine on which the tries
-        # and the all-reduces between them take 10 s more would fail this.
-        assert time.monotonic() - begin < 15
         # As before, also of messages that are short compared with what was under way then.
         traffic_until_shared(lab, ring, 0, lambda carried: min(carried) > sum(carried) / 6, size=2 << 20)
         ring.quit()
 
 
-@pytest.mark.parametrize("what", ["address", "route"])
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize(("what", "host"), each_value_once(["address", "route"], [0, 1]))
 def test_an_interface_without_its_address_or_route_is_done_without_and_used_again(host: int, what: str) -> None:
     """The link stays up, as with a switch in between: the other host is told nothing."""
-    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_NEVER_WAITS_FOR_ONE) as ring:
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_WITHOUT_LIMIT) as ring:
         ring.connect()
         ring.verify(_BYTES)
         own, peer = lab.hosts[host].address(1), lab.hosts[1 - host].address(1)
@@ -220,7 +216,7 @@ def test_an_interface_without_its_address_or_route_is_done_without_and_used_agai
         ring.quit()
 
 
-@pytest.mark.parametrize("nic", [0, 1])
+@pytest.mark.parametrize("nic", rest_is_deep([0, 1], 1))
 def test_an_interface_that_flaps_is_used_after_each_return(nic: int) -> None:
     with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
         ring.connect()
@@ -242,6 +238,8 @@ def test_slow_networks_and_peers_that_do_not_read_lose_no_path(delay_ms: tuple[f
         ring.start_verify(_BYTES)
         process = ring.drivers[1].process
         process.send_signal(signal.SIGSTOP)
+        # Real time: longer than any silent path may be, and no event tells that nothing happened. A slow machine only
+        # makes it longer, which is as healthy.
         time.sleep(3)
         process.send_signal(signal.SIGCONT)
         ring.finish_verify(_BYTES)
@@ -252,7 +250,7 @@ def test_slow_networks_and_peers_that_do_not_read_lose_no_path(delay_ms: tuple[f
 
 
 def test_a_silent_path_and_the_loss_of_different_interfaces_at_both_ends() -> None:
-    environment = {**_NEVER_WAITS_FOR_ONE, "BAGUA_NET_JOIN_NICS": "auto"}
+    environment = {**_WITHOUT_LIMIT, "BAGUA_NET_JOIN_NICS": "auto"}
     with Lab(nics=3, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
         assert ring.listening[0]["devices"] == ["eth0+eth1+eth2"]
         ring.connect()
@@ -276,6 +274,7 @@ def test_the_only_interface_that_is_left_returns() -> None:
         ring.start_verify(_BYTES)
         for nic in range(2):
             run_ip(lab, 1, "link", "set", f"eth{nic}", "down")
+        # Real time: the outage itself. A slow machine makes it longer, far below what recovery allows.
         time.sleep(1)
         run_ip(lab, 1, "link", "set", "eth1", "up")
         ring.finish_verify(_BYTES)

@@ -8,6 +8,7 @@ import pytest
 from support.lab_ring import Ring
 from support.labs import NEEDS_LAB, Lab, cut_nic
 from support.nic_traffic import bytes_carried, run_ip, traffic_until_shared
+from support.sweeps import each_value_once, rest_is_deep
 
 pytestmark = NEEDS_LAB
 
@@ -16,9 +17,7 @@ _SIZES = (8, (64 << 10) + 4, 4 << 20)
 _BYTES = 16 << 20
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("ip_version", [4, 6])
-@pytest.mark.parametrize("encryption", ["off", "1"])
+@pytest.mark.parametrize(("encryption", "ip_version", "workers"), each_value_once(["off", "1"], [4, 6], ["0", "2"]))
 def test_an_interface_is_lost_and_returns(encryption: str, ip_version: int, workers: str, tmp_path: Path) -> None:
     environment = {**_JOINED, "BAGUA_NET_NWORKERS": workers}
     if encryption != "off":
@@ -43,7 +42,7 @@ def test_an_interface_is_lost_and_returns(encryption: str, ip_version: int, work
         ring.quit()
 
 
-@pytest.mark.parametrize(("few", "ip_version"), [(1, 4), (2, 4), (4, 6)])
+@pytest.mark.parametrize(("few", "ip_version"), rest_is_deep([(1, 4), (2, 4), (4, 6)], 0, 2))
 def test_a_host_with_four_interfaces_and_one_with_as_many_or_fewer(few: int, ip_version: int) -> None:
     """Those that only one host uses carry nothing: there is no route from the other host's interfaces to them.
 

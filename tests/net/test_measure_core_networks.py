@@ -24,6 +24,7 @@ from measure.core import tool  # noqa: E402
 _LACKING = missing_privilege() or missing_tap_device()
 
 
+@pytest.mark.deep
 @pytest.mark.netns
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))

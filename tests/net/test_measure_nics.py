@@ -61,6 +61,7 @@ def test_a_cut_costs_the_longest_step_that_it_falls_into() -> None:
     assert lost_seconds([cut(9.9, 10.9)], ended, lengths, 1.0) == [1.0], "noticed after its end"
 
 
+@pytest.mark.deep
 @pytest.mark.netns
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))

@@ -70,6 +70,8 @@ def test_cuts_that_are_drawn_from_a_seed(nics: int) -> None:
             print(f"seed {_SEED}, cut {number}: {cut}", end="", flush=True)
             for _ in range(cut.count):
                 ring.start_verify(cut.size)
+            # Real time, here and below: a slow machine makes the cut at another point of the series, and longer. Every
+            # point and every duration up to what recovery allows is one of those that are tested.
             time.sleep(cut.after_s)  # the moment that was drawn
             with ExitStack() as returns:
                 returns.enter_context(cut_nic(lab, cut.host, cut.nic, cut.way))

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.fresh_process import Completed, RunNet
+from support.fresh_process import TIMEOUT_S, Completed, RunNet
+from support.labs import missing_privilege
 from support.load_driver import LoadDriver, StartDriver, ask, connect_ring, plugin_library, quit_all
 from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
 
@@ -26,6 +27,29 @@ from bagua.net.stats.quantities import bytes_text, rate_text, seconds_text
 from bagua.net.stats.report_json import report_from_json
 
 RunStats = Callable[..., Completed]
+
+_CANNOT_MOUNT = missing_privilege()
+# What a user that owns nothing is told of a process of root, of all, and of a process that does not exist.
+_AS_NOBODY = """
+import json, os, sys
+sys.path[:] = {path!r}
+from pathlib import Path
+from bagua.net.stats import StatsError, snapshot
+from bagua.net.stats.processes import find_pages
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+
+def told(pid):
+    try:
+        snapshot(pid)
+    except StatsError as error:
+        return str(error)
+
+search = find_pages()
+absent = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+print(json.dumps([told({pid}), [str(pid) for pid in search.pages], search.denied, told(absent)]))
+"""
 
 BYTES = 1 << 20
 PLAIN = Terminal(80, False)
@@ -174,31 +198,23 @@ class TestOfBadPages:
         assert "evil" in shown
         assert not {"\x1b", "\x07", "\x9b"} & set(shown)
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a command as another user")
-    def test_other_users_are_counted_and_not_shown(self) -> None:
-        # Without the interpreter of .venv, which that user may not be able to read. Where /proc is mounted with
-        # hidepid, it has no folder of another user's process at all.
-        script = (
-            "import os, sys\n"
-            f"try:\n os.listdir('/proc/{os.getpid()}/fd')\n"
-            "except (PermissionError, FileNotFoundError):\n sys.exit(7)\n"
-        )
+    @pytest.mark.skipif(_CANNOT_MOUNT is not None, reason=str(_CANNOT_MOUNT))
+    @pytest.mark.parametrize("hides", ["off", "noaccess", "invisible"])
+    def test_other_users_are_counted_and_not_shown(self, hides: str) -> None:
+        """With each way of procfs to keep users apart, whichever the machine itself has."""
+        script = _AS_NOBODY.format(path=sys.path, pid=os.getpid())
+        mounted = f'mount -t proc -o hidepid={hides} proc /proc && exec "$@"'
+        # With the modules imported before the user changes, who may not be able to read .venv.
+        command = ["unshare", "--mount", "sh", "-c", mounted, "-", sys.executable, "-c", script]
         with page_of_this_process(page_bytes()):
-            looked = subprocess.run(["/usr/bin/python3", "-c", script], user=65534, group=65534, timeout=60)
-        assert looked.returncode == 7, "the kernel let another user look"
-
-    def test_a_process_that_proc_hides_is_not_said_to_be_missing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """/proc mounted with hidepid has no folder for it, and a signal is refused as always."""
-
-        def refuse(pid: int, number: int) -> None:
-            assert (pid, number) == (77, 0)
-            raise PermissionError
-
-        monkeypatch.setattr("bagua.net.stats.processes.os.kill", refuse)
-        with pytest.raises(StatsError, match="Process 77 belongs to another user"):
-            snapshot(77, proc=tmp_path)
+            looked = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert looked.returncode == 0, looked.stderr
+        alone, pages, denied, absent = json.loads(looked.stdout)
+        assert alone.startswith(f"Process {os.getpid()} belongs to another user or is protected.\n")
+        assert str(os.getpid()) not in pages
+        # Where others are not even listed, it is known of the first one only.
+        assert denied == 1 if hides == "invisible" else denied >= 2
+        assert "does not exist" in absent
 
     def test_a_process_that_may_not_be_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def denied(_: object) -> object:

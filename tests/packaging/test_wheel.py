@@ -251,7 +251,7 @@ def test_plain_c_program_opens_the_library(installed: Installation, tmp_path: Pa
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     assert compiler, "a C compiler comes with the C++ compiler that the build needs; set CC"
     program = tmp_path / "dlopen_plain"
-    source = REPOSITORY / "tests" / "cpp" / "dlopen_plain.c"
+    source = REPOSITORY / "tests" / "cpp" / "abi" / "dlopen_plain.c"
     run(compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", source, "-o", program, "-ldl")
     run(program, installed.site_packages / LIBRARY, cwd=tmp_path)
 

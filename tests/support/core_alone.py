@@ -1,16 +1,20 @@
-"""A rank that uses, and trains with the core of Bagua in a process where bagua.legacy cannot be imported.
+"""Two ranks that use the core of Bagua, and train with it, in processes where bagua.legacy cannot be imported.
 
-    python core_alone.py RANK FOLDER
+    python core_alone.py FOLDER
 
-Two of them, with an empty folder that they share. bagua.torch_api and bagua.distributed import bagua.legacy to install
-it, which fails here; then their modules are imported without what the packages themselves do.
+They are forked once everything is imported, and share the folder, which is empty. bagua.torch_api and bagua.distributed
+import bagua.legacy to install it, which fails here; then their modules are imported without what the packages
+themselves do.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.util
+import os
+import signal
 import sys
+import traceback
 import types
 from pathlib import Path
 from typing import Any
@@ -149,5 +153,26 @@ def main(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def start_rank(rank: int, folder: Path) -> int:
+    if child := os.fork():
+        return child
+    status = 1
+    try:
+        main(rank, folder)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    children = [start_rank(rank, Path(sys.argv[1])) for rank in range(RANKS)]
+    # The first that fails ends the program, and the other with it: a rank must not wait for one that is gone.
+    while children:
+        child, failed = os.wait()
+        children.remove(child)
+        if failed:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)

@@ -69,6 +69,23 @@ def imports_of_file(path: Path) -> list[Import]:
     return list(imports_of(path.read_text(), module_name(path), is_package=path.name == "__init__.py"))
 
 
+def module_arrows(
+    sources: Mapping[str, str], others: Collection[str] = (), *, with_types: bool = True
+) -> dict[str, set[str]]:
+    """For every module those that it imports. The arguments are those of `circles_of`, and of `imports_of`."""
+    modules = {name.removesuffix(".__init__"): name for name in sources}
+    arrows: dict[str, set[str]] = {}
+    for module, name in modules.items():
+        found = set()
+        for one in imports_of(sources[name], module, is_package=name != module, with_types=with_types):
+            target = one.module
+            while target and target not in modules and target not in others:
+                target = target.rpartition(".")[0]
+            found.add(target)
+        arrows[module] = found & modules.keys() - {module}
+    return arrows
+
+
 def circles_of(sources: Mapping[str, str], others: Collection[str] = ()) -> list[list[str]]:
     """Groups of modules of which each one imports all others, directly or not, for type checkers and lazily included.
 
@@ -76,17 +93,8 @@ def circles_of(sources: Mapping[str, str], others: Collection[str] = ()) -> list
         sources: by the name of the module; that of a package ends with ".__init__".
         others: modules without a source, which import nothing.
     """
-    modules = {name.removesuffix(".__init__"): name for name in sources}
-    arrows: dict[str, set[str]] = {}
-    for module, name in modules.items():
-        found = set()
-        for one in imports_of(sources[name], module, is_package=name != module, with_types=True):
-            target = one.module
-            while target and target not in modules and target not in others:
-                target = target.rpartition(".")[0]
-            found.add(target)
-        arrows[module] = found & modules.keys() - {module}
-    reached = {module: _reachable(module, arrows) for module in arrows}
+    arrows = module_arrows(sources, others)
+    reached = {module: reachable(module, arrows) for module in arrows}
     circles = {
         frozenset({module} | {other for other in reached[module] if module in reached[other]})
         for module in arrows
@@ -95,7 +103,7 @@ def circles_of(sources: Mapping[str, str], others: Collection[str] = ()) -> list
     return sorted(sorted(circle) for circle in circles)
 
 
-def _reachable(module: str, arrows: Mapping[str, set[str]]) -> set[str]:
+def reachable(module: str, arrows: Mapping[str, set[str]]) -> set[str]:
     found: set[str] = set()
     waiting = list(arrows[module])
     while waiting:

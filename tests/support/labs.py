@@ -14,7 +14,7 @@ if _TOOLS not in sys.path:
 
 from netlab import NIC_CUTS, Lab, cut_nic, missing_privilege  # noqa: E402
 
-__all__ = ["NEEDS_LAB", "NIC_CUTS", "Lab", "cut_nic", "namespaces_of", "needs_lab"]
+__all__ = ["NEEDS_LAB", "NIC_CUTS", "Lab", "cut_nic", "missing_privilege", "namespaces_of", "needs_lab"]
 
 _LACKING = missing_privilege()
 NEEDS_LAB = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]

@@ -1,7 +1,6 @@
 """Which C++ tests can start threads: the others give ThreadSanitizer nothing to see.
 
 Decided by what a test includes, over any number of steps: without <thread> and without the built plugin there is none.
-`python tests/support/threaded_cpp_tests.py` prints the names of their executables, which are ninja's targets.
 """
 
 from __future__ import annotations
@@ -23,7 +22,11 @@ def starts_threads(source: Path) -> bool:
 
 def _all_includes(source: Path) -> set[str]:
     """What a test and the headers of this repository that it includes name; of a header, its .cc file counts, too."""
-    found: set[str] = set()
+    return {name for path in files_included(source) for name in _names_included(path)}
+
+
+def files_included(source: Path) -> set[Path]:
+    """The test, the headers of this repository that it includes over any number of steps, and their .cc files."""
     waiting = [source]
     seen: set[Path] = set()
     while waiting:
@@ -31,12 +34,11 @@ def _all_includes(source: Path) -> set[str]:
         if path in seen or not path.is_file():
             continue
         seen.add(path)
-        for name in _INCLUDE.findall(path.read_text(encoding="utf-8")):
-            found.add(name)
+        for name in _names_included(path):
             for root in _ROOTS:
                 waiting += [root / name, (root / name).with_suffix(".cc")]
-    return found
+    return seen
 
 
-if __name__ == "__main__":
-    print(*(source.stem for source in sorted(_TESTS.glob("*_test.cc")) if starts_threads(source)))
+def _names_included(path: Path) -> list[str]:
+    return _INCLUDE.findall(path.read_text(encoding="utf-8"))

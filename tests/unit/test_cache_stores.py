@@ -15,6 +15,7 @@ import pytest
 from support.ports import free_port
 from support.processes import exit_code_of, forked, in_child, wait_until
 from support.redis_for_tests import needs_redis, redis_server
+from support.sweeps import each_value_once, rest_is_deep
 
 from bagua.torch_api.contrib.cache_loader import CacheLoader
 from bagua.torch_api.contrib.caching.lmdb_store import LmdbStore
@@ -79,8 +80,7 @@ def limited(kind: str, folder: Path) -> Store:
     return MemoryStore(4 * MIB) if kind == "memory" else LmdbStore(folder / "cache", 4 * MIB)
 
 
-@pytest.mark.parametrize("kind", ["memory", "lmdb"])
-@pytest.mark.parametrize("size", [1500, 3000, 40_000])
+@pytest.mark.parametrize(("kind", "size"), each_value_once(["memory", "lmdb"], [1500, 3000, 40_000]))
 def test_the_oldest_are_evicted(kind: str, size: int, tmp_path: Path) -> None:
     store = limited(kind, tmp_path)
     count = 8 * MIB // (size * 50) * 50
@@ -94,7 +94,7 @@ def test_the_oldest_are_evicted(kind: str, size: int, tmp_path: Path) -> None:
         assert sum(file.stat().st_blocks * 512 for file in (tmp_path / "cache").iterdir()) <= 4 * MIB + 200_000
 
 
-@pytest.mark.parametrize("size", [300, 1000, 1700, 2100, 300_000])
+@pytest.mark.parametrize("size", rest_is_deep([300, 1000, 1700, 2100, 300_000], 1, 4))
 def test_a_full_store_stores_values_of_every_size(size: int, tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "cache", MIB)
     batch = max(1, min(50, MIB // 4 // size))

@@ -21,7 +21,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "examples").rglob("*.md")]
 )
-IDS = [str(page.relative_to(REPOSITORY)) for page in PAGES]
 # Its commands are those of the commits that were measured, and these folders are no more.
 RESULTS = REPOSITORY / "docs" / "reference" / "results.md"
 TOOLS_OF_OLD_COMMITS = ("tools/train/", "tools/convergence/", "tools/kernels/", "tools/bench/measure_")
@@ -112,8 +111,15 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_links_lead_somewhere(page: Path) -> None:
+# Each test goes through all pages, and says everything that it has found: a page is not an item of its own, of which
+# every worker of pytest would have hundreds to collect.
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
+
+
+def broken_links(page: Path) -> list[str]:
     text = prose(page)
     broken = []
     for target in LINK.findall(text) + HTML_LINK.findall(text):
@@ -123,13 +129,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         file = (page.parent / path).resolve() if path else page
         exists = file.exists() and file.is_relative_to(REPOSITORY)
         if not exists or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
-            broken.append(target)
-    assert broken == []
+            broken.append(f"{name_of(page)}: {target}")
+    return broken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_no_page_is_unfinished(page: Path) -> None:
-    assert PLACEHOLDER.findall(page.read_text()) == []
+def test_links_lead_somewhere() -> None:
+    assert [one for page in PAGES for one in broken_links(page)] == []
+
+
+def test_no_page_is_unfinished() -> None:
+    found = [f"{name_of(page)}: {one}" for page in PAGES for one in PLACEHOLDER.findall(page.read_text())]
+    assert found == []
 
 
 def missing_from_shell_block(block: CodeBlock) -> list[str]:
@@ -148,19 +158,25 @@ def missing_from_shell_block(block: CodeBlock) -> list[str]:
     return missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_shell_commands_exist(page: Path) -> None:
-    assert [one for block in blocks_of(page, SHELL) for one in missing_from_shell_block(block)] == []
+def test_shell_commands_exist() -> None:
+    blocks = [block for page in PAGES for block in blocks_of(page, SHELL)]
+    assert [one for block in blocks for one in missing_from_shell_block(block)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_python_blocks_compile(page: Path) -> None:
-    for block in blocks_of(page, PYTHON):
+def error_of(block: CodeBlock) -> SyntaxError | None:
+    try:
         compile(block.body, str(block), "exec")
+    except SyntaxError as error:
+        return error
+    return None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_pages_import_what_they_use_of_bagua(page: Path) -> None:
+def test_python_blocks_compile() -> None:
+    errors = [f"{block}: {error}" for page in PAGES for block in blocks_of(page, PYTHON) if (error := error_of(block))]
+    assert errors == []
+
+
+def names_without_import(page: Path) -> list[str]:
     """Names of the reader's own program, such as `model`, need no explanation. Where ours come from does."""
     trees = [ast.parse(block.body) for block in code_blocks(page) if block.language in PYTHON]
     nodes = [node for tree in trees for node in ast.walk(tree)]
@@ -168,13 +184,16 @@ def test_pages_import_what_they_use_of_bagua(page: Path) -> None:
     imported = re.findall(r"^\W*(?:from|import) .*$", page.read_text(), re.MULTILINE)
     known = {name for line in imported for name in re.findall(r"\w+", line)}
     defined = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
-    assert used & own_names() <= known | defined
+    return [f"{name_of(page)}: {name}" for name in sorted((used & own_names()) - known - defined)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_code_blocks_name_their_language(page: Path) -> None:
+def test_pages_import_what_they_use_of_bagua() -> None:
+    assert [one for page in PAGES for one in names_without_import(page)] == []
+
+
+def test_code_blocks_name_their_language() -> None:
     """A block without one is checked by nothing above; output is `text`."""
-    assert [str(block) for block in code_blocks(page) if not block.language] == []
+    assert [str(block) for page in PAGES for block in code_blocks(page) if not block.language] == []
 
 
 def test_readme_is_short_and_says_what_was_not_validated() -> None:
@@ -185,11 +204,13 @@ def test_readme_is_short_and_says_what_was_not_validated() -> None:
         assert promised in readme
 
 
-@pytest.mark.parametrize("drawing", sorted((REPOSITORY / "docs" / "images").glob("*.svg")), ids=lambda path: path.name)
-def test_drawings_are_well_formed_and_described(drawing: Path) -> None:
-    root = ElementTree.parse(drawing).getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert root.find("{http://www.w3.org/2000/svg}title") is not None, "a title is what a screen reader says"
+def test_drawings_are_well_formed_and_described() -> None:
+    drawings = sorted((REPOSITORY / "docs" / "images").glob("*.svg"))
+    assert drawings
+    for drawing in drawings:
+        root = ElementTree.parse(drawing).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg", drawing
+        assert root.find("{http://www.w3.org/2000/svg}title") is not None, f"{drawing}: what a screen reader says"
 
 
 class TestReader:
@@ -205,6 +226,17 @@ class TestReader:
         page = tmp_path / "page.md"
         page.write_text("# One, two: `three`\n## One\n## One\n```sh\n# no heading\n```\n")
         assert anchors(page) == {"one-two-three", "one", "one-1"}
+
+    def test_finds_links_errors_and_names_that_are_not_explained(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(globals(), "REPOSITORY", tmp_path)
+        page = tmp_path / "page.md"
+        page.write_text("# One\n[a](#one) [b](#two) [c](no.md)\n```python\nbagua.init()\n```\n```python\nx = (\n```\n")
+        assert broken_links(page) == ["page.md: #two", "page.md: no.md"]
+        right, wrong = blocks_of(page, PYTHON)
+        assert error_of(right) is None
+        assert error_of(wrong) is not None
 
 
 def test_make_bench_gives_options_that_exist() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support.sweeps import rest_is_deep
 
 if importlib.util.find_spec("lightning") is None:
     pytest.skip("needs lightning: pip install lightning", allow_module_level=True)
@@ -46,7 +47,7 @@ assert found.creates_processes_externally
 """
 
 
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+@pytest.mark.parametrize("package", rest_is_deep(["lightning.pytorch", "pytorch_lightning"], 0))
 def test_the_name_is_known_and_the_strategy_is_imported_when_it_is_used(package: str) -> None:
     command = [sys.executable, "-c", SCRIPT.format(package=package)]
     given = {**os.environ, "PYTHONSAFEPATH": "1"}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -176,7 +176,6 @@ def test_the_epoch_of_the_sampler_is_that_of_the_batches() -> None:
 # --- resumption ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
 @given(COSTS, RANKS, st.data())
 def test_a_state_continues_the_epoch_and_then_goes_on(costs: list[float], ranks: int, data: st.DataObject) -> None:
     for make in (lambda one: one, lambda one: BatchSampler(one, lambda indices: [[index] for index in indices])):

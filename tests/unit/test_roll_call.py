@@ -17,6 +17,8 @@ from bagua.job.job_thread import JobThread
 from bagua.job.torch_internals import HashStore
 from bagua.job.waiting import Waiting
 
+# Real time: of a rank that never answers, only time tells. A slow machine makes a window longer; who is expected to
+# answer in a test has PATIENCE_S, or has a thread that nothing holds up.
 WINDOW_S = 0.5
 
 

@@ -11,7 +11,7 @@ from .delayed_wires import DelayUsage, describe_delays, parse_delay_ms
 from .errors import NetlabError
 from .flow_usage import FlowUsage, data_flows, describe_flows
 from .lab import Host, Lab
-from .link_plan import LinkPlan, SlowFlows, parse_rate_mbit, parse_slow_flows
+from .link_plan import SPEEDS, TOLD, LinkPlan, SlowFlows, parse_rate_mbit, parse_slow_flows
 from .namespace import NetworkNamespace, sweep
 from .nic_cuts import NIC_CUTS, cut_nic
 from .requirements import missing_privilege, missing_requirement
@@ -19,6 +19,8 @@ from .tap import missing_tap_device
 
 __all__ = [
     "NIC_CUTS",
+    "SPEEDS",
+    "TOLD",
     "DelayUsage",
     "FlowUsage",
     "Host",

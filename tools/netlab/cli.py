@@ -11,7 +11,7 @@ from .delayed_wires import describe_delays, parse_delay_ms
 from .errors import NetlabError
 from .flow_usage import describe_flows
 from .lab import MAX_DELAYED_MTU, MAX_HOSTS, MAX_NICS, TCP_BUFFER_BYTES, Lab
-from .link_plan import MAX_MTU, MIN_MTU, parse_loss, parse_rate_mbit, parse_slow_flows
+from .link_plan import MAX_MTU, MIN_MTU, SPEEDS, TOLD, parse_loss, parse_rate_mbit, parse_slow_flows
 from .namespace import sweep
 from .rank_runner import RankRunner
 from .requirements import missing_requirement
@@ -111,6 +111,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--rate", type=_rates, metavar="RATE[,RATE..]", help="link rate, as 10G; one for each NIC if several"
+    )
+    run.add_argument(
+        "--speed",
+        choices=SPEEDS,
+        default=TOLD,
+        help="what /sys says of the links' speed: told: the rate, as a driver does (100 Gb/s without one); veth: 10"
+        " Gb/s, as in a pod of Kubernetes; unknown: -1, as on many clouds (default told)",
     )
     run.add_argument("--per-flow", type=_one_rate, metavar="RATE", help="cap of each TCP connection, as 400M")
     run.add_argument(
@@ -216,6 +223,7 @@ def _run(arguments: argparse.Namespace) -> int:
         congestion_control=arguments.congestion,
         delay_ms=arguments.delay,
         loss=arguments.loss,
+        speed=arguments.speed,
         tcp_buffer_bytes=None if arguments.tcp_buffer is None else arguments.tcp_buffer << 20,
     ) as lab:
         runner = RankRunner(

@@ -1,4 +1,4 @@
-"""Runs a command inside a network namespace: `python -I -S enter.py NETNS_PATH PARENT_PID SPEEDS COMMAND...`.
+"""Runs a command inside a network namespace: `python -I -S enter.py NETNS_PATH PARENT_PID INTERFACES COMMAND...`.
 
 A program of its own, started by Lab.start, because code between fork and exec of a process that has threads
 (preexec_fn) may deadlock. Only the standard library, and little of it: it starts in some 15 ms.
@@ -47,12 +47,12 @@ def _die_with_parent(parent_pid: int) -> None:
         os._exit(_EXIT_NOT_ENTERED)
 
 
-def _show_own_interfaces(speeds: str) -> None:
+def _show_own_interfaces(interfaces: str) -> None:
     """Replaces /sys by one of this namespace: /sys/class/net shows the interfaces of the namespace that mounted it,
     and NCCL and our plugin read speed and MTU there. The cgroup tree, a mount below /sys, is carried over, since
     programs size their thread pools by it.
 
-    `speeds` has a file for each interface whose speed is not what the kernel says.
+    `interfaces` has a folder for each interface that /sys shall show with other entries than the kernel's.
     """
     _checked(_libc.unshare(_CLONE_NEWNS), "unshare(CLONE_NEWNS)")
     _mount("", "/", "none", _MS_SLAVE | _MS_REC)
@@ -61,20 +61,35 @@ def _show_own_interfaces(speeds: str) -> None:
     if cgroups is not None:
         _mount(f"/proc/self/fd/{cgroups}", _CGROUPS, "none", _MS_BIND | _MS_REC)
         os.close(cgroups)
-    with os.scandir(speeds) as files:
-        for file in files:
+    with os.scandir(interfaces) as folders:
+        for folder in folders:
             with contextlib.suppress(FileNotFoundError):  # the interface was removed
-                _mount(file.path, f"/sys/class/net/{file.name}/speed", "none", _MS_BIND)
+                _show_instead(folder.path, os.path.realpath(f"/sys/class/net/{folder.name}"))
+
+
+def _show_instead(folder: str, shown: str) -> None:
+    """Puts `folder` in the place of an interface's in /sys, where nothing can be created. Entries that it lacks are
+    links to the kernel's, which are at `kernel` in it."""
+    kernels = os.open(shown, os.O_PATH | os.O_DIRECTORY)
+    _mount(folder, shown, "none", _MS_BIND)
+    _mount(f"/proc/self/fd/{kernels}", f"{shown}/kernel", "none", _MS_BIND)
+    os.close(kernels)
+    with os.scandir(f"{shown}/kernel") as entries:
+        for entry in entries:
+            # A link of the kernel's is relative to where it was.
+            target = os.readlink(entry.path) if entry.is_symlink() else f"kernel/{entry.name}"  # noqa: PTH115 - importing pathlib takes long
+            with contextlib.suppress(FileExistsError):  # the folder's own, or made by another process of this host
+                os.symlink(target, f"{shown}/{entry.name}")  # noqa: PTH211
 
 
 def main(arguments: list[str]) -> None:
-    netns_path, parent_pid, speeds, command = arguments[0], int(arguments[1]), arguments[2], arguments[3:]
+    netns_path, parent_pid, interfaces, command = arguments[0], int(arguments[1]), arguments[2], arguments[3:]
     try:
         _die_with_parent(parent_pid)
         netns = os.open(netns_path, os.O_RDONLY | os.O_CLOEXEC)
         _checked(_libc.setns(netns, _CLONE_NEWNET), f"setns({netns_path})")
         os.close(netns)
-        _show_own_interfaces(speeds)
+        _show_own_interfaces(interfaces)
     except OSError as error:
         print(f"netlab: cannot enter the network namespace: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(_EXIT_NOT_ENTERED)

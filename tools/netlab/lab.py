@@ -23,7 +23,7 @@ from typing import Any
 from .delayed_wires import DelayedWires, DelayUsage, check_delay
 from .errors import NetlabError, translated
 from .flow_usage import FlowUsage
-from .link_plan import LinkPlan, SlowFlows, check_rate
+from .link_plan import SPEEDS, TOLD, VETH, LinkPlan, SlowFlows, check_rate
 from .namespace import NetworkNamespace, sweep, unique_name
 from .netlink import Netlink
 from .offload import disable_segmentation_offload
@@ -84,8 +84,9 @@ class Lab:
                           or one for each NIC number
     loss:                 share of the packets that the switch loses in each direction, at random, or one for each NIC
                           number; without segmentation_offload=False, a packet has up to 64 KiB, and all of it is lost
-    reports_rates:        on a host, /sys gives the rate of a NIC as its speed, as a driver does; otherwise, and where
-                          there is no rate, 10 Gb/s. By ioctl, the speed is always 10 Gb/s.
+    speed:                what /sys tells on a host of its NICs. "told": the rate, or 100 Gb/s where there is none, and
+                          a device, as of a network card; "veth": 10 Gb/s, which is what the kernel says; "unknown":
+                          -1. By ioctl, the speed is always 10 Gb/s.
     tcp_buffer_bytes:     the most that TCP keeps for one connection and direction, on every host, unless the program
                           says otherwise; a connection moves at most this much in a round trip. None: the machine's
                           default
@@ -106,7 +107,7 @@ class Lab:
         congestion_control: str | None = None,
         delay_ms: float | Sequence[float] = 0.0,
         loss: float | Sequence[float] = 0.0,
-        reports_rates: bool = True,
+        speed: str = TOLD,
         tcp_buffer_bytes: int | None = None,
     ) -> None:
         if not 2 <= hosts <= MAX_HOSTS:
@@ -115,6 +116,8 @@ class Lab:
             raise ValueError(f"nics is {nics}; it must be 1 to {MAX_NICS}")
         if not ip_versions or not set(ip_versions) <= {4, 6}:
             raise ValueError(f"ip_versions is {tuple(ip_versions)}; it must be (4, 6), (4,) or (6,)")
+        if speed not in SPEEDS:
+            raise ValueError(f"speed is {speed!r}; it must be one of {', '.join(SPEEDS)}")
         rates = _per_nic("rate_mbit", rate_mbit, nics)
         mtus = _per_nic("mtu", mtu, nics)
         losses = _per_nic("loss", loss, nics)
@@ -143,9 +146,11 @@ class Lab:
         self.ip_versions = tuple(sorted(set(ip_versions)))
         self._segmentation_offload = segmentation_offload
         self._congestion_control = congestion_control
-        self._reports_rates = reports_rates
+        self._speed = speed
         self._tcp_buffer_bytes = tcp_buffer_bytes
-        self._speeds: tempfile.TemporaryDirectory[str] | None = None  # a folder for each host, a file for each NIC
+        self._shown: tempfile.TemporaryDirectory[str] | None = (
+            None  # by host and NIC: what /sys shows there; see enter.py
+        )
         self._delayed_wires = DelayedWires()
         self._namespaces: list[NetworkNamespace] = []
         self._guard = TerminationGuard()
@@ -178,8 +183,8 @@ class Lab:
         with signals_deferred(), ExitStack() as removals:
             self.hosts = ()
             removals.callback(self._guard.uninstall)
-            if self._speeds is not None:
-                removals.callback(self._speeds.cleanup)
+            if self._shown is not None:
+                removals.callback(self._shown.cleanup)
             while self._namespaces:
                 # All are tried; the first failure is raised after the last.
                 removals.callback(self._namespaces.pop().remove)
@@ -199,9 +204,9 @@ class Lab:
         """What this process has to start for `command` to run on a host, for programs that start it themselves. It
         becomes the command, and dies with the thread that started it."""
         path = self._host(host).namespace.path
-        assert self._speeds is not None  # it is running
-        speeds = Path(self._speeds.name, str(host))
-        return [sys.executable, "-I", "-S", str(_ENTER), str(path), str(os.getpid()), str(speeds), *map(str, command)]
+        assert self._shown is not None  # it is running
+        shown = Path(self._shown.name, str(host))
+        return [sys.executable, "-I", "-S", str(_ENTER), str(path), str(os.getpid()), str(shown), *map(str, command)]
 
     def run(
         self,
@@ -279,7 +284,7 @@ class Lab:
         return self.hosts[host]
 
     def _build(self) -> None:
-        self._write_speeds()
+        self._write_shown()
         self.hosts = tuple(
             Host(host, self._nic_count, self._add_namespace(f"h{host}")) for host in range(self._host_count)
         )
@@ -302,14 +307,19 @@ class Lab:
                 for interface in host.interfaces:
                     netlink.wait_until_up(interface)
 
-    def _write_speeds(self) -> None:
-        self._speeds = tempfile.TemporaryDirectory(prefix="netlab-")
+    def _write_shown(self) -> None:
+        self._shown = tempfile.TemporaryDirectory(prefix="netlab-")
         for host in range(self._host_count):
-            folder = Path(self._speeds.name, str(host))
+            folder = Path(self._shown.name, str(host))
             folder.mkdir()
-            for nic in range(self._nic_count if self._reports_rates else 0):
-                if (rate := self._plans[host, nic].rate_mbit) is not None:
-                    (folder / f"eth{nic}").write_text(f"{max(1, round(rate))}\n")
+            for nic in range(0 if self._speed == VETH else self._nic_count):
+                interface = folder / f"eth{nic}"
+                (interface / "kernel").mkdir(parents=True)
+                (interface / "speed").write_text(f"{self._plans[host, nic].speed_mbit(self._speed)}\n")
+                if self._speed == TOLD:
+                    (interface / "device").mkdir()
+                    # Of a bus that is not PCI: NCCL then attaches the NIC to the first CPU, as one without a device.
+                    (interface / "device/subsystem").symlink_to("/sys/bus/platform")
 
     def _add_namespace(self, role: str) -> NetworkNamespace:
         namespace = NetworkNamespace(unique_name(self._number, role))

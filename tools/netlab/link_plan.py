@@ -12,6 +12,14 @@ MIN_RATE_MBIT = 1.0
 MAX_RATE_MBIT = 400_000.0
 MAX_LOSS = 0.5
 
+# What /sys tells programs of a link's speed: the rate, as the driver of a network card does; what the kernel says of
+# the links that a lab is made of, as pods of Kubernetes see it; or that it is unknown, as on many clouds.
+TOLD, VETH, UNKNOWN = "told", "veth", "unknown"
+SPEEDS = (TOLD, VETH, UNKNOWN)
+UNLIMITED_MBIT = 100_000  # told of a link without a rate
+VETH_MBIT = 10_000
+UNKNOWN_MBIT = -1
+
 _RATE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[KMGkmg])(bit)?(/s)?")
 _UNIT_MBIT = {"k": 1e-3, "m": 1.0, "g": 1e3}
 
@@ -91,3 +99,9 @@ class LinkPlan:
         check_loss(self.loss)
         if not MIN_MTU <= self.mtu <= MAX_MTU:
             raise ValueError(f"mtu is {self.mtu}; it must be {MIN_MTU} to {MAX_MTU} bytes (1500 and 9000 are usual)")
+
+    def speed_mbit(self, speed: str) -> int:
+        """What /sys says, of SPEEDS."""
+        if speed == TOLD:
+            return UNLIMITED_MBIT if self.rate_mbit is None else max(1, round(self.rate_mbit))
+        return VETH_MBIT if speed == VETH else UNKNOWN_MBIT

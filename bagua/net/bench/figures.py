@@ -14,7 +14,7 @@ from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.result_file import Figure, Label, ResultFile, write_result
 from bagua.net.bench.verdict import PairedRatio
 
-_FACTS = ("cpu_model", "cpus_usable", "kernel", "tcp_congestion_control")
+_FACTS = ("cpu_model", "cpus_usable", "kernel", "tcp_congestion_control", "link_speeds_mbps")
 _BACKENDS = {
     "NCCL default": "nccl",
     "best tuned": "nccl_tuned_best",

@@ -31,6 +31,7 @@ class MachineFacts:
     command_line: str
     date: str
     environment: dict[str, str]
+    link_speeds_mbps: dict[str, int | None]  # by interface; None: unknown
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -41,6 +42,11 @@ class MachineFacts:
             f"{self.cpu_model}, {self.cpus_usable} CPUs, Linux {self.kernel}, TCP {self.tcp_congestion_control},"
             f" bagua {self.package_version}, {self.date[:10]}"
         )
+
+    def links(self) -> str:
+        """What NCCL and the plugin are told of the network: "eth0 25000 Mb/s"."""
+        told = {name: "unknown" if speed is None else f"{speed} Mb/s" for name, speed in self.link_speeds_mbps.items()}
+        return "link speed: " + (", ".join(f"{name} {speed}" for name, speed in told.items()) or "no link is up")
 
 
 def _first_line(path: str, default: str) -> str:
@@ -54,6 +60,19 @@ def cpu_model(cpuinfo: str) -> str:
     """The model of the first CPU in the text of /proc/cpuinfo, or the architecture where it names none (Arm)."""
     match = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return re.sub(r"\s+", " ", match.group(1)).strip() if match else platform.machine()
+
+
+_MAX_SPEED_MBPS = (1 << 31) - 1  # old kernels write -1 as a number without a sign
+
+
+def link_speeds_mbps(interfaces: Path = Path("/sys/class/net")) -> dict[str, int | None]:
+    """Of the interfaces that are up, without loopback, which has no speed. Drivers of virtual ones invent theirs."""
+    found = {}
+    for interface in sorted(interfaces.iterdir()) if interfaces.is_dir() else ():
+        if interface.name != "lo" and _first_line(str(interface / "operstate"), "") == "up":
+            speed = int(_first_line(str(interface / "speed"), "-1"))
+            found[interface.name] = speed if 0 < speed <= _MAX_SPEED_MBPS else None
+    return found
 
 
 def package_version() -> str:
@@ -96,4 +115,5 @@ def describe_machine(command_line: Sequence[str] | None = None) -> MachineFacts:
         command_line=shlex.join(sys.argv if command_line is None else command_line),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         environment={name: value for name, value in sorted(os.environ.items()) if name.startswith(shown)},
+        link_speeds_mbps=link_speeds_mbps(),
     )

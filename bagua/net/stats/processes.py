@@ -19,7 +19,9 @@ class Search:
     """What one look through /proc found."""
 
     pages: dict[int, list[str]] = field(default_factory=dict)  # by process: paths of descriptors
-    denied: int = 0  # processes that this user may not look into
+    # Processes that this user may not look into. Where /proc hides them (mounted with hidepid=invisible), only the one
+    # that always exists counts: that there are others is known, not how many.
+    denied: int = 0
 
 
 def find_pages(proc: Path = Path("/proc"), pid: int | None = None) -> Search:
@@ -34,6 +36,8 @@ def find_pages(proc: Path = Path("/proc"), pid: int | None = None) -> Search:
     """
     search = Search()
     names = [str(pid)] if pid is not None else [entry.name for entry in os.scandir(proc) if entry.name.isdecimal()]
+    if pid is None and "1" not in names and _is_hidden(proc, 1):
+        search.denied += 1
     for name in names:
         folder = f"{proc}/{name}/fd"
         try:
@@ -44,7 +48,7 @@ def find_pages(proc: Path = Path("/proc"), pid: int | None = None) -> Search:
         except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
             if pid is None:
                 continue  # it has ended meanwhile
-            if not _is_hidden(pid):
+            if not _is_hidden(proc, pid):
                 raise FileNotFoundError(folder) from None
             search.denied += 1
             continue
@@ -54,15 +58,17 @@ def find_pages(proc: Path = Path("/proc"), pid: int | None = None) -> Search:
     return search
 
 
-def _is_hidden(pid: int) -> bool:
-    """Whether it is another user's, of which /proc shows nothing where it is mounted with hidepid."""
+def _is_hidden(proc: Path, pid: int) -> bool:
+    """Whether a process that `proc` does not show exists nevertheless: another user's, with hidepid=invisible."""
     try:
-        os.kill(pid, 0)  # sends nothing, and asks whether we might
+        if os.readlink(proc / "self") != str(os.getpid()):  # noqa: PTH115 - as below
+            return False  # numbers of another PID namespace
+        os.kill(pid, 0)
     except PermissionError:
         return True
-    except ProcessLookupError:
+    except OSError:
         return False
-    return False  # ours, which /proc never hides: it has ended meanwhile
+    return False
 
 
 def _is_page(path: str) -> bool:

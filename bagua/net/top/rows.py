@@ -142,7 +142,9 @@ def host_lines(states: Iterable[HostState], now_s: float, interval_s: float) -> 
         lost = sum(one.streams_lost for one in processes)
         words += [f"{failed} comms failed"] if failed else []
         words += [f"{lost} streams lost"] if lost else []
-        words += [f"{report.denied} processes of other users not shown"] if report.denied and not processes else []
+        words += (
+            [f"processes of other users not shown ({report.denied} or more)"] if report.denied and not processes else []
+        )
         words += [problem.splitlines()[0] for problem in report.problems]
         age_s = now_s - state.received_s
         if state.problem or age_s > 3 * interval_s + 2:

@@ -21,9 +21,9 @@ std::size_t aligned_up(std::size_t bytes) { return (bytes + kChunkAlignment - 1)
 
 }  // namespace
 
-std::size_t ChunkPolicy::next_chunk_bytes(std::size_t remaining) const {
-  if (streams == 1 || remaining <= min_bytes) return std::min(remaining, max_alone_bytes);
-  const std::size_t bytes = std::clamp(aligned_up(remaining / streams), min_bytes, max_bytes);
+std::size_t ChunkPolicy::next_chunk_bytes(std::size_t remaining, std::size_t least) const {
+  if (streams == 1 || remaining <= least) return std::min(remaining, max_alone_bytes);
+  const std::size_t bytes = std::clamp(aligned_up(remaining / streams), least, std::max(least, max_bytes));
   return std::min(bytes, remaining);
 }
 
@@ -57,6 +57,17 @@ std::size_t ChunkScheduler::push(Request* request) {
   return waiting_bytes_;
 }
 
+std::size_t ChunkScheduler::least_chunk_bytes() const {
+  if (shares_.has_choice() || flows_are_limited_) return policy_.min_bytes;
+  return std::max(policy_.min_bytes, policy_.uncut_bytes);
+}
+
+std::size_t ChunkScheduler::chunks_in(std::size_t bytes) {
+  const MutexLock lock(mutex_);
+  const std::size_t least = least_chunk_bytes();
+  return (bytes + least - 1) / least;
+}
+
 std::uint64_t ChunkScheduler::taking_paths(std::int64_t now_ns) {
   const MutexLock lock(mutex_);
   if (head_ == tail_ || !shares_.has_choice()) return ~std::uint64_t{0};
@@ -68,7 +79,7 @@ Pull ChunkScheduler::pull(int stream, const Backlog& backlog, Chunk* chunk, int*
   if (head_ == tail_) return Pull::kNothing;
   Request* request = queue_[head_ % queue_.size()];
   const std::size_t rest = request->capacity_ - offset_;
-  std::size_t bytes = policy_.next_chunk_bytes(rest);
+  std::size_t bytes = policy_.next_chunk_bytes(rest, least_chunk_bytes());
   if (shares_.has_choice()) {
     const std::size_t path = shares_.path_of(stream);
     const std::size_t best = shares_.best(rest, now_ns);

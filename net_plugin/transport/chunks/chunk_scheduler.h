@@ -11,6 +11,12 @@
 // The mutex is held for about 20 ns per chunk; with several paths longer, by a look at each connection of the process
 // over them (PathLoad::state). Chunks have at least 64 KiB unless the message is smaller, or 16 KiB on a slow stream,
 // so threads rarely wait for it.
+//
+// [Note: when a message is cut] Each chunk costs a wake-up at both ends and, with recovery, an acknowledgement. Between
+// hosts that exceeds what parallel copying saves: with chunks of 64 instead of 512 KiB an all-reduce of 4 MiB takes two
+// to three times as long, on a link of 100 Gb/s as on one without a limit (docs/design/performance.md, "Whole messages
+// between hosts"). So messages are cut into smaller chunks only where the network limits each connection, and where
+// several paths share them. The pace of a stream is no sign of such a limit: a receiver that is late lowers it, too.
 #pragma once
 
 #include <array>
@@ -34,10 +40,12 @@ struct ChunkPolicy {
   std::size_t min_bytes = 65536;
   std::size_t max_bytes = 524288;
   std::size_t max_alone_bytes = ~std::size_t{0};  // with one stream
+  std::size_t uncut_bytes = 0;                    // up to this size, chunks are cut for limited connections only
 
   // With one stream: the whole rest, because smaller chunks only reduce what is sent again after a loss. With several
-  // streams: a fraction of the rest, so that chunks get smaller towards the end and all streams finish together.
-  std::size_t next_chunk_bytes(std::size_t remaining) const;
+  // streams: a fraction of the rest, so that chunks get smaller towards the end and all streams finish together, and at
+  // least `least` bytes.
+  std::size_t next_chunk_bytes(std::size_t remaining, std::size_t least) const;
 };
 
 enum class Pull {
@@ -62,6 +70,8 @@ class ChunkScheduler {
   // The request's data_, capacity_ and number_ must not change until it is done. At most kMaxRequestsPerComm wait.
   // Returns the bytes that now wait to be taken.
   std::size_t push(Request* request);
+  // How many chunks so many bytes are cut into at least, which is how many streams find something to do.
+  std::size_t chunks_in(std::size_t bytes);
   // kPassedOver: *better is the stream that would have delivered the chunk first; it may be idle. now_ns: matters with
   // several paths only.
   Pull pull(int stream, const Backlog& backlog, Chunk* chunk, int* better, std::int64_t now_ns = 0);
@@ -93,6 +103,8 @@ class ChunkScheduler {
   }
   // The fastest of them; 0: unknown.
   double fastest_sibling(int stream) const REQUIRES(mutex_);
+  // The minimum size of a chunk now.
+  std::size_t least_chunk_bytes() const REQUIRES(mutex_);
   // The size of a chunk for a stream of this pace; `usual` if it is not much slower than the fastest one.
   static std::size_t suitable_bytes(const Pace& pace, std::size_t usual, double fastest);
   // The time until the peer has these bytes, if the stream takes them.

@@ -21,6 +21,7 @@ constexpr std::size_t kMaxAloneBytes = 1u << 20;
 
 ChunkPolicy chunk_policy(const SendPolicy& policy) {
   ChunkPolicy chunks{1, std::min(policy.min_chunk_bytes, policy.max_chunk_bytes), policy.max_chunk_bytes};
+  if (policy.measures_rates) chunks.uncut_bytes = chunks.max_bytes;
   if (policy.replace_stream) chunks.max_alone_bytes = std::max(kMaxAloneBytes, chunks.max_bytes);
   return chunks;
 }
@@ -128,7 +129,7 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
     own_chunks_.push(posted);
     drive_own_streams();
     if (wants_workers(bytes)) {
-      rouse_workers(chunks_in(bytes));
+      rouse_workers(wide_chunks().chunks_in(bytes));
       stats_->kept_from_asleep.add(1);
     }
   } else {
@@ -148,18 +149,13 @@ std::size_t SendComm::min_chunk_bytes() const {
                              : policy_.min_chunk_bytes;
 }
 
-std::size_t SendComm::chunks_in(std::size_t bytes) const {
-  const std::size_t chunk = min_chunk_bytes();
-  return (bytes + chunk - 1) / chunk;
-}
-
 void SendComm::kick_streams(std::size_t waiting_bytes, std::int64_t now_ns) {
   // Kicks at most one stream per chunk. Blocked streams continue without a kick. It begins with the first streams,
   // because a few workers that stay awake are faster for medium messages than many that fall asleep. If the network
   // limits each connection, it takes turns, because medium messages would otherwise use only the first streams. Streams
   // over a path that would leave everything to another one are not woken for that.
   const std::uint64_t taking = paths_.has_choice() ? striped_chunks_.taking_paths(now_ns) : ~std::uint64_t{0};
-  const std::size_t chunks = chunks_in(waiting_bytes);
+  const std::size_t chunks = wide_chunks().chunks_in(waiting_bytes);
   if (kick_some(chunks, taking) == 0 && ~taking != 0) kick_some(chunks, ~taking);
 }
 

@@ -80,7 +80,6 @@ class SendComm final : public Comm {
   // The network limits single connections: the comm has grown.
   bool flows_are_limited() const REQUIRES(mutex_) { return in_use_ > first_streams_; }
   std::size_t min_chunk_bytes() const REQUIRES(mutex_);
-  std::size_t chunks_in(std::size_t bytes) const REQUIRES(mutex_);
 
   // The first stream for large messages: 1 if workers drive the streams from 1 on, otherwise 0.
   std::size_t first_wide_stream() const { return workers_own_stripes_ ? 1 : 0; }

@@ -8,10 +8,6 @@
 namespace bagua_net {
 namespace {
 
-// Between hosts the next chunk arrives tens of microseconds later. Busy-polling for it would use a core that the job
-// needs (measured: docs/design/performance.md).
-constexpr int kNetworkSpinUs = 20;
-
 // How much a stream moves before it is the turn of the worker's other streams. Within a host, enough that the loop
 // costs little. Between hosts one chunk: otherwise one connection, which the network may limit, would take everything.
 constexpr std::size_t kTurnBytes = 1u << 20;
@@ -72,7 +68,9 @@ void EventLoopWorker::forget(std::uint64_t stream_id) {
   streams_.erase(found);
 }
 
-int EventLoopWorker::spin_us_now() const { return within_host_ > 0 ? spin_us_ : std::min(spin_us_, kNetworkSpinUs); }
+int EventLoopWorker::spin_us_now() const {
+  return within_host_ > 0 ? spin_us_ : std::min(spin_us_, polling_time_.us());
+}
 
 void EventLoopWorker::kick(std::uint64_t stream_id) {
   bool wake = false;
@@ -146,6 +144,8 @@ bool EventLoopWorker::prepare_to_sleep() {
 void EventLoopWorker::run() {
   std::vector<EpollPoller::Event> events;
   std::int64_t last_work_us = monotonic_us();
+  std::int64_t idle_since_us = last_work_us;
+  bool was_busy = false;
   awake_.store(true, std::memory_order_relaxed);
   for (;;) {
     bool busy = false;
@@ -156,6 +156,7 @@ void EventLoopWorker::run() {
       for (const EpollPoller::Event& event : events) take_event(event);
       collect_kicks();
       worked = !runnable_.empty();
+      if (worked && !was_busy) polling_time_.add_wait(monotonic_us() - idle_since_us);
       busy = run_streams();
       spin_us = spin_us_now();
     }
@@ -164,13 +165,14 @@ void EventLoopWorker::run() {
     int timeout_ms = 0;
     if (!busy) {
       const std::int64_t now_us = monotonic_us();
-      if (worked) last_work_us = now_us;
+      if (worked) last_work_us = idle_since_us = now_us;
       if (now_us - last_work_us >= spin_us) {
         if (prepare_to_sleep()) timeout_ms = -1;
         const MutexLock lock(kick_mutex_);
         if (stopping_) return;
       }
     }
+    was_busy = busy;
     poller_.wait(timeout_ms, &events);
     if (timeout_ms != 0) {
       const MutexLock lock(kick_mutex_);

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "os/epoll_poller.h"
 #include "transport/stream/data_stream.h"
+#include "transport/tuning/polling_time.h"
 
 namespace bagua_net {
 
@@ -68,6 +69,7 @@ class EventLoopWorker {
   std::vector<std::uint64_t> next_runnable_ GUARDED_BY(streams_mutex_);
   std::uint64_t next_id_ GUARDED_BY(streams_mutex_) = 0;
   std::size_t within_host_ GUARDED_BY(streams_mutex_) = 0;  // of streams_
+  PollingTime polling_time_ GUARDED_BY(streams_mutex_);     // if all streams go to other hosts
   Status failure_ GUARDED_BY(streams_mutex_);               // the thread has ended with it
 
   Mutex kick_mutex_;

@@ -2,7 +2,7 @@
 // that a core needs for a byte that is sent and one that is received:
 //
 //   what is done with them                          ps    Gb/s each way that keep a worker busy
-//   copied (measured: docs/design/performance.md)   400   20
+//   copied (measured: docs/design/performance.md)   640   12.5
 //   and sealed and opened with AES-256-GCM        1,000    8
 //   and with ChaCha20-Poly1305                    2,000    4
 //
@@ -14,8 +14,9 @@
 
 namespace bagua_net {
 
-// fastest_mbps: of the interfaces; 0: unknown, taken for 80 Gb/s. At least as many as for 80 Gb/s, or encrypted for 48,
-// because virtual interfaces often report a wrong speed. The pool may have fewer (os/cpu_budget.h).
+// fastest_mbps: of the interfaces; 0: unknown, taken for 100 Gb/s, or encrypted for 80. At least as many as for 50
+// Gb/s, or encrypted for 48, because the interface of a virtual machine may tell a wrong speed. The pool may have fewer
+// (os/cpu_budget.h).
 int network_workers(int fastest_mbps, Cipher cipher);
 
 }  // namespace bagua_net

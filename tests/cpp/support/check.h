@@ -1,5 +1,6 @@
 // Named test cases and checks for the C++ tests: no C++ test framework comes from a Python package registry, and the
-// build may need nothing else. `program --list` prints the cases, `program NAME` runs one, `program` runs all.
+// build may need nothing else. `program --list` prints the cases as FILE.CASE, `program FILE.CASE` runs one, `program
+// FILE` those of a file, and `program` runs all.
 #pragma once
 
 #include <cstdio>
@@ -13,7 +14,8 @@
 namespace check {
 
 struct Case {
-  const char* name;
+  std::string file;  // without folder and extension: cases of two files may have the same name
+  std::string name;
   std::function<void()> body;
 };
 
@@ -22,8 +24,15 @@ inline std::vector<Case>& cases() {
   return all;
 }
 
+// `file` is the caller's: what __FILE__ or __builtin_FILE() gives.
+inline void add_case(const char* file, const std::string& name, std::function<void()> body) {
+  const std::string path = file;
+  const std::string base = path.substr(path.rfind('/') + 1);
+  cases().push_back({base.substr(0, base.rfind('.')), name, std::move(body)});
+}
+
 struct Registrar {
-  Registrar(const char* name, std::function<void()> body) { cases().push_back({name, std::move(body)}); }
+  Registrar(const char* file, const char* name, std::function<void()> body) { add_case(file, name, std::move(body)); }
 };
 
 // How often something random is tried: a sanitizer looks at code, and takes ten times as long.
@@ -48,33 +57,36 @@ void equal(const Left& left, const Right& right, const char* text, const char* f
 }
 
 inline int run_main(int argc, char** argv) {
-  if (argc > 1 && std::string(argv[1]) == "--list") {
-    for (const Case& one : cases()) std::printf("%s\n", one.name);
-    return 0;
-  }
+  const std::string chosen = argc > 1 ? argv[1] : "";
   int ran = 0;
   int failed = 0;
   for (const Case& one : cases()) {
-    if (argc > 1 && std::string(argv[1]) != one.name) continue;
+    const std::string full_name = one.file + "." + one.name;
+    if (chosen == "--list") {
+      std::printf("%s\n", full_name.c_str());
+      continue;
+    }
+    if (!chosen.empty() && chosen != full_name && chosen != one.file) continue;
     ++ran;
     try {
       one.body();
-      std::printf("ok      %s\n", one.name);
+      std::printf("ok      %s\n", full_name.c_str());
     } catch (const std::exception& error) {
       ++failed;
-      std::printf("FAILED  %s\n        %s\n", one.name, error.what());
+      std::printf("FAILED  %s\n        %s\n", full_name.c_str(), error.what());
     }
     std::fflush(stdout);
   }
-  if (ran == 0) std::printf("no such case: %s\n", argc > 1 ? argv[1] : "(none registered)");
+  if (chosen == "--list") return EXIT_SUCCESS;
+  if (ran == 0) std::printf("no such case: %s\n", chosen.empty() ? "(none registered)" : chosen.c_str());
   return failed == 0 && ran > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 }  // namespace check
 
-#define TEST_CASE(name)                                         \
-  static void name();                                           \
-  static const check::Registrar name##_registrar(#name, &name); \
+#define TEST_CASE(name)                                                   \
+  static void name();                                                     \
+  static const check::Registrar name##_registrar(__FILE__, #name, &name); \
   static void name()
 
 #define CHECK(condition)                                                        \
@@ -87,5 +99,3 @@ inline int run_main(int argc, char** argv) {
     const auto& check_status_ = (status);                                                                \
     if (!check_status_.is_ok()) check::fail(__FILE__, __LINE__, #status ": " + check_status_.message()); \
   } while (false)
-#define CHECK_MAIN \
-  int main(int argc, char** argv) { return check::run_main(argc, argv); }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from bagua.net.bench.errors import BenchError
@@ -41,8 +42,11 @@ def start_on_network(
     tcp_only: bool,
     placement: Placement,
     form: bool = True,
+    module: str = "measure.core.worker",
+    join: Sequence[str] = ("algorithms", "device", "seed", "deterministic"),
 ) -> tuple[RankTeam, list[Path]]:
-    """The ranks, and NCCL's log of each: it reads its network's settings once per process. `form`: see RankTeam."""
+    """The ranks, and NCCL's log of each: it reads its network's settings once per process. `form`, `module`: see
+    RankTeam. `join`: the options that the ranks are told."""
     logs = [log_folder / f"rank{rank}.log" for rank in range(given.ranks)]
     for log in logs:
         log.unlink(missing_ok=True)  # of a team before this one
@@ -52,16 +56,17 @@ def start_on_network(
         found = rank_environment(inherited, settings=network.settings)
         if given.deterministic:
             found.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        return found
+        # As launchers say it: the plugin shares the CPUs out by it.
+        return {**found, "LOCAL_WORLD_SIZE": "1" if placement.alone_on_node else str(given.ranks)}
 
     team = RankTeam(
-        "measure.core.worker",
+        module,
         given.ranks,
         given.device,
         timeout_s=given.timeout,
         environment=environment,
         placement=placement,
-        join={name: getattr(given, name) for name in ("algorithms", "device", "seed", "deterministic")},
+        join={name: getattr(given, name) for name in join},
         form=form,
     )
     return team, logs

@@ -37,7 +37,7 @@ from measure.core.step_statistics import turn_result
 from measure.core.tool import add_steps, add_training
 from measure.networks.comparison import Row, Sample, figures_of, model_case, row_of, size_case, training_faults
 from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
-from measure.ranks.network import Network, add_networks
+from measure.ranks.network import Network, add_networks, told_text
 from measure.ranks.placement import Placement
 from measure.ranks.team import RankTeam
 from measure.report import Report, ranks_text
@@ -67,6 +67,7 @@ def _algorithm(row: Row) -> str:
 
 COLUMNS: tuple[Column[Row], ...] = (
     Column("network", "", lambda row: row.network, left=True),
+    Column("told", "Mb/s", lambda row: told_text(row.network), optional=True),
     Column("", "", lambda row: row.case, left=True),
     Column("NCCL default", "us", lambda row: _time(row.default)),
     Column(BEST_TUNED_NAME, "us", lambda row: _time(row.best), optional=True),

@@ -27,7 +27,7 @@ class RawTcp:
         BenchError: at once or later, when an end fails.
     """
 
-    def __init__(self, nic_set: NicSet, lab: Lab, timeout_s: float) -> None:
+    def __init__(self, nic_set: NicSet, lab: Lab, timeout_s: float, streams: int = _STREAMS) -> None:
         self._nic_set, self._timeout_s = nic_set, timeout_s
         self._places: list[LabPlace] = []
         self._pairs: list[list[RawSession]] = []
@@ -40,7 +40,7 @@ class RawTcp:
                 pairs = []
                 for host in range(HOSTS):
                     server, client = (host, places[host]), (1 - host, places[1 - host])
-                    pairs.append(RawSession(_STREAMS, server, client, HOSTS, _CHANNELS, _MEMORY_OF_BYTES))
+                    pairs.append(RawSession(streams, server, client, HOSTS, _CHANNELS, _MEMORY_OF_BYTES))
                 for pair in pairs:
                     pair.connect(timeout_s)
                 self._pairs.append(pairs)

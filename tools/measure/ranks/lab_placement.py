@@ -23,16 +23,16 @@ class LabPlacement:
     alone_on_node = True
 
     def __init__(self, lab: Lab, *, gpus: int | None = None, interfaces: Sequence[str] | None = None) -> None:
-        self._lab = lab
+        self.lab = lab
         self._gpus = gpus
         self._interfaces = interfaces
         self.store_host = lab.hosts[0].address()
 
     def command(self, rank: int, command: Sequence[str]) -> list[str]:
-        return self._lab.entering(rank, command)
+        return self.lab.entering(rank, command)
 
     def environment(self, rank: int) -> dict[str, str]:
-        settings = self._lab.rank_environment(rank)
+        settings = self.lab.rank_environment(rank)
         found = {name: value for name, value in settings.items() if name not in _OWN}
         if self._interfaces is not None:
             found["NCCL_SOCKET_IFNAME"] = "=" + ",".join(self._interfaces)

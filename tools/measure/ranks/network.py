@@ -1,4 +1,5 @@
-"""Where ranks meet: this host's loopback, or an emulated link with a rate, a delay and a limit per flow."""
+"""Where ranks meet: this host's loopback, or an emulated link: its rate, delay and limit per flow, its MTU, and what
+programs are told of its speed."""
 
 from __future__ import annotations
 
@@ -8,57 +9,72 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from netlab import Lab, parse_delay_ms, parse_rate_mbit
+from netlab import SPEEDS, TOLD, Lab, LinkPlan, parse_delay_ms, parse_rate_mbit
+from netlab.link_plan import UNLIMITED_MBIT
 
 from bagua.net.bench.gpu_sharing import GpuSharing
 from bagua.net.bench.result_file import Label
+from bagua.net.bench.table import MISSING
 from measure.ranks.lab_placement import LabPlacement
 from measure.ranks.placement import HostPlacement, Placement
 
 LOOPBACK = "loopback"
+FREE = "free"
 # A connection shall never wait for its buffers: these hold what is under way in this many round trips.
 _ROUND_TRIPS_BUFFERED = 4
 _TCP_BUFFER_LIMITS = (32 << 20, 512 << 20)
-_PATTERN = re.compile(r"(?P<rate>[^+@]+)(\+(?P<delay>[^+@]+))?(@(?P<flow>[^+@]+))?")
+_PATTERN = re.compile(
+    rf"(?P<rate>[^+@:]+)(\+(?P<delay>[^+@:]+))?(@(?P<flow>[^+@:]+))?(:(?P<mtu>\d+))?(:(?P<speed>{'|'.join(SPEEDS)}))?"
+)
 
 
 @dataclass(frozen=True)
 class Network:
     """
     Attributes:
-        rate_mbit: of each link and direction; None: loopback.
+        rate_mbit: of each link and direction; None: no limit, or loopback.
         delay_ms: of each packet, one way.
         per_flow_mbit: of each TCP connection; None: no limit.
+        mtu: of each link.
+        speed: what /sys tells of it; see netlab.Lab.
     """
 
     name: str
     rate_mbit: float | None = None
     delay_ms: float = 0.0
     per_flow_mbit: float | None = None
+    mtu: int = 1500
+    speed: str = TOLD
 
     def labels(self) -> dict[str, Label]:
         """As result files name a network."""
         rate = None if self.rate_mbit is None else self.rate_mbit / 1e3
         flow = {} if self.per_flow_mbit is None else {"per_flow_gbps": self.per_flow_mbit / 1e3}
-        return {"rate_gbps": rate, "delay_ms": self.delay_ms, **flow}
+        told = {} if self.told_mbit is None else {"told_mbps": self.told_mbit, "mtu": self.mtu}
+        return {"rate_gbps": rate, "delay_ms": self.delay_ms, **flow, **told}
 
     @property
     def is_emulated(self) -> bool:
-        return self.rate_mbit is not None
+        return self.name != LOOPBACK
+
+    @property
+    def told_mbit(self) -> int | None:
+        """The speed that /sys tells; None: loopback, of which it tells none."""
+        return LinkPlan(self.rate_mbit).speed_mbit(self.speed) if self.is_emulated else None
 
     @property
     def tcp_buffer_bytes(self) -> int | None:
         """None: what the machine has by itself."""
-        if self.rate_mbit is None or not self.delay_ms:
+        if not self.delay_ms:
             return None
-        product = self.rate_mbit * 1e6 / 8 * 2 * self.delay_ms * 1e-3
+        product = (self.rate_mbit or UNLIMITED_MBIT) * 1e6 / 8 * 2 * self.delay_ms * 1e-3
         low, high = _TCP_BUFFER_LIMITS
         return int(min(high, max(low, _ROUND_TRIPS_BUFFERED * product)))
 
     @contextlib.contextmanager
     def placement(self, ranks: int, device: str, sharing: GpuSharing | None) -> Iterator[Placement]:
         """Where ranks run that are joined by this network. Emulation needs root."""
-        if self.rate_mbit is None:
+        if not self.is_emulated:
             yield HostPlacement(sharing)
             return
         gpus = None if device == "cpu" else ranks if sharing is None else sharing.gpus
@@ -67,6 +83,8 @@ class Network:
             rate_mbit=self.rate_mbit,
             delay_ms=self.delay_ms,
             per_flow_mbit=self.per_flow_mbit,
+            mtu=self.mtu,
+            speed=self.speed,
             tcp_buffer_bytes=self.tcp_buffer_bytes,
         ) as lab:
             yield LabPlacement(lab, gpus=gpus)
@@ -78,8 +96,9 @@ def add_networks(parser: argparse.ArgumentParser) -> None:
         type=parse_networks,
         default=LOOPBACK,
         metavar="LIST",
-        help="loopback, or emulated as RATE[+DELAY][@RATE_PER_FLOW], which needs root: 25G,10G+5ms,3200M@400M (default"
-        " loopback)",
+        help="loopback, or emulated as RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED], which needs root:"
+        " 25G,10G+5ms,3200M@400M,free:9000:unknown. free: no limit; SPEED: what /sys tells, as netlab run --speed"
+        " (default loopback)",
     )
 
 
@@ -91,7 +110,7 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 
 
 def parse_network(text: str) -> Network:
-    """`loopback`, or RATE[+DELAY][@RATE_PER_FLOW]: `25G`, `10G+5ms`, `3200M@400M`.
+    """`loopback`, or RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED]: `25G`, `10G+5ms`, `3200M@400M`, `free:9000:veth`.
 
     Raises:
         ValueError: the text is not a network.
@@ -101,9 +120,22 @@ def parse_network(text: str) -> Network:
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"network {text!r} is not RATE[+DELAY][@RATE_PER_FLOW]; write loopback, 25G, 10G+5ms or 5G@500M"
+            f"network {text!r} is not RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED]; write loopback, free, 25G, 10G+5ms,"
+            " 5G@500M or 25G:9000:veth"
         )
-    delay = parse_delay_ms(match["delay"]) if match["delay"] else 0.0
-    return Network(
-        text, parse_rate_mbit(match["rate"]), delay, parse_rate_mbit(match["flow"]) if match["flow"] else None
+    network = Network(
+        text,
+        None if match["rate"] == FREE else parse_rate_mbit(match["rate"]),
+        parse_delay_ms(match["delay"]) if match["delay"] else 0.0,
+        parse_rate_mbit(match["flow"]) if match["flow"] else None,
+        int(match["mtu"] or Network.mtu),
+        match["speed"] or TOLD,
     )
+    LinkPlan(network.rate_mbit, network.per_flow_mbit, network.mtu)  # raises ValueError
+    return network
+
+
+def told_text(name: str) -> str:
+    """For a table: the speed in Mb/s that programs are told in the network of this name."""
+    told = parse_network(name).told_mbit
+    return MISSING if told is None else str(told)

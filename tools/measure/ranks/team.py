@@ -81,12 +81,12 @@ class RankTeam:
             self._drivers.close(failed=True)
             raise
 
-    def form(self) -> None:
+    def form(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Makes the process group of the started interpreters. Raises BenchError when it cannot be formed."""
-        store = gather(self._ranks[:1], "store", START_TIMEOUT_S, "starting")[0]
+        store = gather(self._ranks[:1], "store", timeout_s, "starting")[0]
         line = {"op": "join", "host": self._placement.store_host, "port": store["port"], **self._join}
         line["alone_on_node"] = self._placement.alone_on_node
-        self.facts = ask(self._ranks, json.dumps(line), "ready", START_TIMEOUT_S)[0]
+        self.facts = ask(self._ranks, json.dumps(line), "ready", timeout_s)[0]
 
     def ask(self, operation: str, timeout_s: float, **fields: object) -> list[Event]:
         """One answer of each rank, in their order."""

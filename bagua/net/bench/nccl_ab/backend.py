@@ -117,10 +117,10 @@ def bagua_net(library: Path) -> Backend:
     return Backend("bagua-net", PLUGIN_NETWORK, {"NCCL_NET_PLUGIN": str(library)}, is_ours=True)
 
 
-def bagua_net_variant(text: str, library: Path) -> Backend:
+def bagua_net_variant(text: str, ours: Backend) -> Backend:
     """NAME:VARIABLE=VALUE[,VARIABLE=VALUE...]: our plugin with settings on top, to try knobs beside the defaults."""
     name, colon, rest = text.partition(":")
-    settings = dict(bagua_net(library).settings)
+    settings = dict(ours.settings)
     for assignment in rest.split(","):
         match = _ASSIGNMENT.fullmatch(assignment)
         if not name or not colon or match is None:
@@ -142,8 +142,8 @@ def make_backends(
     """NCCL's default first: the one that the others are compared with. No library: NCCL's own settings only."""
     backends = [own_transport(), *(hand_tuned(text) for text in tuned)]
     if library is not None:
-        backends.append(bagua_net(library))
-        backends += [bagua_net_variant(text, library) for text in variants]
+        ours = bagua_net(library)
+        backends += [ours, *(bagua_net_variant(text, ours) for text in variants)]
     elif variants:
         raise ValueError(f"--variant {variants[0]!r} needs the plugin; leave --without-plugin out")
     if with_shared_memory:

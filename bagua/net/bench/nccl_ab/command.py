@@ -196,7 +196,8 @@ def _deliver(
         notes.append("gloo on CPUs stands in for NCCL: these figures say nothing about any network")
     colour = shows_colour(sys.stdout)
     print(setting)
-    print(machine.caption(), end="\n\n")
+    print(machine.caption())
+    print(machine.links(), end="\n\n")
     backends = [group.backend for group in groups]
     print(render_tables(results, backends, all_columns=options.all_columns, colour=colour))
     print(render_closing(groups, results, notes, errors, all_columns=options.all_columns), end="", flush=True)

@@ -31,7 +31,7 @@ class Report:
     parameters: Mapping[str, object] = field(default_factory=dict)
 
     def head(self) -> str:
-        lines = [self.title, self.machine.caption()]
+        lines = [self.title, self.machine.caption(), self.machine.links()]
         width = max((len(name) for name in self.backends), default=0)
         lines += [f"  {name.ljust(width)}  {text}" for name, text in self.backends.items()]
         return "\n".join(lines) + "\n"

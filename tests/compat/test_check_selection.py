@@ -1,0 +1,181 @@
+"""`make check`: from changed files to tests, on this tree; and which files count as changed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.import_arrows import REPOSITORY, differences_of_rows
+from support.perf_tool import Repository
+
+_TOOLS = str(REPOSITORY / "tools")
+if _TOOLS not in sys.path:
+    sys.path.append(_TOOLS)  # behind everything else: `tools` holds programs, not an installed package
+
+from check import selection  # noqa: E402
+from check.__main__ import changed_since, lint_commands, main, test_commands  # noqa: E402
+from check.lines import LINES  # noqa: E402
+
+from bagua.net.bench.errors import BenchError  # noqa: E402
+
+commands_of = test_commands  # pytest would collect it by its name
+del test_commands
+
+TRAINING = "tests/distributed/test_wrapper.py"
+SCREEN = "tests/net/test_top.py"
+ARROWS = "tests/compat/test_import_arrows.py"
+
+
+@pytest.fixture(scope="module")
+def arrows() -> selection.Arrows:
+    return selection.Arrows()
+
+
+@pytest.mark.parametrize(
+    ("changed", "selected", "left_out"),
+    [
+        pytest.param(
+            "bagua/engine/bucket.py",
+            {TRAINING, ARROWS, "tests/unit/test_comm_scheduler.py", "tests/judges/test_torch_ddp.py"},
+            {SCREEN, "tests/kernels/test_minmax_uint8.py", "tests/unit/test_host_port.py", "wire_test"},
+            id="engine",
+        ),
+        pytest.param(
+            "net_plugin/wire/frame_header.cc",
+            {SCREEN, ARROWS, "tests/net/test_plugin_faults.py", "wire_test", "comm_test", "abi_scenario_test"},
+            {TRAINING, "tests/codecs/test_codecs.py", "delay_line_test", "path_rate_test"},
+            id="wire",
+        ),
+        pytest.param(
+            "docs/how-to/trace.md",
+            {"tests/docs/test_typed_programs.py", "tests/unit/test_docs.py", "tests/distributed/test_page_programs.py"},
+            {TRAINING, SCREEN, ARROWS, "wire_test"},
+            id="page",
+        ),
+        pytest.param(
+            "bagua/net/top/app.py", {SCREEN, ARROWS}, {TRAINING, "wire_test"}, id="net, which core does not know"
+        ),
+        pytest.param(
+            "bagua/net/activation/plan.py",
+            {SCREEN, TRAINING, "tests/kernels/test_minmax_uint8.py"},
+            {"wire_test"},
+            id="net, at each import of bagua",
+        ),
+        pytest.param("bagua/kernels/csrc/lanes.h", {TRAINING, "tests/codecs/test_codecs.py"}, {SCREEN}, id="kernels"),
+        pytest.param("bagua/engine/no_more.py", {TRAINING, ARROWS}, {SCREEN}, id="deleted module"),
+        pytest.param("tools/netlab/lab.py", {"tests/net/test_netlab.py"}, {SCREEN, TRAINING}, id="tool"),
+        pytest.param(
+            "tools/bench/ring_schedule.cc", {SCREEN, "ring_schedule_test"}, {TRAINING, "wire_test"}, id="driver"
+        ),
+        pytest.param("tests/net/test_top.py", {SCREEN}, {ARROWS, "tests/net/test_cli.py"}, id="test"),
+        pytest.param("tests/net/conftest.py", {SCREEN, "tests/net/test_cli.py"}, {TRAINING}, id="fixtures"),
+        pytest.param("tests/net/test_no_more.py", set(), {SCREEN}, id="deleted test"),
+    ],
+)
+def test_a_change_selects_what_it_reaches(
+    arrows: selection.Arrows, changed: str, selected: set[str], left_out: set[str]
+) -> None:
+    found = selection.select([changed], arrows)
+    names = {*found.tests, *found.cpp_tests}
+    assert not found.everything
+    assert selected - names == set()
+    assert left_out & names == set()
+
+
+def test_the_reason_names_rooms_on_the_way(arrows: selection.Arrows) -> None:
+    (reason,) = selection.select(["bagua/comm_ops/centralized.py"], arrows).reasons
+    changed, above, tests = reason.split(" -> ")
+    assert changed == "bagua/comm_ops"
+    assert "bagua/torch_api" in above
+    assert "bagua/engine" not in above
+    assert "tests/distributed (" in tests
+
+
+def test_a_changed_cpp_test_is_selected_alone(arrows: selection.Arrows) -> None:
+    (source,) = (REPOSITORY / "tests" / "cpp").rglob("wire_test.cc")
+    found = selection.select([str(source.relative_to(REPOSITORY))], arrows)
+    assert (found.tests, found.cpp_tests) == ([], ["wire_test"])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *("Makefile", "constraints.txt", "pyproject.toml", "CMakeLists.txt", "net_plugin/CMakeLists.txt", ".ci/run"),
+        *(
+            "bagua/job/presence.py",
+            "bagua/collectives/reduce_op.py",
+            "bagua/net/autoload.py",
+            "bagua/env.py",
+            "third_party/libsodium/LICENSE",
+        ),
+        *("tests/conftest.py", "tests/support/ranks.py", "some/new/file"),
+    ],
+)
+def test_what_all_stand_on_runs_everything(arrows: selection.Arrows, changed: str) -> None:
+    found = selection.select([changed], arrows)
+    assert found.everything
+    assert found.reasons == [f"{changed} -> everything"]
+    assert not any(word.startswith("tests/") for command in commands_of(found, []) for word in command)
+
+
+def test_each_folder_of_tests_has_a_line() -> None:
+    tests = REPOSITORY / "tests"
+    folders = {path.name for path in tests.iterdir() if path.is_dir() and any(path.rglob("test_*.py"))}
+    assert differences_of_rows("LINES", {name: set() for name in LINES if "/" not in name}, folders) == []
+    assert [name for name in LINES if not (tests / name).exists()] == []
+
+
+def test_each_line_names_something(arrows: selection.Arrows) -> None:
+    patterns = {pattern for line in LINES.values() for pattern in line}
+    assert [pattern for pattern in patterns if not arrows.matching([pattern])] == []
+
+
+def test_a_folder_without_a_line_is_an_error(arrows: selection.Arrows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(LINES, "kernels")
+    with pytest.raises(ValueError, match=r"tests/kernels has no line in tools/check/lines.py\nSay there"):
+        selection.select(["bagua/engine/bucket.py"], arrows)
+
+
+def test_commands_build_what_the_tests_need() -> None:
+    page = selection.Selection(tests=["tests/docs/test_api_pages.py"])
+    native = selection.Selection(cpp_tests=["wire_test", "comm_test"])
+    assert [command[0] for command in commands_of(page, [])] == [str(Path(sys.executable).parent / "pytest")]
+    build, pytest_command = commands_of(native, ["-n", "2"])
+    assert build[-1] == "cpp-tests"
+    assert pytest_command[-5:] == ["-n", "2", "tests/cpp/test_cpp.py", "-k", "wire_test or comm_test"]
+
+
+def test_only_changed_files_are_linted() -> None:
+    linted = lint_commands(["bagua/env.py", "net_plugin/wire/no_more.cc", "docs/index.md"])
+    assert [Path(command[0]).name for command in linted] == ["ruff", "ruff", "mypy"]
+    assert linted[0][-1] == "bagua/env.py"
+    assert lint_commands(["docs/index.md"]) == []
+
+
+def test_changed_are_committed_and_other_files_of_the_tree(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "repository")
+    for name in ("same", "edited", "committed", "deleted", "old name"):
+        (repository.root / name).write_text(f"{name}\n" * 20)
+    (repository.root / ".gitignore").write_text("ignored\n")
+    repository.git("add", ".")
+    repository.git("commit", "--quiet", "--message", "first")
+    base = repository.git("rev-parse", "HEAD").strip()
+    (repository.root / "committed").write_text("again")
+    repository.git("commit", "--quiet", "--all", "--message", "second")
+    repository.git("mv", "old name", "new näme")
+    (repository.root / "edited").write_text("again")
+    (repository.root / "deleted").unlink()
+    (repository.root / "untracked").touch()
+    (repository.root / "ignored").touch()
+    changed = ["committed", "deleted", "edited", "new näme", "old name", "untracked"]
+    assert changed_since(repository.root, base) == changed
+    assert changed_since(repository.root, "HEAD~1") == changed
+    for wrong in ("", "no-such-branch", "-x"):
+        with pytest.raises(BenchError, match=rf"BASE is '{wrong}', which names no commit .*\n.*make check BASE=main"):
+            changed_since(repository.root, wrong)
+
+
+def test_a_wrong_base_is_a_message_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--base=no-such-branch"]) == 2
+    assert capsys.readouterr().err.startswith("make check: BASE is 'no-such-branch', which names no commit")

@@ -1,0 +1,174 @@
+// A model of a comm over several network interfaces, driven by a seed: interfaces go down and return, the sender is
+// told by its kernel or finds its connections reset, replacements come late, over interfaces that are up, and are cut
+// again. Two whole comms over TCP; the test is in the place of their connection services. Every message arrives, and no
+// comm fails. Connections and frames that break at any byte: replay_model_test.cc. Long run: BAGUA_TEST_SEEDS=<number
+// of seeds> nic_model_test.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/comm_pair.h"
+#include "support/cut_connections.h"
+
+namespace bagua_net {
+namespace {
+
+class NicModel {
+ public:
+  explicit NicModel(unsigned seed)
+      : random_(seed),
+        is_up_(2 + random_() % 3, true),
+        pair_(settings(is_up_.size() + random_() % 6, static_cast<int>(random_() % 2) * 2)) {
+    // As CommPair opens them: both ends of each, one connection after the other.
+    const std::vector<int> open = open_connections();
+    for (std::size_t end = 0; end < open.size(); ++end) path_of_[ports_of(open[end])] = end / 2 % is_up_.size();
+  }
+
+  // How often it looks at a request depends on the machine, and with it what goes down; but during one message all do.
+  void run(std::size_t messages) {
+    const Deadline deadline;
+    const std::size_t without_any = random_() % messages;
+    for (std::size_t number = 0; number < messages; ++number) {
+      const std::size_t bytes = random_() % 2 == 0 ? random_() % 4000 : random_() % 400000;
+      sent_ = make_message(number, bytes);
+      received_.assign(bytes, 0);
+      Request* send = pair_.send(sent_);
+      Request* receive = pair_.receive(received_);
+      if (number == without_any) {
+        for (std::size_t nic = 0; nic < is_up_.size(); ++nic) take_down(nic);
+      }
+      while (send != nullptr || receive != nullptr) {
+        deadline.check("a message");
+        if (random_() % 100 == 0) change_one();
+        if (random_() % 50 == 0) open_those_asked_for();
+        for (Request** request : {&send, &receive}) {
+          bool done = false;
+          std::size_t moved = 0;
+          if (*request != nullptr) CHECK_OK((*request)->test(&done, &moved));
+          if (done) *request = nullptr;
+        }
+      }
+      CHECK(received_ == sent_);
+    }
+  }
+  int downs() const { return downs_; }
+  int outages() const { return outages_; }
+
+ private:
+  // Of a connection, the same at both of its ends.
+  using Ports = std::pair<std::uint16_t, std::uint16_t>;
+  static Ports ports_of(int fd) {
+    const std::uint16_t own = local_address(fd).port();
+    sockaddr_in peer{};
+    socklen_t length = sizeof peer;
+    ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length);
+    return std::minmax(own, ntohs(peer.sin_port));
+  }
+
+  void change_one() {
+    const std::size_t nic = random_() % is_up_.size();
+    if (is_up_[nic]) {
+      take_down(nic);
+    } else {
+      is_up_[nic] = true;
+    }
+  }
+
+  void take_down(std::size_t nic) {
+    if (!is_up_[nic]) return;
+    is_up_[nic] = false;
+    ++downs_;
+    if (std::count(is_up_.begin(), is_up_.end(), true) == 0) ++outages_;
+    if (random_() % 2 == 0) {
+      NetworkInterface lost;
+      lost.name = "nic" + std::to_string(nic);
+      pair_.sender->on_interface_lost(lost);
+    }
+    // What the sender was not told of, or cannot replace, the network ends.
+    for (const int fd : open_connections()) {
+      const auto found = path_of_.find(ports_of(fd));
+      if (found != path_of_.end() && found->second == nic) cut(fd, Cut::kReset);
+    }
+  }
+
+  void open_those_asked_for() {
+    std::vector<std::pair<Joining, std::size_t>> due;
+    {
+      const std::lock_guard<std::mutex> lock(asked_mutex_);
+      due.swap(asked_);
+    }
+    for (const auto& [joining, first] : due) {
+      // As a connector does: over another one, if nobody answers there.
+      std::size_t path = first;
+      for (std::size_t tried = 0; tried < is_up_.size() && !is_up_[path]; ++tried) path = (path + 1) % is_up_.size();
+      if (!is_up_[path] || !pair_.receiver_arrivals->has_room(kMaxStreams)) {
+        const std::lock_guard<std::mutex> lock(asked_mutex_);
+        asked_.emplace_back(joining, first);
+        continue;
+      }
+      auto [near, far] = tcp_pair();
+      path_of_[ports_of(near.get())] = path;
+      pair_.receiver_arrivals->hand_in(std::move(far), joining);
+      if (random_() % 16 == 0) cut(near.get(), Cut::kReset);
+      pair_.sender_arrivals->hand_in(std::move(near), joining, path);
+    }
+  }
+
+  CommPair::Settings settings(std::size_t streams, int workers) {
+    CommPair::Settings settings = over_tcp(streams, workers);
+    for (std::size_t nic = 0; nic < is_up_.size(); ++nic) {
+      settings.sending.paths.emplace_back().interface.name = "nic" + std::to_string(nic);
+    }
+    for (std::size_t stream = 0; stream < streams; ++stream) {
+      settings.sending.first_paths.push_back(stream % is_up_.size());
+    }
+    settings.sending.own_paths = settings.sending.first_paths;
+    settings.sending.replace_stream = [this](Joining joining, std::size_t first_path) {
+      const std::lock_guard<std::mutex> lock(asked_mutex_);
+      asked_.emplace_back(joining, first_path);
+    };
+    settings.receiving.recovers = true;
+    return settings;
+  }
+
+  std::mt19937 random_;
+  std::vector<bool> is_up_;
+  int downs_ = 0;
+  int outages_ = 0;                       // times that none was up
+  std::map<Ports, std::size_t> path_of_;  // also of connections that are gone
+  std::mutex asked_mutex_;                // guards the next
+  std::vector<std::pair<Joining, std::size_t>> asked_;
+  std::vector<std::uint8_t> sent_;
+  std::vector<std::uint8_t> received_;
+  CommPair pair_;
+};
+
+}  // namespace
+
+TEST_CASE(every_message_arrives_whichever_interfaces_go_down) {
+  const char* const asked = std::getenv("BAGUA_TEST_SEEDS");
+  const int seeds = asked != nullptr ? static_cast<int>(std::strtol(asked, nullptr, 10)) : check::rounds(40);
+  int downs = 0;
+  int outages = 0;
+  for (int seed = 1; seed <= seeds; ++seed) {
+    try {
+      NicModel model(static_cast<unsigned>(seed));
+      model.run(30);
+      downs += model.downs();
+      outages += model.outages();
+    } catch (const std::exception& error) {
+      throw std::runtime_error("seed " + std::to_string(seed) + ": " + error.what());
+    }
+  }
+  std::printf("        %d seeds, interfaces went down %d times, %d times the last one\n", seeds, downs, outages);
+  CHECK(downs > seeds && outages >= seeds);
+}
+
+}  // namespace bagua_net

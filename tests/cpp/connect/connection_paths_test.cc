@@ -1,0 +1,267 @@
+// ConnectionService where a comm has several paths, or a device several interfaces. All of them lead over loopback.
+#include <poll.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/monotonic_clock.h"
+#include "support/check.h"
+#include "support/connection_ends.h"
+#include "support/cut_connections.h"
+#include "transport/connect/connector_handshake.h"
+#include "transport/connect/first_hello.h"
+#include "transport/connect/path_health.h"
+#include "transport/recovery/recovery_timing.h"
+
+namespace bagua_net {
+namespace {
+
+constexpr in_addr_t kElsewhere = INADDR_LOOPBACK + 1;
+
+NicPath path_to(const SocketAddress& address) { return {loopback(), address, 0}; }
+
+// A comm of one stream, and a ticket for another one instead.
+struct Connected {
+  ListeningService listening;
+  ConnectingService connecting{listening.handle_bytes.data()};
+  EstablishedConnection accepted = listening.accept_from(&connecting);
+  std::shared_ptr<StreamArrivals> arrivals = std::make_shared<StreamArrivals>();
+
+  void replace(std::vector<NicPath> paths, std::size_t first_path) {
+    JoinTicket ticket = connecting.connection.ticket;
+    ticket.paths = std::move(paths);
+    ticket.first_path = first_path;
+    ticket.hello.stream_index = kReplacingStream;
+    connecting.service.join(ticket, 1, arrivals);
+  }
+  std::size_t path_of_arrival() const {
+    std::vector<StreamArrivals::Arrival> arrived;
+    wait_until(
+        [&] {
+          arrived = arrivals->take();
+          return !arrived.empty();
+        },
+        "the replacement");
+    return arrived[0].path;
+  }
+};
+
+}  // namespace
+
+TEST_CASE(a_replacement_is_tried_over_its_path_and_then_over_the_others) {
+  Connected comm;
+  const PortOfNobody refusing;
+  for (const std::size_t first : {0u, 1u, 2u}) {
+    comm.replace({path_to(refusing.address), path_to(comm.listening.address), path_to(refusing.address)}, first);
+    CHECK_EQ(comm.path_of_arrival(), std::size_t{1});
+  }
+}
+
+// A path that is cut off in the middle of a handshake, before or after the peer's kernel has the hello.
+TEST_CASE(a_handshake_that_is_not_answered_is_tried_over_another_path) {
+  for (const std::uint32_t arrives : {60u, 1000u}) {
+    Connected comm;
+    const RawListener silent;
+    lose_packets(silent.socket.get(), arrives);
+    const std::int64_t begin_ms = monotonic_ms();
+    comm.replace({path_to(silent.address), path_to(comm.listening.address)}, 0);
+    CHECK_EQ(comm.path_of_arrival(), std::size_t{1});
+    CHECK(monotonic_ms() - begin_ms < settings_with(1).handshake_timeout_ms);
+  }
+}
+
+TEST_CASE(a_process_that_is_late_to_answer_a_handshake_gets_twice_the_time_each_time) {
+  Connected comm;
+  const RawListener late;
+  // Not the time between two that we see: each may be seen late, but none before it comes.
+  const std::int64_t begin_ms = monotonic_ms();
+  comm.replace({path_to(late.address), path_to(late.address)}, 0);
+  std::vector<OwnedFd> accepted;
+  std::vector<std::int64_t> after_ms;
+  wait_until(
+      [&] {
+        SocketAddress peer;
+        OwnedFd next;
+        CHECK_OK(tcp_accept(late.socket.get(), &next, &peer));
+        if (next.is_open()) {
+          accepted.push_back(std::move(next));
+          after_ms.push_back(monotonic_ms() - begin_ms);
+        }
+        return after_ms.size() == 3;
+      },
+      "the third attempt");
+  CHECK(after_ms[1] > kLongConnectAnswerMs - 100);
+  CHECK(after_ms[2] > 3 * kLongConnectAnswerMs - 200);
+}
+
+// With one interface down, a killed process is noticed as soon as with all.
+TEST_CASE(a_process_that_has_ended_is_noticed_though_another_path_is_silent) {
+  Connected comm;
+  SocketAddress silent = loopback(kElsewhere).address;
+  OwnedFd listener;
+  CHECK_OK(tcp_listen(&silent, &listener));
+  silence(listener.get());
+  const PortOfNobody refusing;
+  comm.replace({path_to(silent), path_to(refusing.address)}, 0);
+  std::vector<StreamArrivals::Failure> failures;
+  wait_until(
+      [&] {
+        failures = comm.arrivals->take_failures();
+        return !failures.empty();
+      },
+      "the failure");
+  CHECK(failures[0].why.find("the peer's process has ended") != std::string::npos);
+}
+
+TEST_CASE(interfaces_without_their_address_are_left_out_of_the_handle) {
+  ConnectionService service(settings_with(1));
+  CHECK_OK(service.start());
+  const NetworkInterface lost = interface_at("lost", 0x0a4d4d4d);  // 10.77.77.77
+  HandleBytes bytes{};
+  RandomId id{};
+  ConnectHandle handle;
+  CHECK_OK(service.listen({lost, loopback(), lost, loopback(kElsewhere)}, bytes.data(), &id));
+  CHECK_OK(decode_connect_handle(bytes.data(), &handle));
+  CHECK(handle.address == loopback().address.bytes());
+  CHECK_EQ(handle.further.size(), std::size_t{1});
+  // None is left.
+  const Status status = service.listen({lost, lost}, bytes.data(), &id);
+  CHECK(status.message().find("listening on interface lost (it has lost this address") != std::string::npos);
+}
+
+TEST_CASE(the_reply_to_stream_0_has_the_addresses_for_which_the_handle_has_no_room) {
+  const std::vector<std::uint8_t> secret(64, 's');
+  for (const bool encrypts : {false, true}) {
+    HandshakeSettings settings = settings_with(1);
+    settings.recovery = Recovery::kOn;
+    settings.encrypts = encrypts;
+    if (encrypts) settings.secret = JobSecret::derive(secret.data(), secret.size());
+    ConnectionService service(settings);
+    CHECK_OK(service.start());
+    std::vector<NetworkInterface> interfaces;
+    for (unsigned nic = 0; nic < 9; ++nic) {
+      interfaces.push_back(interface_at(("lo" + std::to_string(nic)).c_str(), INADDR_LOOPBACK + nic));
+    }
+    HandleBytes bytes{};
+    RandomId id{};
+    CHECK_OK(service.listen(interfaces, bytes.data(), &id));
+    ConnectHandle handle;
+    CHECK_OK(decode_connect_handle(bytes.data(), &handle));
+    CHECK_EQ(handle.further.size(), std::size_t{6});
+    CHECK_EQ(handle.unnamed, std::size_t{2});
+    Hello hello;
+    CHECK_OK(fill_first_hello(settings, handle, &hello));
+    hello.features |= kFeatureRecovery;
+    SocketAddress address = loopback().address;
+    address.set_port(handle.port);
+    const HandshakeKeyRef key = handshake_key(handle.token, settings.secret.get());
+    std::vector<OwnedFd> sockets;
+    const auto shake_hands = [&](std::size_t addresses) {
+      ConnectorHandshake handshake;
+      const OwnedFd& socket = sockets.emplace_back(connect_to(address));
+      CHECK_OK(fill_random(hello.nonce.data(), hello.nonce.size()));
+      CHECK_EQ(handshake.send_hello(socket.get(), hello, key, addresses), 0);
+      auto answer = ConnectorHandshake::Answer::kWaiting;
+      wait_until(
+          [&] {
+            answer = handshake.read(socket.get());
+            if (answer == ConnectorHandshake::Answer::kChallenge) CHECK_EQ(handshake.send_proof(socket.get()), 0);
+            return answer == ConnectorHandshake::Answer::kReply || answer == ConnectorHandshake::Answer::kClosed;
+          },
+          "the reply");
+      CHECK(answer == ConnectorHandshake::Answer::kReply && handshake.is_proven());
+      return handshake;
+    };
+    const auto check_addresses = [&] {
+      const std::vector<HandleAddress> addresses = shake_hands(2).addresses();
+      CHECK_EQ(addresses.size(), std::size_t{2});
+      for (std::size_t index = 0; index < 2; ++index) {
+        CHECK(addresses[index].bytes == interfaces[7 + index].address.bytes());
+        connect_to(SocketAddress(AF_INET, addresses[index].bytes, addresses[index].port, 0));
+      }
+    };
+    check_addresses();
+    check_addresses();  // the reply was lost
+    EstablishedConnection connection;
+    wait_until(
+        [&] {
+          bool ready = false;
+          CHECK_OK(service.accept(id, &ready, &connection));
+          return ready;
+        },
+        "the connection");
+    check_addresses();  // and the comm is in use
+    hello.stream_index = kReplacingStream;
+    shake_hands(0);
+    connection.arrivals->close();
+    hello.stream_index = 0;
+    CHECK_EQ(shake_hands(2).refusal(), "the listener refuses the connection: the data stream fits no connection");
+  }
+}
+
+TEST_CASE(a_path_works_again_once_a_connection_was_opened_over_it) {
+  PathHealth probes;
+  std::optional<RawListener> listener(std::in_place);
+  const NicPath path = path_to(listener->address);
+  std::int64_t now_ms = 1000000;
+  CHECK(!probes.works(path, now_ms));
+  wait_until([&] { return probes.works(path, now_ms); }, "the connection");
+  // All comms of the process get that answer, for a second.
+  listener.reset();
+  CHECK(probes.works(path, now_ms + 999));
+  for (int look = 0; look < 5; ++look) {
+    now_ms += 1000;
+    CHECK(!probes.works(path, now_ms));
+  }
+}
+
+// As where a switch has a smaller MTU.
+TEST_CASE(a_path_that_loses_large_packets_does_not_work) {
+  PathHealth probes;
+  const RawListener listener;
+  const NicPath path = path_to(listener.address);
+  lose_packets(listener.socket.get(), 1000);
+  std::int64_t now_ms = 1000000;
+  const auto works = [&] { return probes.works(path, now_ms); };
+  const auto send_packet = [&] { wait_until([&] { return works() || probes.is_due(path); }, "the connection"); };
+  const auto lose_packet = [&] {
+    now_ms += 1000;
+    CHECK(!works());
+    send_packet();
+  };
+  send_packet();
+  lose_packet();
+  CHECK_EQ(probes.take_lost_packet_bytes(path), 0u);
+  lose_packet();
+  CHECK(probes.take_lost_packet_bytes(path) > 1000);
+  lose_packet();
+  CHECK_EQ(probes.take_lost_packet_bytes(path), 0u);  // it was said
+  CHECK_EQ(probes.answered_ms(path), 0);
+  hear_again(listener.socket.get());  // of what connects from now on
+  now_ms += 1000;
+  wait_until(works, "the answer");
+  CHECK(probes.answered_ms(path) > 0);
+}
+
+// However many comms ask, and however soon the answer comes: a firewall may refuse a pair for as long as the job runs.
+TEST_CASE(a_path_is_tried_once_a_second) {
+  PathHealth probes;
+  PortOfNobody port;
+  const NicPath path = path_to(port.address);
+  std::int64_t now_ms = 1000000;
+  CHECK(!probes.works(path, now_ms));
+  port.listen();
+  const auto was_tried = [&] {
+    pollfd state{port.socket.get(), POLLIN, 0};
+    return ::poll(&state, 1, 0) > 0;
+  };
+  for (int comm = 0; comm < 10; ++comm) CHECK(!probes.works(path, now_ms += 99));
+  CHECK(!was_tried());
+  CHECK(!probes.works(path, now_ms += 10));
+  CHECK(was_tried());
+}
+
+}  // namespace bagua_net

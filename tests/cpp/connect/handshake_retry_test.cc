@@ -1,0 +1,251 @@
+// Handshakes whose connection is lost between the listener's admission and the reply: the stream comes again, wherever
+// the connection stands by then.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/check.h"
+#include "support/connection_ends.h"
+#include "support/raw_handshake.h"
+#include "transport/connect/connection_service.h"
+
+namespace bagua_net {
+namespace {
+
+// A connector by hand.
+struct Listening : ListeningService {
+  explicit Listening(std::optional<int> most_streams = {}) : ListeningService(settings_with(most_streams)) {}
+
+  Hello hello(std::uint16_t index, std::uint16_t streams) const {
+    Hello hello = ListeningService::hello();
+    hello.comm_id = {9, 9};
+    hello.stream_index = index;
+    hello.streams_wanted = streams;
+    return hello;
+  }
+  OwnedFd join(const Hello& hello, Reply* reply) const {
+    OwnedFd socket = connect_to(address);
+    *reply = shake_hands(socket, *handshake_key(handle.token), hello);
+    return socket;
+  }
+  OwnedFd join(std::uint16_t index, std::uint16_t streams) const {
+    Reply reply;
+    OwnedFd socket = join(hello(index, streams), &reply);
+    CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+    CHECK_EQ(reply.streams, is_joining(index) ? 1 : streams);
+    CHECK_EQ(reply.max_chunk_bytes, 65536u);
+    return socket;
+  }
+  void check_refused(const Hello& hello) const {
+    Reply reply;
+    join(hello, &reply);
+    CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
+  }
+  // As a connector does that did not see the reply.
+  void lose(std::uint16_t index, std::uint16_t streams) const {
+    OwnedFd socket = join(index, streams);
+    reset_connection(&socket);
+  }
+};
+
+void check_joined(const OwnedFd& near, const OwnedFd& far) {
+  send_bytes(near, "x", 1);
+  make_blocking(far);
+  char byte = 0;
+  read_bytes(far, &byte, 1);
+  CHECK_EQ(byte, 'x');
+}
+
+}  // namespace
+
+TEST_CASE(a_stream_that_is_lost_while_others_join_comes_again) {
+  Listening listening;
+  listening.lose(0, 2);
+  EstablishedConnection connection;
+  CHECK(!listening.accept(&connection));
+  listening.lose(0, 2);
+  const OwnedFd first = listening.join(0, 2);
+  CHECK(!listening.accept(&connection));
+  const OwnedFd second = listening.join(1, 2);
+  connection = listening.accepted();
+  CHECK_EQ(connection.sockets.size(), 2u);
+  check_joined(first, connection.sockets[0]);
+  check_joined(second, connection.sockets[1]);
+}
+
+TEST_CASE(a_stream_that_is_lost_before_the_accept_comes_again) {
+  Listening listening;
+  const OwnedFd first = listening.join(0, 2);
+  listening.lose(1, 2);
+  const OwnedFd second = listening.join(1, 2);
+  const EstablishedConnection connection = listening.accepted();
+  CHECK_EQ(connection.sockets.size(), 2u);
+  check_joined(first, connection.sockets[0]);
+  check_joined(second, connection.sockets[1]);
+}
+
+TEST_CASE(a_stream_that_is_lost_after_the_accept_joins_the_comm_in_use) {
+  Listening listening;
+  const OwnedFd first = listening.join(0, 2);
+  listening.lose(1, 2);
+  const EstablishedConnection connection = listening.accepted();
+  const OwnedFd second = listening.join(1, 2);
+  std::vector<StreamArrivals::Arrival> arrived;
+  wait_until(
+      [&] {
+        arrived = connection.arrivals->take();
+        return !arrived.empty();
+      },
+      "the stream");
+  CHECK_EQ(arrived.size(), 1u);
+  check_joined(first, connection.sockets[0]);
+  check_joined(second, arrived[0].socket);
+}
+
+// Its connector has finished, and notices the loss before anybody accepts.
+TEST_CASE(a_stream_that_is_lost_before_the_accept_is_replaced) {
+  Listening listening;
+  OwnedFd first = listening.join(0, 2);
+  OwnedFd second = listening.join(1, 2);
+  reset_connection(&first);
+  const OwnedFd replacing_first = listening.join(kReplacingFirstStream, 2);
+  reset_connection(&second);
+  const OwnedFd replacing_second = listening.join(kReplacingStream, 2);
+  // Lost as well, but the listener has not heard of it; and one more.
+  const OwnedFd replacing_another = listening.join(kReplacingStream, 2);
+  const OwnedFd one_more = listening.join(kJoiningStream, 2);
+  const EstablishedConnection connection = listening.accepted();
+  CHECK_EQ(connection.sockets.size(), 4u);
+  check_joined(replacing_first, connection.sockets[0]);
+  check_joined(replacing_second, connection.sockets[1]);
+  check_joined(replacing_another, connection.sockets[2]);
+  check_joined(one_more, connection.sockets[3]);
+}
+
+// All places of a listener that allows no more streams are taken, one of them by a connection that is lost.
+TEST_CASE(a_first_stream_comes_again_to_a_comm_that_is_full) {
+  Listening listening(2);
+  const OwnedFd first = listening.join(0, 2);
+  listening.lose(1, 2);
+  const EstablishedConnection connection = listening.accepted();
+  const OwnedFd second = listening.join(1, 2);
+  for (const std::uint16_t index : {std::uint16_t{1}, std::uint16_t{2}, kJoiningStream}) {
+    listening.check_refused(listening.hello(index, 2));
+  }
+}
+
+TEST_CASE(only_the_same_comm_takes_a_streams_place) {
+  Listening listening;
+  const OwnedFd first = listening.join(0, 2);
+  Hello other = listening.hello(0, 2);
+  other.comm_id[0] ^= 1;
+  listening.check_refused(other);
+  // Nor a stream beyond those that its first one named.
+  listening.check_refused(listening.hello(2, 2));
+  const OwnedFd second = listening.join(1, 2);
+  check_joined(first, listening.accepted().sockets[0]);
+}
+
+namespace {
+
+// Between a connector and a listener of ours: resets the connector's connection instead of passing the reply on, so
+// many times. `seen`: all that was said.
+class Relay {
+ public:
+  Relay(const Listening& listening, int losses) : handle_(listening.handle_bytes), losses_(losses) {
+    make_blocking(listener_.socket);
+    ConnectHandle handle = listening.handle;
+    handle.port = listener_.address.port();
+    encode_connect_handle(handle, handle_.data());
+    thread_ = std::thread([this, to = listening.address] {
+      try {
+        while (relay(to)) {
+        }
+      } catch (const std::exception& error) {
+        if (!stopping_) failure_ = error.what();
+      }
+    });
+  }
+  ~Relay() { end(); }
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
+
+  std::uint8_t* handle() { return handle_.data(); }
+  int lost() const { return lost_; }
+  std::vector<std::uint8_t> stop() {
+    end();
+    CHECK_EQ(failure_, "");
+    return seen_;
+  }
+
+ private:
+  void end() {
+    if (!thread_.joinable()) return;
+    stopping_ = true;
+    ::shutdown(listener_.socket.get(), SHUT_RDWR);
+    thread_.join();
+  }
+  template <std::size_t kBytes>
+  void pass(const OwnedFd& from, const OwnedFd* to) {
+    std::array<std::uint8_t, kBytes> bytes;
+    read_bytes(from, bytes.data(), bytes.size());
+    seen_.insert(seen_.end(), bytes.begin(), bytes.end());
+    if (to != nullptr) send_bytes(*to, bytes.data(), bytes.size());
+  }
+  bool relay(const SocketAddress& to) {
+    OwnedFd near(::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!near.is_open()) return false;
+    make_blocking(near);
+    OwnedFd far = connect_to(to);
+    pass<kHelloBytes>(near, &far);
+    pass<kChallengeBytes>(far, &near);
+    pass<kProofBytes>(near, &far);
+    const bool loses = losses_-- > 0;
+    pass<kReplyBytes + kProofBytes>(far, loses ? nullptr : &near);
+    if (loses) {
+      reset_connection(&near);
+      reset_connection(&far);
+      ++lost_;
+    }
+    open_.push_back(std::move(near));
+    open_.push_back(std::move(far));
+    return true;
+  }
+
+  RawListener listener_;
+  HandleBytes handle_;
+  int losses_;
+  std::atomic<int> lost_{0};
+  std::atomic<bool> stopping_{false};
+  std::vector<OwnedFd> open_;
+  std::vector<std::uint8_t> seen_;
+  std::string failure_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST_CASE(a_connect_survives_the_loss_of_every_reply_once) {
+  for (const int losses : {0, 1, 3}) {
+    Listening listening;
+    Relay relay(listening, losses);
+    ConnectingService connecting(relay.handle(), settings_with(2));
+    const EstablishedConnection accepted = listening.accept_from(&connecting);
+    CHECK_EQ(relay.lost(), losses);
+    CHECK_EQ(connecting.connection.sockets.size(), 2u);
+    CHECK_EQ(accepted.sockets.size(), 2u);
+    const std::vector<std::uint8_t> seen = relay.stop();
+    const Token& token = listening.handle.token;
+    CHECK(std::search(seen.begin(), seen.end(), listening.id.begin(), listening.id.end()) != seen.end());
+    CHECK(std::search(seen.begin(), seen.end(), token.begin(), token.end()) == seen.end());
+  }
+}
+
+}  // namespace bagua_net

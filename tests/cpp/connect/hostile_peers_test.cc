@@ -1,0 +1,256 @@
+// Peers that do not know the token, many of them, or know it and misbehave later: they get nothing, cost little, and
+// keep no real peer out.
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/connection_ends.h"
+#include "support/context_pair.h"
+#include "support/process_limits.h"
+#include "support/traffic.h"
+
+namespace bagua_net {
+namespace {
+
+std::size_t resident_kib() {
+  std::ifstream status("/proc/self/statm");
+  std::size_t total = 0;
+  std::size_t resident = 0;
+  status >> total >> resident;
+  return resident * 4;
+}
+
+// BAGUA_HOSTILE_CONNECTIONS: for a longer run by hand.
+std::size_t connection_count() {
+  const char* const text = std::getenv("BAGUA_HOSTILE_CONNECTIONS");
+  return text == nullptr ? 600 : std::strtoul(text, nullptr, 10);
+}
+
+// Opens a connection, misbehaves in one of the ways of strangers, and leaves it open where its way is to wait.
+class Hostile {
+ public:
+  Hostile(const ListeningService& listening, unsigned seed) : listening_(listening), random_(seed) {}
+
+  OwnedFd misbehave() {
+    OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (::connect(socket.get(), listening_.address.data(), listening_.address.length()) != 0) return {};
+    const timeval limit{1, 0};  // it may be let go of before it has an answer
+    CHECK_EQ(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), 0);
+    std::array<std::uint8_t, kHelloBytes> hello;
+    Hello said = listening_.hello();
+    switch (random_() % 8) {
+      case 0: return socket;  // says nothing
+      case 1:                 // a slow beginning
+        encode_hello(said, hello.data());
+        say(socket, hello.data(), 1 + random_() % (kHelloBytes - 1));
+        return socket;
+      case 2:  // another protocol
+        say(socket, "GET / HTTP/1.1\r\n\r\n", 18);
+        return {};
+      case 3:  // noise
+        for (std::uint8_t& byte : hello) byte = static_cast<std::uint8_t>(random_());
+        say(socket, hello.data(), hello.size());
+        return {};
+      case 4:  // a listen of nobody
+        said.listen_id[0] ^= 1;
+        encode_hello(said, hello.data());
+        say(socket, hello.data(), hello.size());
+        return {};
+      case 5:  // a listen that it read from the network, and a guess
+        guess(socket, said, kProofBytes);
+        return {};
+      case 6:  // half a guess
+        guess(socket, said, 1 + random_() % (kProofBytes - 1));
+        return socket;
+      default:  // a stream of a comm that it read from the network
+        said.stream_index = static_cast<std::uint16_t>(random_() % 3 == 0 ? kJoiningStream : random_() % 4);
+        encode_hello(said, hello.data());
+        say(socket, hello.data(), hello.size());
+        if (random_() % 2 == 0) reset_connection(&socket);
+        return {};
+    }
+  }
+
+ private:
+  static void say(const OwnedFd& socket, const void* bytes, std::size_t count) {
+    [[maybe_unused]] const ssize_t ignored = ::send(socket.get(), bytes, count, MSG_NOSIGNAL);
+  }
+  void guess(const OwnedFd& socket, const Hello& hello, std::size_t bytes) {
+    std::array<std::uint8_t, kHelloBytes> said;
+    encode_hello(hello, said.data());
+    say(socket, said.data(), said.size());
+    std::array<std::uint8_t, kChallengeBytes> challenge;
+    if (::recv(socket.get(), challenge.data(), challenge.size(), MSG_WAITALL) <= 0) return;
+    HandshakeProof proof;
+    for (std::uint8_t& byte : proof) byte = static_cast<std::uint8_t>(random_());
+    say(socket, proof.data(), bytes);
+  }
+
+  const ListeningService& listening_;
+  std::mt19937 random_;
+};
+
+}  // namespace
+
+TEST_CASE(a_real_peer_gets_through_a_crowd) {
+  constexpr std::size_t kMost = 1024;  // that the listening side keeps
+  rlimit limit{};
+  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = std::max<rlim_t>(limit.rlim_cur, std::min<rlim_t>(limit.rlim_max, 3 * connection_count() + 4096));
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  ListeningService listening;
+  listening.check_open();
+  const std::size_t files_before = open_descriptors();
+  const std::size_t kib_before = resident_kib();
+  std::atomic<std::size_t> done{0};
+  std::atomic<std::size_t> held_count{0};
+  std::atomic<bool> leave{false};
+  std::string failure;
+  std::thread crowd([&] {
+    try {
+      std::vector<OwnedFd> held;
+      Hostile hostile(listening, 7);
+      for (; done < connection_count(); ++done) {
+        OwnedFd socket = hostile.misbehave();
+        if (!socket.is_open()) continue;
+        held.push_back(std::move(socket));
+        ++held_count;
+      }
+      while (!leave) sched_yield();
+    } catch (const std::exception& error) {
+      failure = error.what();
+      done = connection_count();
+    }
+  });
+  std::size_t real_peers = 0;
+  std::size_t most_files = 0;
+  while (done < connection_count()) {
+    listening.check_open();
+    ++real_peers;
+    most_files = std::max(most_files, open_descriptors() - std::min(open_descriptors(), held_count.load()));
+  }
+  listening.check_open();
+  const std::size_t kib = resident_kib() - std::min(kib_before, resident_kib());
+  leave = true;
+  crowd.join();
+  CHECK_EQ(failure, "");
+  std::printf("        %zu connections, %zu held; %zu real peers meanwhile; at most %zu descriptors; %zu KiB more\n",
+              done.load(), held_count.load(), real_peers, most_files - std::min(most_files, files_before), kib);
+  // The listening side's, those of real peers, and one or two in the hands of the crowd.
+  CHECK(most_files <= files_before + kMost + 32);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  CHECK(kib < 8192);
+#endif
+  listening.check_open();
+}
+
+TEST_CASE(those_that_name_a_listen_are_kept_longest) {
+  std::optional<DescriptorLimit> few(64);  // an eighth of it are kept
+  ListeningService listening;
+  few.reset();
+  Said said;
+  const OwnedFd slow = listening.challenged(listening.hello(), &said);
+  std::vector<OwnedFd> silent;
+  for (int i = 0; i < 40; ++i) silent.push_back(connect_to(listening.address));
+  CHECK(has_ended(silent[0].get()));  // since then there was no room
+  prove(slow, *handshake_key(listening.handle.token), said);
+  CHECK(read_reply(slow, *handshake_key(listening.handle.token), said).verdict == HandshakeVerdict::kAccepted);
+}
+
+TEST_CASE(a_peer_that_waits_for_a_descriptor_is_accepted_when_there_is_one) {
+  ListeningService listening;
+  const OwnedFd socket = connect_to(listening.address);
+  listening.check_open();  // so that one is accepted before the limit
+  const OwnedFd late(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  std::optional<DescriptorLimit> none(3);
+  CHECK_EQ(::connect(late.get(), listening.address.data(), listening.address.length()), 0);
+  make_blocking(late);
+  Said said = say_hello(late, listening.hello());
+  pollfd state{late.get(), POLLIN, 0};
+  CHECK_EQ(::poll(&state, 1, 20), 0);
+  none.reset();
+  Reply reply;
+  CHECK(read_challenge(late, &said, &reply));
+}
+
+TEST_CASE(listening_where_there_is_no_address_names_the_interface_and_the_remedy) {
+  ConnectionService service(settings_with(1));
+  CHECK_OK(service.start());
+  const NetworkInterface gone = interface_at("gone0", 0xc0000201);  // 192.0.2.1: documentation only
+  HandleBytes handle{};
+  RandomId id{};
+  const Status status = service.listen({gone}, handle.data(), &id);
+  CHECK(status.message().find("interface gone0") != std::string::npos);
+  CHECK(status.message().find("NCCL_SOCKET_IFNAME") != std::string::npos);
+  CHECK_OK(service.listen({loopback()}, handle.data(), &id));
+}
+
+TEST_CASE(a_peer_that_turns_hostile_fails_its_own_comm_only) {
+  PluginConfig config;
+  config.workers = 1;
+  config.streams = 2;
+  const std::unique_ptr<TransportContext> context = make_context(config);
+  SendComm* sender = nullptr;
+  RecvComm* receiver = nullptr;
+  const auto connect_both = [&] {
+    Handle handle{};
+    ListenComm* const listen = listen_on(*context, &handle);
+    wait_until(
+        [&] {
+          if (sender == nullptr) CHECK_OK(context->connect(0, handle.data(), &sender));
+          if (receiver == nullptr) CHECK_OK(context->accept(listen, &receiver));
+          return sender != nullptr && receiver != nullptr;
+        },
+        "a connection");
+    context->close(listen);
+  };
+  const auto exchange = [&] { Traffic(*sender, *receiver).run({100, 1u << 20}); };
+  connect_both();
+
+  for (const unsigned seed : {1u, 2u, 3u, 4u}) {
+    std::mt19937 random(seed);
+    Handle bytes{};
+    ListenComm* const listen = listen_on(*context, &bytes);
+    ConnectHandle handle;
+    CHECK_OK(decode_connect_handle(bytes.data(), &handle));
+    SocketAddress address = loopback().address;
+    address.set_port(handle.port);
+    const OwnedFd socket = connect_to(address);
+    CHECK(shake_hands(socket, *handshake_key(handle.token), hello_to(handle.listen_id)).verdict ==
+          HandshakeVerdict::kAccepted);
+    RecvComm* const hostile = accept_from(*context, listen);
+    std::vector<std::uint8_t> room(4096);
+    Request* const request = receive(hostile, room);
+    std::vector<std::uint8_t> noise(5000);
+    for (std::uint8_t& byte : noise) byte = static_cast<std::uint8_t>(random());
+    noise[0] |= 0x80;  // no frame
+    send_bytes(socket, noise.data(), noise.size());
+    CHECK(outcome(request).code() == StatusCode::kRemoteError);
+    exchange();
+    context->close(hostile);
+    context->close(listen);
+  }
+  exchange();
+  context->close(std::exchange(sender, nullptr));
+  context->close(std::exchange(receiver, nullptr));
+  connect_both();
+  exchange();
+  context->close(sender);
+  context->close(receiver);
+}
+
+}  // namespace bagua_net

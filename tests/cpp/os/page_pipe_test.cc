@@ -1,0 +1,337 @@
+// PagePipe over TCP on the loopback interface: every byte arrives once and in its place, whatever the sizes, addresses
+// and refusals, and nothing of it stays behind in the process.
+#include "os/page_pipe.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "support/comm_parts.h"
+#include "support/loopback.h"
+#include "support/process_limits.h"
+
+namespace bagua_net {
+namespace {
+
+const std::size_t kPage = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+
+std::vector<std::uint8_t> make_bytes(std::size_t count, unsigned seed = 1) {
+  std::mt19937 random(seed);
+  std::vector<std::uint8_t> bytes(count);
+  for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random());
+  return bytes;
+}
+
+// Sandboxes that take the kernel's place may have neither call.
+bool kernel_supports_zero_copy() {
+  int ends[2];
+  CHECK_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  const OwnedFd read_end(ends[0]);
+  const OwnedFd write_end(ends[1]);
+  const auto [near, far] = tcp_pair();
+  char byte = 7;
+  const iovec piece{&byte, 1};
+  const bool supported = ::vmsplice(write_end.get(), &piece, 1, SPLICE_F_NONBLOCK) == 1 &&
+                         ::splice(read_end.get(), nullptr, near.get(), nullptr, 1, SPLICE_F_NONBLOCK) == 1;
+  if (!supported) std::printf("        this kernel does not refer to memory: only the refusal is tested\n");
+  return supported;
+}
+
+// As the threads that send are: what splice() raises must not end the process.
+void block_sigpipe() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGPIPE);
+  CHECK_EQ(::pthread_sigmask(SIG_BLOCK, &signals, nullptr), 0);
+}
+
+// Reads what there is.
+void read_some(int socket, std::vector<std::uint8_t>* received) {
+  std::uint8_t buffer[50000];
+  for (;;) {
+    const ssize_t got = ::recv(socket, buffer, sizeof buffer, MSG_DONTWAIT);
+    if (got <= 0) {
+      CHECK(got < 0 && errno == EAGAIN);
+      return;
+    }
+    received->insert(received->end(), buffer, buffer + got);
+  }
+}
+
+void read_until(int socket, std::size_t count, std::vector<std::uint8_t>* received) {
+  const Deadline deadline;
+  while (received->size() < count) {
+    deadline.check("bytes");
+    pollfd readable{socket, POLLIN, 0};
+    ::poll(&readable, 1, 1000);
+    read_some(socket, received);
+  }
+  CHECK_EQ(received->size(), count);
+}
+
+// A pipe, and a connection that it sends over.
+struct Sending {
+  std::unique_ptr<PagePipe> pipe = PagePipe::open();
+  std::pair<OwnedFd, OwnedFd> ends = tcp_pair();
+  std::size_t times_full = 0;  // the socket
+
+  Sending() { CHECK(pipe != nullptr); }
+  int near() const { return ends.first.get(); }
+  int far() const { return ends.second.get(); }
+
+  // Sends everything and reads at the other end whenever the socket is full.
+  void check_arrives(const std::uint8_t* data, std::size_t bytes) {
+    std::vector<std::uint8_t> received;
+    const Deadline deadline;
+    for (std::size_t sent = 0; sent < bytes;) {
+      deadline.check("room in the socket");
+      const ssize_t moved = pipe->send(near(), data + sent, bytes - sent);
+      if (moved > 0) {
+        sent += static_cast<std::size_t>(moved);
+        CHECK(sent <= bytes);
+        continue;
+      }
+      CHECK(moved < 0);
+      if (errno == EINTR) continue;
+      CHECK_EQ(errno, EAGAIN);
+      ++times_full;
+      read_some(far(), &received);
+    }
+    read_until(far(), bytes, &received);
+    CHECK(std::equal(received.begin(), received.end(), data));
+  }
+};
+
+class Mapping {
+ public:
+  explicit Mapping(std::size_t pages)
+      : bytes_(pages * kPage),
+        data_(static_cast<std::uint8_t*>(
+            ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
+    CHECK(data_ != MAP_FAILED);
+    const std::vector<std::uint8_t> bytes = make_bytes(bytes_);
+    std::copy(bytes.begin(), bytes.end(), data_);
+  }
+  ~Mapping() { ::munmap(data_, bytes_); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  std::uint8_t* data() const { return data_; }
+
+ private:
+  const std::size_t bytes_;
+  std::uint8_t* const data_;
+};
+
+// What cannot be read after page `good`, by any means or by reference only: what comes before arrives, and the rest is
+// refused without a byte of it sent.
+void refuses_from_page_on(Mapping& mapping, std::size_t pages, std::size_t good, std::size_t offset) {
+  const std::vector<std::uint8_t> expected(mapping.data() + offset, mapping.data() + good * kPage);
+  const Sending sending;
+  std::size_t sent = 0;
+  ssize_t moved = 0;
+  while ((moved = sending.pipe->send(sending.near(), mapping.data() + offset + sent, pages * kPage - offset - sent)) >
+         0) {
+    sent += static_cast<std::size_t>(moved);
+  }
+  CHECK_EQ(moved, ssize_t{-1});
+  CHECK_EQ(errno, EOPNOTSUPP);
+  CHECK_EQ(sent, expected.size());
+  // As the stream does: what follows is copied from another place here.
+  const char tail[] = "tail";
+  CHECK_EQ(::send(sending.near(), tail, 4, MSG_NOSIGNAL), 4);
+  std::vector<std::uint8_t> received;
+  read_until(sending.far(), sent + 4, &received);
+  CHECK(std::equal(expected.begin(), expected.end(), received.begin()));
+  CHECK(std::equal(tail, tail + 4, received.end() - 4));
+}
+
+}  // namespace
+
+TEST_CASE(bytes_of_all_sizes_and_addresses_arrive_in_order) {
+  if (!kernel_supports_zero_copy()) return;
+  const std::vector<std::uint8_t> bytes = make_bytes(8u << 20);
+  Sending sending;
+  for (const std::size_t size : {std::size_t{1}, std::size_t{2}, kPage - 1, kPage, kPage + 1, 16 * kPage,
+                                 64 * kPage - 1, 64 * kPage, 64 * kPage + 1, 65 * kPage, std::size_t{2u << 20}}) {
+    for (const std::size_t offset : {std::size_t{0}, std::size_t{1}, std::size_t{7}, kPage - 1, kPage, 3 * kPage + 5}) {
+      sending.check_arrives(bytes.data() + offset, size);
+    }
+  }
+  std::mt19937 random(1);
+  for (int piece = 0; piece < 100; ++piece) {
+    const std::size_t size = 1 + random() % (random() % 2 == 0 ? 10000 : 1000000);
+    sending.check_arrives(bytes.data() + random() % (bytes.size() - size), size);
+  }
+}
+
+// More than any socket takes: the pipe keeps what the socket had no room for.
+TEST_CASE(a_full_socket_says_so_and_goes_on) {
+  if (!kernel_supports_zero_copy()) return;
+  for (const int buffer_bytes : {0, 1, 20000}) {
+    Sending sending;
+    if (buffer_bytes > 0) set_buffer(sending.ends.first, SO_SNDBUF, buffer_bytes);
+    const std::vector<std::uint8_t> bytes = make_bytes(buffer_bytes == 0 ? 64u << 20 : 1u << 20);
+    sending.check_arrives(bytes.data() + 1, bytes.size() - 1);
+    CHECK(sending.times_full > 0);
+  }
+}
+
+TEST_CASE(memory_that_cannot_be_read_is_refused_where_it_begins) {
+  if (!kernel_supports_zero_copy()) return;
+  for (const std::size_t good : {0, 1, 15, 16, 17, 64, 65, 100}) {
+    for (const bool unmapped : {false, true}) {
+      constexpr std::size_t kPages = 120;
+      Mapping mapping(kPages);
+      const std::size_t offset = good > 0 ? 13 : 0;
+      if (unmapped) {
+        CHECK_EQ(::munmap(mapping.data() + good * kPage, kPage), 0);
+      } else {
+        CHECK_EQ(::mprotect(mapping.data() + good * kPage, kPage, PROT_NONE), 0);
+      }
+      refuses_from_page_on(mapping, kPages, good, offset);
+    }
+  }
+}
+
+// Descriptors that splice() does not write to; O_APPEND is one of the reasons. What waits in the pipe was not sent.
+TEST_CASE(what_cannot_be_spliced_to_is_refused) {
+  const std::vector<std::uint8_t> bytes = make_bytes(3 * kPage);
+  const OwnedFd file(::memfd_create("bagua-net-test", MFD_CLOEXEC));
+  CHECK(file.is_open());
+  CHECK_EQ(::fcntl(file.get(), F_SETFL, O_APPEND), 0);
+  const std::unique_ptr<PagePipe> pipe = PagePipe::open();
+  CHECK(pipe != nullptr);
+  for (int i = 0; i < 2; ++i) {
+    CHECK_EQ(pipe->send(file.get(), bytes.data(), bytes.size()), ssize_t{-1});
+    CHECK_EQ(errno, EOPNOTSUPP);
+  }
+  CHECK_EQ(::lseek(file.get(), 0, SEEK_END), off_t{0});
+}
+
+TEST_CASE(an_end_is_an_error_and_no_signal) {
+  block_sigpipe();
+  const std::vector<std::uint8_t> bytes = make_bytes(100000);
+  const Sending sending;
+  CHECK_EQ(::shutdown(sending.near(), SHUT_RDWR), 0);
+  CHECK_EQ(sending.pipe->send(sending.near(), bytes.data(), bytes.size()), ssize_t{-1});
+  CHECK_EQ(errno, EOPNOTSUPP);  // the copy that the caller tries next says why
+}
+
+// The reason for acknowledgements: a test that a kernel which copies would fail, and rightly. And the memory may go,
+// with the pipe, while the socket refers to it.
+TEST_CASE(the_socket_refers_to_the_memory) {
+  if (!kernel_supports_zero_copy()) return;
+  for (const bool goes : {false, true}) {
+    Sending sending;
+    auto mapping = std::make_unique<Mapping>(8);
+    std::vector<std::uint8_t> expected(mapping->data(), mapping->data() + 8 * kPage);
+    CHECK_EQ(sending.pipe->send(sending.near(), mapping->data(), expected.size()),
+             static_cast<ssize_t>(expected.size()));
+    if (goes) {
+      mapping.reset();
+      sending.pipe.reset();
+    } else {
+      std::fill(mapping->data(), mapping->data() + 8 * kPage, std::uint8_t{0x5a});
+      expected.assign(expected.size(), 0x5a);
+    }
+    const Mapping other(8);
+    std::fill(other.data(), other.data() + 8 * kPage, std::uint8_t{0});
+    std::vector<std::uint8_t> received;
+    read_until(sending.far(), expected.size(), &received);
+    CHECK(received == expected);
+  }
+}
+
+TEST_CASE(a_process_has_its_share_of_pipes_and_no_more) {
+  const std::size_t before = open_descriptors();
+  std::size_t share = 0;
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::unique_ptr<PagePipe>> pipes;
+    while (auto pipe = PagePipe::open()) {
+      pipes.push_back(std::move(pipe));
+      CHECK(pipes.size() <= 256);  // a quarter of the descriptors that a process may have as a rule, at most half
+    }
+    CHECK(pipes.size() >= 16);
+    CHECK_EQ(open_descriptors(), before + 2 * pipes.size());
+    CHECK(PagePipe::open() == nullptr);
+    pipes.pop_back();
+    pipes.push_back(PagePipe::open());
+    CHECK(pipes.back() != nullptr);
+    if (round == 0) share = pipes.size();
+    CHECK_EQ(pipes.size(), share);
+  }
+  CHECK_EQ(open_descriptors(), before);
+}
+
+// Nothing of the share is lost by attempts for which there was no descriptor.
+TEST_CASE(without_descriptors_there_is_no_pipe) {
+  std::optional<DescriptorLimit> none(0);
+  bool opened = false;
+  for (int i = 0; i < 1000; ++i) opened = opened || PagePipe::open() != nullptr;
+  none.reset();
+  CHECK(!opened);
+  CHECK(PagePipe::open() != nullptr);
+}
+
+TEST_CASE(a_pipe_that_is_given_up_with_bytes_in_it_closes) {
+  const std::size_t before = open_descriptors();
+  {
+    const std::vector<std::uint8_t> bytes = make_bytes(64u << 20);
+    const Sending sending;
+    while (sending.pipe->send(sending.near(), bytes.data(), bytes.size()) > 0) continue;
+  }
+  CHECK_EQ(open_descriptors(), before);
+}
+
+TEST_CASE(a_program_that_is_started_inherits_no_pipe) {
+  const auto inherited = [] {
+    int count = 0;
+    for (int fd = 0; fd < 1024; ++fd) count += ::fcntl(fd, F_GETFD) == 0 ? 1 : 0;
+    return count;
+  };
+  const int before = inherited();
+  const std::size_t open_before = open_descriptors();
+  const std::unique_ptr<PagePipe> pipe = PagePipe::open();
+  CHECK_EQ(inherited(), before);
+  CHECK_EQ(open_descriptors(), open_before + 2);
+}
+
+TEST_CASE(a_forked_child_has_its_own_share_of_pipes) {
+  const auto open_all = [] {
+    std::vector<std::unique_ptr<PagePipe>> pipes;
+    for (std::unique_ptr<PagePipe> pipe; (pipe = PagePipe::open()) != nullptr;) pipes.push_back(std::move(pipe));
+    return pipes;
+  };
+  std::vector<std::unique_ptr<PagePipe>> pipes = open_all();
+  const std::size_t share = pipes.size();
+  CHECK(share > 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool is_whole = open_all().size() == share;
+    pipes.clear();  // the parent's, whose number is not the child's
+    is_whole = is_whole && open_all().size() == share;
+    ::_exit(is_whole ? 0 : 1);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK(PagePipe::open() == nullptr);
+  pipes.clear();
+  CHECK_EQ(open_all().size(), share);
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,89 @@
+// WorkerPool: which workers serve a comm, by what lies between its ends.
+#include "transport/stream/worker_pool.h"
+
+#include <set>
+
+#include "support/check.h"
+#include "support/comm_parts.h"
+#include "support/process_limits.h"
+#include "transport/stream/network_workers.h"
+
+namespace bagua_net {
+namespace {
+
+constexpr int kStreams = 16;
+
+std::set<EventLoopWorker*> workers_of(WorkerPool& pool, PeerLocation location, int comms) {
+  std::set<EventLoopWorker*> found;
+  for (int comm = 0; comm < comms; ++comm) {
+    for (const Direction direction : {Direction::kSend, Direction::kReceive}) {
+      const WorkerPool::Lane lane = pool.open_lane(direction, location);
+      for (int index = 1; index < kStreams; ++index) {
+        EventLoopWorker* worker = nullptr;
+        CHECK_OK(pool.assign(lane, index, &worker));
+        found.insert(worker);
+      }
+    }
+  }
+  return found;
+}
+
+TEST_CASE(connections_between_hosts_get_the_first_workers_only) {
+  WorkerPool pool(6, 50, any_cpu(), 2);
+  const std::set<EventLoopWorker*> network = workers_of(pool, PeerLocation::kBetweenHosts, 5);
+  const std::set<EventLoopWorker*> all = workers_of(pool, PeerLocation::kWithinHost, 5);
+  CHECK_EQ(network.size(), std::size_t{2});
+  CHECK_EQ(all.size(), std::size_t{6});
+  for (EventLoopWorker* worker : network) CHECK(all.count(worker) == 1);
+  pool.stop();
+}
+
+TEST_CASE(the_workers_of_a_network_follow_from_its_speed_and_the_cipher) {
+  for (const int mbps : {1'000, 10'000, 50'000}) CHECK_EQ(network_workers(mbps, Cipher::kNone), 4);
+  for (const int mbps : {0, 100'000}) CHECK_EQ(network_workers(mbps, Cipher::kNone), 8);
+  CHECK_EQ(network_workers(0, Cipher::kAes256Gcm), 10);
+  CHECK_EQ(network_workers(0, Cipher::kChaCha20Poly1305), 20);
+  for (const int mbps : {1'000, 10'000, 48'000}) {
+    CHECK_EQ(network_workers(mbps, Cipher::kAes256Gcm), 6);
+    CHECK_EQ(network_workers(mbps, Cipher::kChaCha20Poly1305), 12);
+  }
+  CHECK_EQ(network_workers(50'001, Cipher::kNone), 5);
+  CHECK_EQ(network_workers(400'000, Cipher::kNone), 32);
+  CHECK_EQ(network_workers(100'000, Cipher::kAes256Gcm), 13);
+}
+
+TEST_CASE(connections_between_hosts_get_all_workers_of_a_small_pool) {
+  WorkerPool pool(2, 50, any_cpu(), 4);
+  CHECK_EQ(workers_of(pool, PeerLocation::kBetweenHosts, 3).size(), std::size_t{2});
+  pool.stop();
+}
+
+TEST_CASE(the_first_streams_of_both_directions_have_different_workers) {
+  for (const PeerLocation location : {PeerLocation::kWithinHost, PeerLocation::kBetweenHosts}) {
+    WorkerPool pool(8, 50, any_cpu(), 4);
+    EventLoopWorker* sending = nullptr;
+    EventLoopWorker* receiving = nullptr;
+    CHECK_OK(pool.assign(pool.open_lane(Direction::kSend, location), 1, &sending));
+    CHECK_OK(pool.assign(pool.open_lane(Direction::kReceive, location), 1, &receiving));
+    CHECK(sending != receiving);
+    pool.stop();
+  }
+}
+
+}  // namespace
+TEST_CASE(fewer_workers_do_where_the_system_has_no_more) {
+  WorkerPool pool(4, 50, any_cpu());
+  {
+    const DescriptorLimit limit(next_descriptor() + 5);  // two workers have two each
+    CHECK_EQ(workers_of(pool, PeerLocation::kWithinHost, 2).size(), 2u);
+  }
+  CHECK_EQ(pool.size(), 2);
+  pool.stop();
+  const DescriptorLimit limit(next_descriptor());
+  pool.open_lane(Direction::kSend, PeerLocation::kWithinHost);
+  CHECK_EQ(pool.size(), 0);
+  CHECK(pool.recovery() == nullptr);
+  pool.stop();
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,291 @@
+// Two processes' worth of transport with encryption: what is on the wire, what becomes of damaged and lost connections,
+// and ranks that do not agree. Recorded and changed exchanges: recorded_exchange_test.cc.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/connection_ends.h"
+#include "support/context_pair.h"
+#include "support/cut_connections.h"
+#include "support/kept_log.h"
+#include "support/relayed_pair.h"
+#include "transport/connect/peer_probe.h"
+#include "wire/sealed_handshake.h"
+
+namespace bagua_net {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+
+HandshakeSettings encrypting_settings() {
+  const Bytes bytes(64, 's');
+  HandshakeSettings settings = settings_with(1);
+  settings.secret = JobSecret::derive(bytes.data(), bytes.size());
+  settings.encrypts = true;
+  settings.recovery = Recovery::kOn;
+  return settings;
+}
+
+template <typename Range>
+bool is_in(const Bytes& seen, const Range& wanted) {
+  return std::search(seen.begin(), seen.end(), wanted.begin(), wanted.end()) != seen.end();
+}
+
+Bytes text(const std::string& letters) { return {letters.begin(), letters.end()}; }
+
+}  // namespace
+
+TEST_CASE(messages_arrive_with_either_cipher) {
+  const Secret secret;
+  for (const Encryption encryption : {Encryption::kOn, Encryption::kChaCha20}) {
+    for (const int workers : {0, 2}) {
+      ContextPair pair(encrypted(secret, encryption, workers), encrypted(secret, Encryption::kOn, workers));
+      pair.transfer_until([] { return true; });
+    }
+  }
+}
+
+TEST_CASE(nothing_readable_is_on_the_wire) {
+  const Secret secret;
+  for (const bool encrypts : {true, false}) {  // without, or the test sees nothing
+    PluginConfig config = encrypted(secret);
+    if (!encrypts) config.encryption = Encryption::kOff;
+    RelayedPair pair(config);
+    ConnectHandle handle;
+    CHECK_OK(decode_connect_handle(pair.handle.data(), &handle));
+    pair.connect();
+    for (const std::size_t bytes : {std::size_t{100}, std::size_t{5000}, std::size_t{300000}}) {
+      Bytes message;
+      while (message.size() < bytes) {
+        for (const char letter : std::string("the payload of a message ")) message.push_back(letter);
+      }
+      pair.transfer(message);
+    }
+    pair.relay->stop();
+    char host[256] = "";
+    ::gethostname(host, sizeof host - 1);
+    std::size_t found_payload = 0;
+    std::size_t found_header = 0;
+    std::size_t found_host = 0;
+    for (const auto& connection : pair.relay->seen()) {
+      for (const Bytes& seen : connection) {
+        CHECK(!is_in(seen, handle.token));  // in neither case
+        found_payload += is_in(seen, text("payload of"));
+        // The size of the second message, as its header has it, and the second acknowledgement.
+        found_header += is_in(seen, Bytes{0x88, 0x13, 0, 0, 0, 0, 0, 0});
+        found_host += is_in(seen, text(host + std::string(4, '\0')));  // as the hello has it, with its end
+      }
+    }
+    CHECK_EQ(found_payload > 0, !encrypts);
+    CHECK_EQ(found_header > 0, !encrypts);
+    CHECK_EQ(found_host > 0, !encrypts);
+  }
+}
+
+// All that is sent is zeros. With a key and nonce that were used twice, sixteen bytes of the wire would come again,
+// wherever they are: through replays, and in whichever connection.
+TEST_CASE(no_nonce_is_used_twice_through_lost_connections) {
+  const Secret secret;
+  for (const Encryption encryption : {Encryption::kOn, Encryption::kChaCha20}) {
+    std::size_t cuts = 0;
+    RelayedPair pair(encrypted(secret, encryption), [&cuts](const WireRelay::Passing& passing) {
+      const bool is_due = passing.offset > 100000 + 20000 * passing.connection && cuts < 4;
+      if (!is_due) return WireRelay::Fate::kPass;
+      ++cuts;
+      return WireRelay::Fate::kCut;
+    });
+    pair.connect();
+    for (int i = 0; i < 6; ++i) pair.transfer(Bytes(150000));
+    pair.relay->stop();
+    CHECK_EQ(cuts, 4u);
+    CHECK(pair.relay->connections() >= 5u);
+    std::vector<std::array<std::uint8_t, 16>> windows;
+    for (const auto& connection : pair.relay->seen()) {
+      for (std::size_t direction = 0; direction < 2; ++direction) {
+        const Bytes& seen = connection[direction];
+        // In the clear: the beginning of hello and challenge.
+        const std::size_t begin = direction == 0 ? kHelloClearBytes : kChallengeClearBytes;
+        for (std::size_t i = begin; i + 16 <= seen.size(); ++i) {
+          std::array<std::uint8_t, 16> window;
+          std::copy_n(seen.begin() + static_cast<std::ptrdiff_t>(i), window.size(), window.begin());
+          windows.push_back(window);
+        }
+      }
+    }
+    CHECK(windows.size() > 900000u);
+    std::sort(windows.begin(), windows.end());
+    CHECK(std::adjacent_find(windows.begin(), windows.end()) == windows.end());
+  }
+}
+
+TEST_CASE(flipped_bits_are_recovered_from) {
+  const Secret secret;
+  for (const int workers : {0, 2}) {
+    PluginConfig config = encrypted(secret, Encryption::kOn, workers);
+    CHECK_EQ(parse_fault_plan("seed=3,flip=3e-7", &config.faults), "");
+    ContextPair pair(config, encrypted(secret, Encryption::kOn, workers));
+    pair.transfer_until([&] { return pair.sending->faults()->counts().flips >= 3; });
+  }
+}
+
+TEST_CASE(without_recovery_a_flipped_bit_is_an_error) {
+  const Secret secret;
+  PluginConfig config = encrypted(secret);
+  config.recovery = Recovery::kOff;
+  PluginConfig damaging = config;
+  CHECK_EQ(parse_fault_plan("seed=3,flip=1e-4", &damaging.faults), "");
+  ContextPair pair(damaging, config);
+  bool is_right = false;
+  const Status status = pair.transfer(make_message(1, 2u << 20), &is_right);
+  CHECK(status.code() == StatusCode::kDamagedData);
+  CHECK(status.message().find("damaged or changed") != std::string::npos);
+}
+
+TEST_CASE(connections_are_replaced_under_load) {
+  const Secret secret;
+  for (const int workers : {0, 2}) {
+    std::mt19937 random(7);
+    ContextPair pair(encrypted(secret, Encryption::kOn, workers), encrypted(secret, Encryption::kOn, workers));
+    for (int round = 0; round < 10; ++round) {
+      cut_some(random, 2);
+      bool is_right = false;
+      CHECK_OK(pair.transfer(make_message(round, 700000), &is_right));
+      CHECK(is_right);
+    }
+  }
+}
+
+TEST_CASE(ranks_of_which_one_encrypts_are_named) {
+  const Secret secret;
+  for (const bool listener_encrypts : {true, false}) {
+    PluginConfig off = encrypted(secret);
+    off.encryption = Encryption::kOff;
+    const std::unique_ptr<TransportContext> sending = make_context(listener_encrypts ? off : encrypted(secret));
+    const std::unique_ptr<TransportContext> receiving = make_context(listener_encrypts ? encrypted(secret) : off);
+    Handle handle{};
+    ListenComm* const listener = listen_on(*receiving, &handle);
+    Status status;
+    SendComm* comm = nullptr;
+    wait_until(
+        [&] {
+          status = sending->connect(0, handle.data(), &comm);
+          return !status.is_ok();
+        },
+        "the error");
+    CHECK(status.code() == StatusCode::kInvalidUsage);
+    CHECK(status.message().find("BAGUA_NET_ENCRYPTION") != std::string::npos);
+    receiving->close(listener);
+  }
+}
+
+// Who changes the handle in the bootstrap cannot choose the weaker cipher, nor none.
+TEST_CASE(a_changed_handle_does_not_change_the_cipher) {
+  if (!cpu_has_aes()) return;
+  const Secret secret;
+  for (const bool encrypts : {true, false}) {
+    PluginConfig config = encrypted(secret);
+    config.connect_timeout_ms = 1000;
+    const std::unique_ptr<TransportContext> sending = make_context(config);
+    const std::unique_ptr<TransportContext> receiving = make_context(config);
+    Handle handle{};
+    ListenComm* const listener = listen_on(*receiving, &handle);
+    ConnectHandle decoded;
+    CHECK_OK(decode_connect_handle(handle.data(), &decoded));
+    decoded.has_aes = false;
+    decoded.protection.encrypts = encrypts;
+    encode_connect_handle(decoded, handle.data());
+    Status status;
+    SendComm* comm = nullptr;
+    RecvComm* accepted = nullptr;
+    wait_until(
+        [&] {
+          status = sending->connect(0, handle.data(), &comm);
+          CHECK_OK(receiving->accept(listener, &accepted));
+          CHECK(comm == nullptr && accepted == nullptr);
+          return !status.is_ok();
+        },
+        "the error");
+    receiving->close(listener);
+  }
+}
+
+// libsodium runs AES instructions without looking whether the CPU has them, so a peer must not be able to ask for them.
+TEST_CASE(a_listener_without_aes_does_not_open_what_aes_has_sealed) {
+  if (!cpu_has_aes()) return;
+  for (const bool listener_uses_aes : {false, true}) {
+    const KeptLog log;
+    HandshakeSettings settings = encrypting_settings();
+    settings.uses_aes = listener_uses_aes;
+    const ListeningService listening(settings);
+    Hello hello = listening.hello();
+    hello.key_id = settings.secret->id();
+    hello.host_name = "of-an-opened-hello";
+    // With AES, a hello that it has to refuse as well, but opens.
+    hello.features = listener_uses_aes ? kFeatureAes : 0;
+    hello.cipher = listener_uses_aes ? Cipher::kChaCha20Poly1305 : Cipher::kAes256Gcm;
+    std::array<std::uint8_t, kHelloBytes> encoded;
+    encode_hello(hello, encoded.data());
+    const HandshakeKeyRef key = handshake_key(listening.handle.token, settings.secret.get());
+    const auto connector =
+        SealedHandshake::begin(SealedHandshake::Role::kInitiator, hello.cipher, *key, {1}, encoded.data());
+    std::array<std::uint8_t, kSealedHelloBytes> message;
+    CHECK(connector->seal_hello(encoded.data(), message.data()));
+    const OwnedFd socket = connect_to(listening.address);
+    send_bytes(socket, message.data(), message.size());
+    CHECK(read_reply(socket, *key, {}).verdict == HandshakeVerdict::kWrongProof);
+    wait_until([] { return KeptLog::has("does not know the token"); }, "the listener's line");
+    CHECK_EQ(KeptLog::has(hello.host_name), listener_uses_aes);
+  }
+}
+
+// A receiver that has lost all its connections asks, and what it asks is sealed, too.
+TEST_CASE(a_sender_that_encrypts_answers_whether_it_has_a_comm) {
+  const HandshakeSettings settings = encrypting_settings();
+  ListeningService listening(settings);
+  ConnectingService connecting(listening.handle_bytes.data(), settings);
+  const EstablishedConnection accepted = listening.accept_from(&connecting);
+  CHECK(accepted.contact.hello.cipher != Cipher::kNone);
+  const auto answer = [](const PeerContact& contact) {
+    PeerProbe probe(contact);
+    PeerAnswer last = PeerAnswer::kNone;
+    wait_until(
+        [&] {
+          last = probe.ask(monotonic_ms());
+          return last != PeerAnswer::kNone;
+        },
+        "an answer");
+    return last;
+  };
+  CHECK(answer(accepted.contact) == PeerAnswer::kAlive);
+  PeerContact other = accepted.contact;
+  HandshakeKey wrong = *other.key;
+  wrong[0] ^= 1;
+  other.key = std::make_shared<const HandshakeKey>(wrong);
+  CHECK(answer(other) == PeerAnswer::kGone);
+  // In the clear, about a comm that is there.
+  PeerContact plain = accepted.contact;
+  plain.hello.cipher = Cipher::kNone;
+  for (const RandomId& listen_id : {plain.hello.listen_id, RandomId{1}}) {
+    plain.hello.listen_id = listen_id;
+    CHECK(answer(plain) == PeerAnswer::kGone);
+  }
+  connecting.connection = {};
+  CHECK(answer(accepted.contact) == PeerAnswer::kGone);
+}
+
+TEST_CASE(a_message_that_no_secret_protects_is_not_encrypted_by_mistake) {
+  PluginConfig config;
+  const auto environment = [](const std::string& name) -> std::optional<std::string> {
+    return name == "BAGUA_NET_ENCRYPTION" ? std::optional<std::string>("1") : std::nullopt;
+  };
+  const Status status = parse_plugin_config(environment, &config);
+  CHECK(status.code() == StatusCode::kInvalidUsage);
+  CHECK(status.message().find("BAGUA_NET_SECRET_FILE is not set") != std::string::npos);
+}
+
+}  // namespace bagua_net

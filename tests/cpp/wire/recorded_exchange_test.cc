@@ -1,0 +1,394 @@
+// Whoever is on the way has recorded exchanges, and flips, cuts, leaves out, repeats, reorders and replays their bytes,
+// also in other connections and as either end: a named error or recovery, never wrong data, never a hang.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/connection_ends.h"
+#include "support/relayed_pair.h"
+#include "support/test_clock.h"
+#include "transport/stream/sealed_byte_stream.h"
+#include "wire/frame_header.h"
+#include "wire/sealed_handshake.h"
+
+namespace bagua_net {
+namespace {
+
+using Bytes = WireRelay::Bytes;
+using Recording = std::array<Bytes, 2>;  // of a connection: forth, back
+
+enum class Deed {
+  kFlip,
+  kCut,       // with a reset
+  kEnd,       // in order, in the middle
+  kLeaveOut,  // and end, or who waits for the rest waits as long as the attacker likes
+  kRepeat,
+  kReorder,
+  kReflect,  // what the other end has said
+  kReplay,   // another connection from its beginning, and then what is due
+  kSplice,   // another connection from the same place on
+  // Whole records:
+  kLeaveOutRecord,
+  kRepeatRecord,
+  kSwapRecords,
+};
+constexpr int kDeeds = 12;
+
+struct Plan {
+  Deed deed = Deed::kFlip;
+  bool forth = true;
+  std::size_t offset = 0;
+};
+
+// Many messages of one size come first, each of which is a record, so that the attacker knows where records begin.
+constexpr std::size_t kEqualMessages = 12;
+constexpr std::size_t kEqualBytes = 100;
+constexpr std::size_t kRecordBytes = kFrameHeaderBytes + kEqualBytes + kRecordOverhead;
+constexpr std::size_t kFirstRecord = kSealedHelloBytes + kSealedProofBytes;
+
+bool is_of_records(Deed deed) { return deed >= Deed::kLeaveOutRecord; }
+
+// Does what is planned, one deed per connection.
+class Attacker {
+ public:
+  Attacker(unsigned seed, std::vector<Plan> plans, std::vector<Recording> earlier)
+      : random_(seed), plans_(std::move(plans)), recordings_(std::move(earlier)), earlier_(recordings_.size()) {}
+
+  WireRelay::Fate operator()(const WireRelay::Passing& passing) {
+    const std::size_t self = earlier_ + passing.connection;
+    if (recordings_.size() <= self) recordings_.resize(self + 1);
+    Bytes& heard = recordings_[self][passing.forth ? 0 : 1];
+    heard.insert(heard.end(), passing.bytes->begin(), passing.bytes->end());
+    const std::size_t end = passing.offset + passing.bytes->size();
+    if (done_ == plans_.size() || passing.connection < next_connection_) return WireRelay::Fate::kPass;
+    const Plan& plan = plans_[done_];
+    if (plan.forth != passing.forth || plan.offset >= end) return WireRelay::Fate::kPass;
+    if (is_of_records(plan.deed) && !hold(plan.offset, passing)) return WireRelay::Fate::kPass;
+    ++done_;
+    next_connection_ = passing.connection + 1;
+    const std::size_t at = plan.offset > passing.offset ? plan.offset - passing.offset : 0;
+    return commit(plan, passing, at, self);
+  }
+
+  std::size_t done() const { return done_; }
+  const std::vector<Recording>& recordings() const { return recordings_; }
+
+ private:
+  // Two records; false: they have not come as a whole yet.
+  bool hold(std::size_t begin, const WireRelay::Passing& passing) {
+    Bytes& bytes = *passing.bytes;
+    const std::size_t first = std::max(begin, passing.offset) - passing.offset;
+    const std::size_t last = std::min(begin + 2 * kRecordBytes - passing.offset, bytes.size());
+    const auto place = bytes.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto behind = bytes.begin() + static_cast<std::ptrdiff_t>(last);
+    held_.insert(held_.end(), place, behind);
+    bytes.erase(place, behind);
+    if (held_.size() < 2 * kRecordBytes) return false;
+    const auto second = held_.begin() + kRecordBytes;
+    switch (plans_[done_].deed) {
+      case Deed::kLeaveOutRecord: held_.erase(held_.begin(), second); break;
+      case Deed::kRepeatRecord: {
+        const Bytes again(held_.begin(), second);
+        held_.insert(held_.begin(), again.begin(), again.end());
+        break;
+      }
+      default: std::rotate(held_.begin(), second, held_.end()); break;
+    }
+    bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(first), held_.begin(), held_.end());
+    held_.clear();
+    return true;
+  }
+
+  WireRelay::Fate commit(const Plan& plan, const WireRelay::Passing& passing, std::size_t at, std::size_t self) {
+    Bytes& bytes = *passing.bytes;
+    const auto place = bytes.begin() + static_cast<std::ptrdiff_t>(at);
+    const std::size_t direction = plan.forth ? 0 : 1;
+    // Any other connection, or this one if there is none.
+    const Bytes other = recordings_[self == 0 ? 0 : random_() % self][direction];
+    switch (plan.deed) {
+      case Deed::kFlip: *place ^= static_cast<std::uint8_t>(1 << random_() % 8); break;
+      case Deed::kCut: return WireRelay::Fate::kCut;
+      case Deed::kEnd: bytes.resize(at); return WireRelay::Fate::kEnd;
+      case Deed::kLeaveOut: {
+        const auto left = static_cast<std::size_t>(bytes.end() - place);
+        bytes.erase(place, place + static_cast<std::ptrdiff_t>(1 + random_() % left));
+        return WireRelay::Fate::kEnd;
+      }
+      case Deed::kRepeat: {
+        const Bytes again(bytes.begin(), place + 1);
+        bytes.insert(place + 1, again.begin(), again.end());
+        break;
+      }
+      case Deed::kReorder: std::rotate(bytes.begin(), place, bytes.end()); break;
+      case Deed::kReflect: {
+        const Bytes said = recordings_[self][1 - direction];
+        bytes.insert(place, said.begin(), said.end());
+        break;
+      }
+      case Deed::kReplay: bytes.insert(place, other.begin(), other.end()); break;
+      case Deed::kSplice: {
+        bytes.resize(at);
+        const std::size_t from = std::min(passing.offset + at, other.size());
+        bytes.insert(bytes.end(), other.begin() + static_cast<std::ptrdiff_t>(from), other.end());
+        return WireRelay::Fate::kEnd;
+      }
+      case Deed::kLeaveOutRecord:
+      case Deed::kRepeatRecord:
+      case Deed::kSwapRecords: break;  // hold() has done it
+    }
+    return WireRelay::Fate::kPass;
+  }
+
+  std::mt19937 random_;
+  const std::vector<Plan> plans_;
+  std::vector<Recording> recordings_;  // of earlier exchanges, and of this one
+  const std::size_t earlier_;
+  std::size_t done_ = 0;
+  std::size_t next_connection_ = 0;
+  Bytes held_;
+};
+
+std::vector<std::size_t> message_sizes() {
+  std::vector<std::size_t> sizes(kEqualMessages, kEqualBytes);
+  sizes.insert(sizes.end(), {5000, 0, 33000, 1, 70000, 32, 200000});
+  return sizes;
+}
+
+// All messages at the same time; the first error. Every byte that is given to a request that is done is right.
+Status exchange(RelayedPair& pair) {
+  std::vector<Bytes> messages;
+  std::vector<Bytes> rooms;
+  std::vector<Request*> requests;
+  for (const std::size_t bytes : message_sizes()) messages.push_back(make_message(messages.size(), bytes));
+  for (const Bytes& message : messages) rooms.emplace_back(message.size());
+  std::vector<Request*> receives(messages.size());
+  std::vector<Request*> sends(messages.size());
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    // As NCCL does, a comm that has failed is not asked again.
+    Status status = pair.receiver->irecv(rooms[i].data(), rooms[i].size(), nullptr, &receives[i]);
+    if (status.is_ok()) status = pair.sender->isend(messages[i].data(), messages[i].size(), nullptr, &sends[i]);
+    if (!status.is_ok()) {
+      pair.close();
+      return status;
+    }
+  }
+  Status status;
+  wait_until(
+      [&] {
+        bool all_done = true;
+        for (std::size_t i = 0; i < messages.size(); ++i) {
+          for (Request** request : {&receives[i], &sends[i]}) {
+            if (*request == nullptr || !status.is_ok()) continue;
+            bool done = false;
+            std::size_t bytes = 0;
+            status = (*request)->test(&done, &bytes);
+            if (!done || !status.is_ok()) {
+              all_done = false;
+              continue;
+            }
+            if (request == &receives[i]) {
+              CHECK_EQ(bytes, messages[i].size());
+              CHECK(rooms[i] == messages[i]);
+            }
+            *request = nullptr;
+          }
+        }
+        return all_done || !status.is_ok();
+      },
+      "the messages, or an error");
+  if (!status.is_ok()) pair.close();  // before the memory goes
+  return status;
+}
+
+// What an end answers to a recording of the other one, until it ends the connection.
+Bytes heard_on(const OwnedFd& socket, const Bytes& recording) {
+  [[maybe_unused]] const ssize_t ignored = ::send(socket.get(), recording.data(), recording.size(), MSG_NOSIGNAL);
+  Bytes heard(4096);
+  std::size_t count = 0;
+  while (count < heard.size()) {
+    const ssize_t got = ::recv(socket.get(), heard.data() + count, heard.size() - count, 0);
+    if (got <= 0) break;
+    count += static_cast<std::size_t>(got);
+  }
+  heard.resize(count);
+  return heard;
+}
+
+SocketAddress address_in(const Handle& handle) {
+  ConnectHandle decoded;
+  CHECK_OK(decode_connect_handle(handle.data(), &decoded));
+  SocketAddress address = loopback().address;
+  address.set_port(decoded.port);
+  return address;
+}
+
+Plan draw_plan(std::mt19937& random) {
+  Plan plan;
+  plan.deed = static_cast<Deed>(random() % kDeeds);
+  plan.forth = random() % 3 != 0;
+  // The handshake, the first records, or somewhere.
+  const std::size_t most = std::array<std::size_t, 3>{250, 2000, plan.forth ? 250000u : 500u}[random() % 3];
+  plan.offset = random() % most;
+  if (is_of_records(plan.deed)) {
+    plan.forth = true;
+    plan.offset = kFirstRecord + random() % (kEqualMessages - 2) * kRecordBytes;
+  }
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE(an_exchange_that_is_meddled_with_is_right_or_an_error) {
+  const Secret secret;
+  std::vector<Recording> earlier;
+  std::size_t deeds = 0;
+  std::size_t errors = 0;
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(check::rounds(60)); ++seed) {
+    std::mt19937 random(seed);
+    PluginConfig config =
+        encrypted(secret, seed % 2 == 0 ? Encryption::kOn : Encryption::kChaCha20, seed % 4 < 2 ? 0 : 2);
+    config.recovery = seed % 3 == 0 ? Recovery::kOff : Recovery::kOn;
+    std::vector<Plan> plans(1 + random() % 3);
+    for (Plan& plan : plans) plan = draw_plan(random);
+    const auto attacker = std::make_shared<Attacker>(seed, plans, earlier);
+    {
+      RelayedPair pair(config, [attacker](const WireRelay::Passing& passing) { return (*attacker)(passing); });
+      Status status = pair.try_to_connect();
+      const bool is_connected = status.is_ok();
+      if (is_connected) status = exchange(pair);
+      // Without streams that join it is tried again, and a connection that carries data is replaced.
+      if (config.recovery == Recovery::kOn && (is_connected || config.streams == 1)) CHECK_OK(status);
+      if (!status.is_ok()) {
+        ++errors;
+        CHECK(status.code() == StatusCode::kDamagedData || status.code() == StatusCode::kRemoteError);
+        CHECK(!status.message().empty());
+      }
+      pair.relay->stop();
+    }
+    deeds += attacker->done();
+    earlier = attacker->recordings();
+    if (earlier.size() > 6) earlier.erase(earlier.begin(), earlier.end() - 6);
+  }
+  CHECK(deeds > 0 && errors > 0);
+}
+
+// Each of another attempt to connect.
+TEST_CASE(a_handshake_with_a_flipped_bit_is_tried_again) {
+  const Secret secret;
+  std::vector<Plan> plans;
+  const std::size_t step = check::rounds(24) < 24 ? 23 : 5;
+  for (std::size_t offset = 0; offset < kSealedHelloBytes + kSealedProofBytes; offset += step) {
+    plans.push_back({Deed::kFlip, true, offset});
+    if (offset < kSealedChallengeBytes + kSealedReplyBytes) plans.push_back({Deed::kFlip, false, offset});
+  }
+  const auto attacker = std::make_shared<Attacker>(1u, plans, std::vector<Recording>{});
+  RelayedPair pair(encrypted(secret), [attacker](const WireRelay::Passing& passing) { return (*attacker)(passing); });
+  pair.connect();
+  CHECK_OK(exchange(pair));
+  pair.relay->stop();
+  CHECK_EQ(attacker->done(), plans.size());
+  CHECK_EQ(pair.relay->connections(), plans.size() + 1);
+}
+
+TEST_CASE(a_connection_whose_first_records_are_flipped_is_replaced) {
+  const Secret secret;
+  for (const bool forth : {true, false}) {
+    const std::size_t begin = forth ? kSealedHelloBytes + kSealedProofBytes : kSealedChallengeBytes + kSealedReplyBytes;
+    for (std::size_t offset = begin; offset < begin + (forth ? 200 : 50); offset += 11) {
+      const auto attacker = std::make_shared<Attacker>(
+          static_cast<unsigned>(offset), std::vector<Plan>{{Deed::kFlip, forth, offset}}, std::vector<Recording>{});
+      RelayedPair pair(encrypted(secret),
+                       [attacker](const WireRelay::Passing& passing) { return (*attacker)(passing); });
+      pair.connect();
+      CHECK_OK(exchange(pair));
+      pair.relay->stop();
+      CHECK_EQ(attacker->done(), 1u);
+      if (forth) CHECK_EQ(pair.relay->connections(), 2u);  // the last acknowledgements are not waited for
+    }
+  }
+}
+
+// The comm is in use, and of three connections; one of them has replaced one that was lost.
+TEST_CASE(a_recorded_exchange_said_again_gets_nothing_from_either_end) {
+  const Secret secret;
+  const auto attacker =
+      std::make_shared<Attacker>(1u, std::vector<Plan>{{Deed::kCut, true, 50000}}, std::vector<Recording>{});
+  const PluginConfig config = encrypted(secret, Encryption::kOn, 2);
+  RelayedPair pair(config, [attacker](const WireRelay::Passing& passing) { return (*attacker)(passing); });
+  pair.connect();
+  CHECK_OK(exchange(pair));
+  const std::vector<Recording> recordings = pair.relay->seen();
+  CHECK(recordings.size() >= 4u);
+
+  // To the listener, whose listen is over, as the connector has said it, and with the id of another listen.
+  Handle fresh{};
+  ListenComm* const another = listen_on(*pair.receiving, &fresh);
+  ConnectHandle decoded;
+  CHECK_OK(decode_connect_handle(fresh.data(), &decoded));
+  for (const Recording& recording : recordings) {
+    Bytes renamed = recording[0];
+    Hello hello;
+    decode_hello(renamed.data(), &hello);
+    const auto place = std::search(renamed.begin(), renamed.begin() + kHelloClearBytes, hello.listen_id.begin(),
+                                   hello.listen_id.end());
+    CHECK(place != renamed.begin() + kHelloClearBytes);
+    std::copy(decoded.listen_id.begin(), decoded.listen_id.end(), place);
+    for (const Bytes& said : {recording[0], renamed}) {
+      // A challenge, then a refusal in the clear.
+      CHECK(heard_on(connect_to(address_in(fresh)), said).size() <= kSealedChallengeBytes + kReplyBytes);
+    }
+  }
+  RecvComm* accepted = nullptr;
+  CHECK_OK(pair.receiving->accept(another, &accepted));
+  CHECK(accepted == nullptr);
+  pair.receiving->close(another);
+
+  // To the connector, in place of the listener whose handle it has.
+  SocketAddress address = loopback().address;
+  OwnedFd listener;
+  CHECK_OK(tcp_listen(&address, &listener));
+  CHECK_OK(decode_connect_handle(pair.original.data(), &decoded));
+  decoded.port = address.port();
+  Handle handle{};
+  encode_connect_handle(decoded, handle.data());
+  std::vector<OwnedFd> sockets;
+  Status status;
+  SendComm* comm = nullptr;
+  const auto connect = [&] {
+    status = pair.sending->connect(0, handle.data(), &comm);
+    CHECK(comm == nullptr);
+    OwnedFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.is_open()) return;
+    const Bytes& said = recordings[sockets.size() % recordings.size()][1];
+    [[maybe_unused]] const ssize_t ignored = ::send(socket.get(), said.data(), said.size(), MSG_NOSIGNAL);
+    sockets.push_back(std::move(socket));
+  };
+  // It connects again until its deadline.
+  wait_until(
+      [&] {
+        connect();
+        CHECK_OK(status);
+        return sockets.size() > recordings.size();
+      },
+      "another attempt after each recording");
+  test_clock::skip_ms(config.connect_timeout_ms);
+  wait_until(
+      [&] {
+        connect();
+        return !status.is_ok();
+      },
+      "the error");
+  CHECK(status.code() == StatusCode::kRemoteError);
+
+  // None of it has reached the comm that was recorded.
+  CHECK_OK(exchange(pair));
+  pair.relay->stop();
+  CHECK_EQ(attacker->done(), 1u);
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,1 @@
+"""Which tests a change reaches, and running them."""
