@@ -1,7 +1,8 @@
 """A NIC is cut off while data moves and returns, again and again: every byte arrives, and no communicator ends.
 
 The host, the NIC, the way, the moment and the duration are drawn from a seed. With one NIC the transfer waits for its
-return, so no cut is longer than recovery allows; with several it has to end during the cut. Long form:
+return, so no cut is longer than recovery allows; with several it has to end during the cut. Moments and durations are
+real time: a slow machine moves a cut to another moment of the transfer, and nothing depends on which. Long form:
 
     BAGUA_TEST_CUTS=1000 BAGUA_TEST_SEED=7 BAGUA_TEST_NICS=2 python -m pytest -s tests/net/test_nic_cuts.py
 """

@@ -110,6 +110,9 @@ def _reset_and_take_link_down(lab: Lab) -> Callable[[], None]:
     + [(_reset_and_take_link_down, max(2.5, outage_s)) for outage_s in _OUTAGES_S],
 )
 def test_an_outage(begin: Callable[[Lab], Callable[[], None]], outage_s: float, workers: str) -> None:
+    """The outage is real time, as the timers of two kernels and of the plugin run through it. A slow machine makes
+    it longer, which changes nothing until the answer takes 90 s.
+    """
     environment = {"BAGUA_NET_NWORKERS": workers}
     with (
         Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab,
@@ -190,7 +193,7 @@ def test_a_killed_process_is_an_error_of_its_peer(recovery: str, workers: str) -
 @pytest.mark.parametrize("workers", _WORKERS)
 @pytest.mark.parametrize("recovery", ["0", "1"] if _IS_LONG else ["1"])
 def test_a_stopped_process_is_waited_for(recovery: str, workers: str) -> None:
-    """For longer than a host may be silent: this one's kernel answers."""
+    """For longer than a host may be silent: this one's kernel answers, in real time. On a slow machine it is longer."""
     keepalive_s, stopped_s = (10, 20) if _IS_LONG else (1, 2.5)
     environment = {
         "BAGUA_NET_NWORKERS": workers,

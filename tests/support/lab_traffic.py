@@ -1,4 +1,7 @@
-"""Traffic between hosts of a lab: connections, and what they carry."""
+"""Traffic between hosts of a lab: connections, and what they carry.
+
+The rate of a link is of real time. What a busy machine does to it is measured again, for PATIENCE_S at most.
+"""
 
 from __future__ import annotations
 

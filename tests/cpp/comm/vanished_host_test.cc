@@ -1,5 +1,8 @@
 // A peer whose host vanishes while a rank sends to it, and one that lives and does not read. The packets of a real
 // connection on the loopback interface are dropped by a filter at its other end, as if that host was gone.
+//
+// Real time, because it is the kernel that sends again. A busy machine makes it longer: errors have 30 s for what takes
+// one, and that nothing happens for a while stays true.
 #include <fcntl.h>
 #include <sys/socket.h>
 

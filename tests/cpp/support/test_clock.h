@@ -19,7 +19,11 @@ inline std::atomic<std::int64_t> skipped_ns{0};
 inline std::atomic<std::int64_t> last_ns{0};
 
 // While it stands still, it says what it said last, or that and what is skipped.
-inline void stop() { passes = false; }
+inline void stop() {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  passes = false;
+}
 inline void go_on() { passes = true; }
 inline void skip_ms(std::int64_t ms) {
   skipped_ns += ms * 1'000'000;
