@@ -7,7 +7,7 @@
 #include <array>
 #include <fstream>
 
-#include "abi_connection.h"
+#include "abi/abi_connection.h"
 #include "support/cut_connections.h"
 #include "support/test_clock.h"
 
