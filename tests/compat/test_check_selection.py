@@ -49,7 +49,7 @@ def arrows() -> selection.Arrows:
         ),
         pytest.param(
             "docs/how-to/trace.md",
-            {"tests/docs/test_typed_programs.py", "tests/unit/test_docs.py", "tests/distributed/test_page_programs.py"},
+            {"tests/unit/test_docs.py", "tests/distributed/test_page_programs.py"},
             {TRAINING, SCREEN, ARROWS, "wire_test"},
             id="page",
         ),
