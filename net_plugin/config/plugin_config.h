@@ -26,17 +26,17 @@ struct PluginConfig {
   std::optional<int> workers;  // BAGUA_NET_NWORKERS: I/O threads of this process; empty = auto
   std::optional<int> rails;    // BAGUA_NET_RAILS: devices that each NIC is shown as; empty = auto
   JoinNics join_nics;          // BAGUA_NET_JOIN_NICS: interfaces that are one device; off = none
-  std::int64_t inline_bytes = 65536;       // BAGUA_NET_INLINE_BYTES: up to this size the calling thread does the I/O
-  std::int64_t min_chunk_bytes = 65536;    // BAGUA_NET_MIN_CHUNKSIZE: minimum chunk size per connection
+  std::int64_t inline_bytes = 65536;      // BAGUA_NET_INLINE_BYTES: up to this size the calling thread does the I/O
+  std::int64_t min_chunk_bytes = 65536;   // BAGUA_NET_MIN_CHUNKSIZE: minimum chunk size per connection
   std::int64_t max_chunk_bytes = 524288;  // BAGUA_NET_MAX_CHUNKSIZE: maximum chunk size per connection
-  int spin_us = 1000;                      // BAGUA_NET_SPIN_US: how long an idle worker polls before it sleeps
-  int connect_timeout_ms = 60000;          // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
-  int handshake_timeout_ms = 10000;        // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of one connection's handshake
-  int keepalive_s = 30;                 // BAGUA_NET_KEEPALIVE_S: time without a sign of life after which a comm fails
-  int stall_s = 30;                     // BAGUA_NET_STALL_S: a request that waits so long is reported; 0: none is
-  Recovery recovery = Recovery::kAuto;  // BAGUA_NET_RECOVERY: lost connections are replaced; auto = between hosts
-  bool checksum = false;                // BAGUA_NET_CHECKSUM: damaged data is noticed and sent again
-  std::string secret_file;              // BAGUA_NET_SECRET_FILE: what all ranks know, in a file; "" = none
+  int spin_us = 1000;                     // BAGUA_NET_SPIN_US: how long an idle worker polls before it sleeps
+  int connect_timeout_ms = 60000;         // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
+  int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of one connection's handshake
+  int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: time without a sign of life after which a comm fails
+  int stall_s = 30;                       // BAGUA_NET_STALL_S: a request that waits so long is reported; 0: none is
+  Recovery recovery = Recovery::kAuto;    // BAGUA_NET_RECOVERY: lost connections are replaced; auto = between hosts
+  bool checksum = false;                  // BAGUA_NET_CHECKSUM: damaged data is noticed and sent again
+  std::string secret_file;                // BAGUA_NET_SECRET_FILE: what all ranks know, in a file; "" = none
   Encryption encryption = Encryption::kOff;  // BAGUA_NET_ENCRYPTION: with the fastest cipher, or with ChaCha20-Poly1305
   bool zero_copy = true;                     // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
   bool stats = true;                         // BAGUA_NET_STATS: `bagua-net stats` can look at this process

@@ -1,7 +1,7 @@
-// PollingTime: how long an I/O thread polls for work between hosts before it sleeps. Waking up takes 20 to 100 us, which a
-// message that is waited for cannot afford; polling costs a core. So a thread polls long as long as its waits end
-// sooner, and otherwise gives up soon: a slow network, or a job that computes, lets it sleep. Driven by the thread; the
-// clock is passed in.
+// PollingTime: how long an I/O thread polls for work between hosts before it sleeps. Waking up takes 20 to 100 us,
+// which a message that is waited for cannot afford; polling costs a core. So a thread polls long as long as its waits
+// end sooner, and otherwise gives up soon: a slow network, or a job that computes, lets it sleep. Driven by the thread;
+// the clock is passed in.
 #pragma once
 
 #include <algorithm>

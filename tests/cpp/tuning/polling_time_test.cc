@@ -25,4 +25,3 @@ TEST_CASE(one_pause_is_soon_forgotten) {
   time.add_wait(50);
   CHECK_EQ(time.us(), PollingTime::kLongUs);
 }
-
