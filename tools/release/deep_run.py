@@ -24,7 +24,7 @@ LOGS = REPOSITORY / "build" / "deep"
 STEPS = {
     "deep-tests": "tests marked `deep`, and those that draw examples with twenty times as many",
     "deep-faults": "faults from a seed, cuts and damage, on every NCCL table",
-    "lint-tidy-all": "clang-tidy on all C++ sources, the tests' too",
+    "lint-tidy-all": "clang-tidy with its analyzer, on all C++ sources but the tests",
     "sanitize-all": "all C++ tests under each sanitizer",
     "deep-fuzz": "fuzzing of handshake, frames and sealed records",
 }
