@@ -14,7 +14,7 @@ from support.labs import namespaces_of, needs_lab
 from support.processes import is_alive
 
 # isort: split
-from netlab import SlowFlows, cli, parse_rate_mbit, parse_slow_flows
+from netlab import Lab, SlowFlows, cli, parse_rate_mbit, parse_slow_flows
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,6 +51,27 @@ def test_cli_check_builds_a_network() -> None:
     result = _netlab("check")
     assert result.returncode == 0, result.stderr
     assert "can build networks" in result.stdout
+
+
+@needs_lab
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two hosts cannot have a CPU each where there is one")
+def test_hosts_have_cpus_of_their_own_where_asked() -> None:
+    program = "import os; print(*sorted(os.sched_getaffinity(0)))"
+    usable = sorted(os.sched_getaffinity(0))
+    shared = _netlab("run", "--", sys.executable, "-c", program)
+    assert sorted(shared.stdout.splitlines()) == [f"[h{host}] {' '.join(map(str, usable))}" for host in (0, 1)]
+    own = _netlab("run", "--own-cpus", "--", sys.executable, "-c", program)
+    first, second = (
+        line.removeprefix(f"[h{host}] ").split() for host, line in enumerate(sorted(own.stdout.splitlines()))
+    )
+    assert len(first) == len(second) == len(usable) // 2
+    assert not set(first) & set(second)
+
+
+def test_own_cpus_for_more_hosts_than_cpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with pytest.raises(ValueError, match="own_cpus is set for 3 hosts; this process may use 2 CPUs"):
+        Lab(hosts=3, own_cpus=True)
 
 
 @needs_lab

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -160,6 +161,9 @@ def _parser() -> argparse.ArgumentParser:
         help="the most that TCP keeps for a connection; a connection moves at most this much in a round trip (default"
         " the machine's)",
     )
+    run.add_argument(
+        "--own-cpus", action="store_true", help="no two hosts run on the same CPU: each has an equal part of them"
+    )
     run.add_argument("--congestion", metavar="NAME", help="TCP congestion control, as cubic (default the machine's)")
     run.add_argument("--gpu-each", action="store_true", help="host k sees GPU k only (CUDA_VISIBLE_DEVICES)")
     run.add_argument(
@@ -204,6 +208,8 @@ def _check_run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
                 f"--uneven names {host}:{nic}; with --hosts {arguments.hosts} --nics {arguments.nics} the last is"
                 f" {arguments.hosts - 1}:{arguments.nics - 1}"
             )
+    if arguments.own_cpus and (cpus := len(os.sched_getaffinity(0))) < arguments.hosts:
+        parser.error(f"--own-cpus with --hosts {arguments.hosts}: this process may use {cpus} CPUs; leave it out")
     if arguments.delay and max(arguments.mtu) > MAX_DELAYED_MTU:
         parser.error(f"--mtu {max(arguments.mtu)}: with --delay it must be at most {MAX_DELAYED_MTU} bytes")
 
@@ -225,6 +231,7 @@ def _run(arguments: argparse.Namespace) -> int:
         loss=arguments.loss,
         speed=arguments.speed,
         tcp_buffer_bytes=None if arguments.tcp_buffer is None else arguments.tcp_buffer << 20,
+        own_cpus=arguments.own_cpus,
     ) as lab:
         runner = RankRunner(
             lab,

@@ -1,4 +1,4 @@
-"""Runs a command inside a network namespace: `python -I -S enter.py NETNS_PATH PARENT_PID INTERFACES COMMAND...`.
+"""Runs a command inside a network namespace: `python -I -S enter.py NETNS_PATH PARENT_PID INTERFACES CPUS COMMAND...`.
 
 A program of its own, started by Lab.start, because code between fork and exec of a process that has threads
 (preexec_fn) may deadlock. Only the standard library, and little of it: it starts in some 15 ms.
@@ -83,13 +83,15 @@ def _show_instead(folder: str, shown: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    netns_path, parent_pid, interfaces, command = arguments[0], int(arguments[1]), arguments[2], arguments[3:]
+    netns_path, parent_pid, interfaces, cpus, *command = arguments
     try:
-        _die_with_parent(parent_pid)
+        _die_with_parent(int(parent_pid))
         netns = os.open(netns_path, os.O_RDONLY | os.O_CLOEXEC)
         _checked(_libc.setns(netns, _CLONE_NEWNET), f"setns({netns_path})")
         os.close(netns)
         _show_own_interfaces(interfaces)
+        if cpus:
+            os.sched_setaffinity(0, [int(cpu) for cpu in cpus.split(",")])
     except OSError as error:
         print(f"netlab: cannot enter the network namespace: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(_EXIT_NOT_ENTERED)

@@ -90,6 +90,8 @@ class Lab:
     tcp_buffer_bytes:     the most that TCP keeps for one connection and direction, on every host, unless the program
                           says otherwise; a connection moves at most this much in a round trip. None: the machine's
                           default
+    own_cpus:             a host's programs run on CPUs that no other host's use: an equal part of those that this
+                          process may use. What the kernel does for a packet on its way runs on its sender's
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Lab:
         loss: float | Sequence[float] = 0.0,
         speed: str = TOLD,
         tcp_buffer_bytes: int | None = None,
+        own_cpus: bool = False,
     ) -> None:
         if not 2 <= hosts <= MAX_HOSTS:
             raise ValueError(f"hosts is {hosts}; it must be 2 to {MAX_HOSTS}")
@@ -142,6 +145,11 @@ class Lab:
                 raise ValueError(f"uneven_mbit names host {key[0]} NIC {key[1]}; there are {hosts} hosts, {nics} NICs")
             check_rate("uneven_mbit", rate)
             self._plans[key] = LinkPlan(rate, per_flow_mbit, mtus[key[1]], slow_flows, losses[key[1]])
+        usable_cpus = sorted(os.sched_getaffinity(0))
+        if own_cpus and len(usable_cpus) < hosts:
+            raise ValueError(f"own_cpus is set for {hosts} hosts; this process may use {len(usable_cpus)} CPUs")
+        share = len(usable_cpus) // hosts if own_cpus else 0
+        self._cpus = [usable_cpus[host * share : (host + 1) * share] for host in range(hosts)]  # empty: all
         self._host_count, self._nic_count = hosts, nics
         self.ip_versions = tuple(sorted(set(ip_versions)))
         self._segmentation_offload = segmentation_offload
@@ -206,7 +214,9 @@ class Lab:
         path = self._host(host).namespace.path
         assert self._shown is not None  # it is running
         shown = Path(self._shown.name, str(host))
-        return [sys.executable, "-I", "-S", str(_ENTER), str(path), str(os.getpid()), str(shown), *map(str, command)]
+        cpus = ",".join(map(str, self._cpus[host]))
+        entering = [sys.executable, "-I", "-S", str(_ENTER), str(path), str(os.getpid()), str(shown), cpus]
+        return [*entering, *map(str, command)]
 
     def run(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ FREE = "free"
 # A connection shall never wait for its buffers: these hold what is under way in this many round trips.
 _ROUND_TRIPS_BUFFERED = 4
 _TCP_BUFFER_LIMITS = (32 << 20, 512 << 20)
+# From this many on, each host has CPUs of its own, as where users are: threads of one that poll take nothing from the
+# other. With fewer, a rank would have to share its CPU with the threads of its network.
+_CPUS_OF_A_HOST = 4
 _PATTERN = re.compile(
     rf"(?P<rate>[^+@:]+)(\+(?P<delay>[^+@:]+))?(@(?P<flow>[^+@:]+))?(:(?P<mtu>\d+))?(:(?P<speed>{'|'.join(SPEEDS)}))?"
 )
@@ -86,6 +90,7 @@ class Network:
             mtu=self.mtu,
             speed=self.speed,
             tcp_buffer_bytes=self.tcp_buffer_bytes,
+            own_cpus=len(os.sched_getaffinity(0)) >= ranks * _CPUS_OF_A_HOST,
         ) as lab:
             yield LabPlacement(lab, gpus=gpus)
 
