@@ -1,12 +1,14 @@
 // StreamGrowth: finds out by trials how many connections a comm should use. Networks limit single connections (cloud
 // providers by policy, long or lossy paths by TCP's congestion window), and no property of an interface shows the
 // limit. While large messages wait because all connections are full, a trial opens four times as many. The throughput
-// of the whole interface in busy time, before and after, decides whether the new number is kept.
+// of the whole interface in busy time, before and after, decides whether the new number is kept. No trial begins while
+// a comm's connections move more than networks allow to a few of them: there the processors are the limit, and more
+// connections are slower.
 //
 // There is one per network interface, shared by its send comms: if each comm decided for itself, comms would take
 // bandwidth from each other, and all of them would grow without a gain. Any thread; the clock is passed in.
 //
-//   kWatching --messages wait, not too soon after a trial that failed--> four times the number: kSettling
+//   kWatching --messages wait, comms are not fast, not too soon after a trial that failed--> four times: kSettling
 //   kSettling --the new connections have found their rate--> kJudging
 //   kJudging  --it gained--> the former number again: kSettlingBack          --it did not--> kWatching
 //   kJudging  --it gained beyond doubt--> kWatching, or the next trial
@@ -50,7 +52,8 @@ class StreamGrowth {
   enum class Phase { kWatching, kSettling, kJudging, kSettlingBack, kConfirming };
 
   struct Window {
-    std::int64_t busy_ns = 0;  // while at least one comm was busy, and short pauses
+    std::int64_t busy_ns = 0;       // while at least one comm was busy, and short pauses
+    std::int64_t comm_busy_ns = 0;  // the same of each comm, added up
     std::size_t bytes = 0;
     int sent_messages = 0;
     int posted_messages = 0;
@@ -58,8 +61,10 @@ class StreamGrowth {
 
     double rate() const { return static_cast<double>(bytes) / static_cast<double>(busy_ns); }
     bool is_short() const;  // most messages waited
+    bool is_fast() const;   // a comm, while it was busy
   };
 
+  void count_busy_time(std::int64_t now_ns) REQUIRES(mutex_);
   void close_window(std::int64_t now_ns) REQUIRES(mutex_);
   void begin_trial(double rate) REQUIRES(mutex_);
   void end_trial(bool gained, std::int64_t now_ns) REQUIRES(mutex_);

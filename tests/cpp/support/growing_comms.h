@@ -83,18 +83,19 @@ class Windows {
   explicit Windows(StreamGrowth& growth) : growth_(growth) {}
 
   void pass(std::size_t bytes) {
-    growth_.begin_busy(now_ns_);
+    // As many comms as the bytes would need on a network whose connections are slow.
+    for (int comm = 0; comm < kComms; ++comm) growth_.begin_busy(now_ns_);
     // More full messages than any that the comms may have reported since the last window.
     for (int message = 0; message < 1000; ++message) growth_.add_posted(true);
     for (int message = 0; message < 100; ++message) growth_.add_sent(bytes / 100, now_ns_ + 99'000'000);
     growth_.add_sent(bytes, now_ns_ + 200'000'000);
-    growth_.end_busy(now_ns_ + 200'000'000);
+    for (int comm = 0; comm < kComms; ++comm) growth_.end_busy(now_ns_ + 200'000'000);
     now_ns_ += 1'000'000'000'000;
   }
 
   // A network on which each connection adds as much: every trial gains.
   void pass_until(int target) {
-    constexpr std::size_t kMoreThanAnyNetwork = std::size_t{1} << 40;
+    constexpr std::size_t kMoreThanAnyNetwork = std::size_t{1} << 34;
     for (int window = 0; growth_.target() != target; ++window) {
       CHECK(window < 100);
       pass(static_cast<std::size_t>(growth_.target()) * kMoreThanAnyNetwork);
@@ -111,6 +112,8 @@ class Windows {
   }
 
  private:
+  static constexpr int kComms = 4096;
+
   StreamGrowth& growth_;
   std::int64_t now_ns_ = 1'000'000'000'000'000'000;
 };

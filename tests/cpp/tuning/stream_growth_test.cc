@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -174,6 +175,22 @@ TEST_CASE(connections_that_are_not_full_start_no_trial) {
   sender.send_for(60 * kSecond, kCapped, false);
   CHECK_EQ(growth.target(), 1);
   CHECK(sender.changes().empty());
+}
+
+TEST_CASE(comms_that_move_more_than_networks_allow_to_a_connection_start_no_trial) {
+  // The limit is 8 Gb/s for each comm while it is busy, however many there are.
+  for (const auto& [comms, gigabit, tries] :
+       {std::tuple{8, 72.0, false}, {8, 56.0, true}, {1, 9.0, false}, {1, 5.0, true}}) {
+    StreamGrowth growth(1, 64);
+    std::int64_t now_ns = 0;
+    for (int comm = 0; comm < comms; ++comm) growth.begin_busy(now_ns);
+    for (int message = 0; message < 100000 && growth.target() == 1; ++message) {
+      now_ns += static_cast<std::int64_t>(8.0 * kMegabyte / gigabit);
+      growth.add_posted(true);
+      growth.add_sent(kMegabyte, now_ns);
+    }
+    CHECK_EQ(growth.target() > 1, tries);
+  }
 }
 
 TEST_CASE(most_messages_of_a_window_must_find_connections_full) {
