@@ -46,8 +46,7 @@ const std::vector<Knob>& knob_table() {
       integer_or_auto_knob(
           "BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
           "Number of NCCL devices per network interface. NCCL opens two channels per device, so this sets how many "
-          "channels transfer data at the same time. auto: 1 for an interface of up to 50 Gb/s, 4 for a faster one or "
-          "one of unknown speed, as on most virtual machines and in most containers."),
+          "channels transfer data at the same time. auto: 4."),
       join_nics_knob(
           "BAGUA_NET_JOIN_NICS", &Config::join_nics,
           "Network interfaces that are one NCCL device, whose connections use all of them at the same time. "

@@ -32,10 +32,7 @@ struct Device {
 // What distinguishes the name of a rail: "", "#1", "#2".
 std::string rail_suffix(int rail);
 
-// What `rails` is for a NIC of this speed (0: unknown) if nobody says.
-int default_rail_count(int nic_speed_mbps);
-
-// The used interfaces, each group as `rails` devices (empty: by its speed); rail r of every interface before rail r + 1
+// The used interfaces, each group as `rails` devices (empty: four); rail r of every interface before rail r + 1
 // of any. Fewer rails where there would be more devices than NCCL has channels for (64), and at least one.
 std::vector<Device> make_devices(const std::vector<NicGroup>& groups, std::optional<int> rails);
 

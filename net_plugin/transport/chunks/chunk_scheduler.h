@@ -15,8 +15,9 @@
 // [Note: when a message is cut] Each chunk costs a wake-up at both ends and, with recovery, an acknowledgement. Between
 // hosts that exceeds what parallel copying saves: with chunks of 64 instead of 512 KiB an all-reduce of 4 MiB takes 1.5
 // to 3.4 times as long, on a link of 100 Gb/s as on one without a limit (docs/design/performance.md, "Whole messages
-// between hosts"). So messages are cut into smaller chunks only where the network limits each connection, and where
-// several paths share them. The pace of a stream is no sign of such a limit: a receiver that is late lowers it, too.
+// between hosts"). So messages are cut into smaller chunks only where the network limits each connection, where a round
+// trip takes milliseconds, and where several paths share them. The pace of a stream is no sign of such a limit: a
+// receiver that is late lowers it, too.
 #pragma once
 
 #include <array>

@@ -28,8 +28,9 @@ constexpr double kFastBytesPerNs = 1.0;
 // number, the rate varies by 3 to 10 % from window to window.
 constexpr int kFactor = 4;
 constexpr double kMinGain = 1.2;
-// So large a gain can only come from the connections, and needs no confirmation.
-constexpr double kClearGain = 2.5;
+// Between the mean sizes of the messages in two windows that are compared. A job's buckets repeat in each step, many to
+// a window.
+constexpr double kMaxSizeRatio = 1.25;
 
 // The pause after a trial without a gain. It doubles each time, because the network may simply be full.
 constexpr std::int64_t kFirstPauseNs = 5'000'000'000;
@@ -82,36 +83,38 @@ bool StreamGrowth::Window::is_fast() const {
   return static_cast<double>(bytes) > kFastBytesPerNs * static_cast<double>(comm_busy_ns);
 }
 
+bool StreamGrowth::Window::is_like(const Window& other) const {
+  const double ratio = message_bytes() / other.message_bytes();
+  return ratio < kMaxSizeRatio && ratio > 1 / kMaxSizeRatio;
+}
+
 void StreamGrowth::close_window(std::int64_t now_ns) {
   const Window closed = std::exchange(window_, {});
   switch (phase_) {
     case Phase::kWatching:
-      if (closed.is_short() && !closed.is_fast() && now_ns >= next_trial_ns_) begin_trial(closed.rate());
+      if (closed.is_short() && !closed.is_fast() && now_ns >= next_trial_ns_) begin_trial(closed);
       return;
     case Phase::kSettling: phase_ = Phase::kJudging; return;
     case Phase::kJudging:
       trial_rate_ = closed.rate();
-      if (trial_rate_ < kMinGain * former_rate_) {
+      if (!closed.is_like(before_) || trial_rate_ < kMinGain * before_.rate()) {
         end_trial(false, now_ns);
-        return;
-      }
-      if (trial_rate_ >= kClearGain * former_rate_) {
-        end_trial(true, now_ns);
-        if (closed.is_short()) begin_trial(trial_rate_);
         return;
       }
       target_.store(former_target_, std::memory_order_relaxed);
       phase_ = Phase::kSettlingBack;
       return;
     case Phase::kSettlingBack: phase_ = Phase::kConfirming; return;
-    case Phase::kConfirming: end_trial(trial_rate_ >= kMinGain * closed.rate(), now_ns); return;
+    case Phase::kConfirming:
+      end_trial(closed.is_like(before_) && trial_rate_ >= kMinGain * closed.rate(), now_ns);
+      return;
   }
 }
 
-void StreamGrowth::begin_trial(double rate) {
+void StreamGrowth::begin_trial(const Window& before) {
   if (target() >= most_) return;
   trials_.fetch_add(1, std::memory_order_relaxed);
-  former_rate_ = rate;
+  before_ = before;
   former_target_ = target();
   trial_target_ = std::min(kFactor * former_target_, most_);
   target_.store(trial_target_, std::memory_order_relaxed);

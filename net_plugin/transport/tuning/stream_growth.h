@@ -11,11 +11,12 @@
 //   kWatching --messages wait, comms are not fast, not too soon after a trial that failed--> four times: kSettling
 //   kSettling --the new connections have found their rate--> kJudging
 //   kJudging  --it gained--> the former number again: kSettlingBack          --it did not--> kWatching
-//   kJudging  --it gained beyond doubt--> kWatching, or the next trial
 //   kSettlingBack --> kConfirming
 //   kConfirming --what was gained is lost again--> four times the number: kWatching   --it is not--> kWatching
 //
-// Going back protects from chance: rates vary, and a number that was kept by mistake would never be tried again.
+// Going back protects from chance: rates vary, and a number that was kept by mistake would never be tried again. The
+// three windows that are compared must have messages of about the same size: larger ones are faster over any number of
+// connections.
 #pragma once
 
 #include <atomic>
@@ -62,11 +63,14 @@ class StreamGrowth {
     double rate() const { return static_cast<double>(bytes) / static_cast<double>(busy_ns); }
     bool is_short() const;  // most messages waited
     bool is_fast() const;   // a comm, while it was busy
+    // Its messages are about as large.
+    bool is_like(const Window& other) const;
+    double message_bytes() const { return static_cast<double>(bytes) / sent_messages; }
   };
 
   void count_busy_time(std::int64_t now_ns) REQUIRES(mutex_);
   void close_window(std::int64_t now_ns) REQUIRES(mutex_);
-  void begin_trial(double rate) REQUIRES(mutex_);
+  void begin_trial(const Window& before) REQUIRES(mutex_);
   void end_trial(bool gained, std::int64_t now_ns) REQUIRES(mutex_);
 
   const int most_;
@@ -80,7 +84,7 @@ class StreamGrowth {
   std::int64_t busy_since_ns_ GUARDED_BY(mutex_) = 0;
   std::int64_t idle_since_ns_ GUARDED_BY(mutex_) = 0;
   Window window_ GUARDED_BY(mutex_);
-  double former_rate_ GUARDED_BY(mutex_) = 0;  // before the trial
+  Window before_ GUARDED_BY(mutex_);  // the trial
   double trial_rate_ GUARDED_BY(mutex_) = 0;
   int former_target_ GUARDED_BY(mutex_) = 0;
   int trial_target_ GUARDED_BY(mutex_) = 0;

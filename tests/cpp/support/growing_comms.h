@@ -82,36 +82,37 @@ class Windows {
  public:
   explicit Windows(StreamGrowth& growth) : growth_(growth) {}
 
-  void pass(std::size_t bytes) {
+  void pass(int messages) {
     // As many comms as the bytes would need on a network whose connections are slow.
     for (int comm = 0; comm < kComms; ++comm) growth_.begin_busy(now_ns_);
     // More full messages than any that the comms may have reported since the last window.
-    for (int message = 0; message < 1000; ++message) growth_.add_posted(true);
-    for (int message = 0; message < 100; ++message) growth_.add_sent(bytes / 100, now_ns_ + 99'000'000);
-    growth_.add_sent(bytes, now_ns_ + 200'000'000);
+    for (int message = 0; message < 10 * messages; ++message) growth_.add_posted(true);
+    for (int message = 1; message < messages; ++message) growth_.add_sent(kMoreThanAnyNetwork, now_ns_ + 99'000'000);
+    growth_.add_sent(kMoreThanAnyNetwork, now_ns_ + 200'000'000);
     for (int comm = 0; comm < kComms; ++comm) growth_.end_busy(now_ns_ + 200'000'000);
     now_ns_ += 1'000'000'000'000;
   }
 
   // A network on which each connection adds as much: every trial gains.
   void pass_until(int target) {
-    constexpr std::size_t kMoreThanAnyNetwork = std::size_t{1} << 34;
     for (int window = 0; growth_.target() != target; ++window) {
       CHECK(window < 100);
-      pass(static_cast<std::size_t>(growth_.target()) * kMoreThanAnyNetwork);
+      pass(growth_.target() * kMessages);
     }
   }
 
-  // Nothing moves until the number goes back.
+  // Little moves until the number goes back.
   void pass_until_fewer() {
     const int before = growth_.target();
     for (int window = 0; growth_.target() >= before; ++window) {
       CHECK(window < 100);
-      pass(1);
+      pass(kMessages / 10);
     }
   }
 
  private:
+  static constexpr int kMessages = 100;
+  static constexpr std::size_t kMoreThanAnyNetwork = std::size_t{1} << 28;  // in 2 ms
   static constexpr int kComms = 4096;
 
   StreamGrowth& growth_;
