@@ -185,6 +185,7 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
 }
 
 SendPolicy TransportContext::send_policy(const Device& device, const EstablishedConnection& connection) {
+  constexpr double kBytesPerNs = 1.25e-4;  // of 1 Mb/s
   SendPolicy policy;
   policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
   policy.measures_rates = !connection.same_host;
@@ -196,7 +197,6 @@ SendPolicy TransportContext::send_policy(const Device& device, const Established
   const std::vector<NicPath>& paths = connection.ticket.paths;
   for (std::size_t path = 0; paths.size() > 1 && path < paths.size(); ++path) {
     std::shared_ptr<PathLoad>& load = path_loads_[{paths[path].interface.name, paths[path].address.host()}];
-    constexpr double kBytesPerNs = 1.25e-4;  // of 1 Mb/s
     if (load == nullptr) load = std::make_shared<PathLoad>(kBytesPerNs * paths[path].interface.speed_mbps);
     policy.path_loads.push_back(load);
   }
@@ -215,7 +215,8 @@ SendPolicy TransportContext::send_policy(const Device& device, const Established
   // Comms whose peers are reached over as many paths begin with as many connections.
   policy.growth = &growth_
                        .try_emplace(std::pair(device.nic_name(), paths.size()),
-                                    first_auto_streams(settings_.has_workers, paths.size()), kMaxAutoStreams)
+                                    first_auto_streams(settings_.has_workers, paths.size()), kMaxAutoStreams,
+                                    kBytesPerNs * device.nic_mbps())
                        .first->second;
   policy.most_streams = connection.most_streams;
   policy.optional = connection.optional;

@@ -2,17 +2,16 @@
 // providers by policy, long or lossy paths by TCP's congestion window), and no property of an interface shows the
 // limit. While large messages wait because all connections are full, a trial opens four times as many. The throughput
 // of the whole interface in busy time, before and after, decides whether the new number is kept. No trial begins while
-// a comm's connections move more than networks allow to a few of them: there the processors are the limit, and more
-// connections are slower.
+// a comm's connections move more than networks allow to a few of them, or half of what the interface tells: there the
+// processors or the interface are the limit, and more connections are slower.
 //
 // There is one per network interface, shared by its send comms: if each comm decided for itself, comms would take
 // bandwidth from each other, and all of them would grow without a gain. Any thread; the clock is passed in.
 //
-//   kWatching --messages wait, comms are not fast, not too soon after a trial that failed--> four times: kSettling
-//   kSettling --the new connections have found their rate--> kJudging
-//   kJudging  --it gained--> the former number again: kSettlingBack          --it did not--> kWatching
-//   kSettlingBack --> kConfirming
-//   kConfirming --what was gained is lost again--> four times the number: kWatching   --it is not--> kWatching
+//   kWatching --messages wait, few connections are not fast, not too soon after a trial that failed--> four times:
+//   kSettling kSettling --the new connections have found their rate--> kJudging kJudging  --it gained--> the former
+//   number again: kSettlingBack          --it did not--> kWatching kSettlingBack --> kConfirming kConfirming --what was
+//   gained is lost again--> four times the number: kWatching   --it is not--> kWatching
 //
 // Going back protects from chance: rates vary, and a number that was kept by mistake would never be tried again. The
 // three windows that are compared must have messages of about the same size: larger ones are faster over any number of
@@ -29,7 +28,9 @@ namespace bagua_net {
 
 class StreamGrowth {
  public:
-  StreamGrowth(int initial, int most) : most_(most), target_(initial), kept_(initial) {}
+  // told_bytes_per_ns: the speed that the interface tells; 0: unknown.
+  StreamGrowth(int initial, int most, double told_bytes_per_ns = 0)
+      : most_(most), told_bytes_per_ns_(told_bytes_per_ns), target_(initial), kept_(initial) {}
 
   // Connections that a comm should use now.
   int target() const { return target_.load(std::memory_order_relaxed); }
@@ -74,6 +75,7 @@ class StreamGrowth {
   void end_trial(bool gained, std::int64_t now_ns) REQUIRES(mutex_);
 
   const int most_;
+  const double told_bytes_per_ns_;
   std::atomic<int> target_;
   std::atomic<int> kept_;
   std::atomic<std::uint32_t> trials_{0};

@@ -177,9 +177,9 @@ TEST_CASE(connections_that_are_not_full_start_no_trial) {
 }
 
 TEST_CASE(comms_that_move_more_than_networks_allow_to_a_connection_start_no_trial) {
-  // The limit is 8 Gb/s for each comm while it is busy, however many there are.
+  // The limit is 4 Gb/s for each comm while it is busy, however many there are.
   for (const auto& [comms, gigabit, tries] :
-       {std::tuple{8, 72.0, false}, {8, 56.0, true}, {1, 9.0, false}, {1, 5.0, true}}) {
+       {std::tuple{8, 36.0, false}, {8, 28.0, true}, {1, 5.0, false}, {1, 3.0, true}}) {
     StreamGrowth growth(1, 64);
     std::int64_t now_ns = 0;
     for (int comm = 0; comm < comms; ++comm) growth.begin_busy(now_ns);
@@ -192,13 +192,22 @@ TEST_CASE(comms_that_move_more_than_networks_allow_to_a_connection_start_no_tria
   }
 }
 
+TEST_CASE(an_interface_that_moves_half_of_what_it_tells_starts_no_trial) {
+  for (const auto& [gigabit, tries] : {std::pair{1.6, false}, {1.4, true}}) {
+    StreamGrowth growth(1, 64, 3.0 / 8);
+    Sender sender(&growth);
+    sender.send_for(kSecond, {1e12, gigabit * 1e9 / 8});
+    CHECK_EQ(growth.trials() > 0, tries);
+  }
+}
+
 TEST_CASE(most_messages_of_a_window_must_find_connections_full) {
   for (const int full_of_ten : {3, 5, 7}) {
     StreamGrowth growth(1, 2);
     std::int64_t now_ns = 0;
     growth.begin_busy(now_ns);
     for (int message = 0; message < 1000; ++message) {
-      now_ns += kMillisecond;
+      now_ns += 4 * kMillisecond;
       growth.add_posted(message % 10 < full_of_ten);
       growth.add_sent(kMegabyte, now_ns);
       CHECK(growth.target() == 1 || full_of_ten > 5);
