@@ -207,7 +207,7 @@ TEST_CASE(most_messages_of_a_window_must_find_connections_full) {
     std::int64_t now_ns = 0;
     growth.begin_busy(now_ns);
     for (int message = 0; message < 1000; ++message) {
-      now_ns += 4 * kMillisecond;
+      now_ns += 5 * kMillisecond;
       growth.add_posted(message % 10 < full_of_ten);
       growth.add_sent(kMegabyte, now_ns);
       CHECK(growth.target() == 1 || full_of_ten > 5);
