@@ -32,9 +32,9 @@ inline void skip_ms(std::int64_t ms) {
 
 }  // namespace test_clock
 
-// Stands before that of the C library, for loaded libraries as well.
-extern "C" __attribute__((used, visibility("default"))) inline int clock_gettime(clockid_t clock,
-                                                                                 timespec* time) noexcept {
+// Stands before that of the C library, for loaded libraries as well. Not inline, which would make it a weak symbol like
+// that of a sanitizer's runtime, and the linker takes the first of these: one file of an executable may include this.
+extern "C" __attribute__((used, visibility("default"))) int clock_gettime(clockid_t clock, timespec* time) noexcept {
   const auto result = static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
   if (clock != CLOCK_MONOTONIC && clock != CLOCK_MONOTONIC_COARSE) return result;
   if (test_clock::passes) {
