@@ -174,7 +174,9 @@ TEST_CASE(ranks_with_different_secrets_are_named_at_both_ends) {
   const std::shared_ptr<const JobSecret> b = secret_of('b');
   const std::vector<std::pair<std::shared_ptr<const JobSecret>, std::shared_ptr<const JobSecret>>> pairs = {
       {a, nullptr}, {nullptr, a}, {a, b}};
-  for (const auto& [listens, connects] : pairs) {
+  for (const auto& [listens_with, connects_with] : pairs) {
+    const std::shared_ptr<const JobSecret>& listens = listens_with;  // a lambda may capture it
+    const std::shared_ptr<const JobSecret>& connects = connects_with;
     const auto text = [](const std::shared_ptr<const JobSecret>& secret) {
       return secret == nullptr ? std::string("no secret") : "the secret " + key_id_text(secret->id());
     };
