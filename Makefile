@@ -117,6 +117,10 @@ build/%/build.ninja: $(VENV)/.packages
 # assertions are on. The optimizer takes longest over UBSan's checks: -Og builds them twice as fast as -O1. The plugin is
 # compiled in groups, because these trees are mostly built once.
 CMAKE_FLAGS_asan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_UNITY_BUILD=ON -DBAGUA_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
+# With a clang that has libFuzzer, one tree serves the tests under ASan and the fuzzers. It builds a third faster than
+# GCC's.
+CMAKE_FLAGS_fuzz = -DCMAKE_COMPILE_WARNING_AS_ERROR=OFF -DBAGUA_UNITY_BUILD=ON -DBAGUA_BUILD_FUZZERS=ON -DBAGUA_SANITIZE=fuzzer-no-link,address,undefined \
+  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O0 -g1" -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_C_COMPILER=$(subst clang++,clang,$(FUZZ_CXX))
 # ThreadSanitizer ignores fences. Those of the statistics page are for readers in other processes.
 CMAKE_FLAGS_tsan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_UNITY_BUILD=ON -DBAGUA_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -Wno-tsan"
 CMAKE_FLAGS_asan-all := $(CMAKE_FLAGS_asan) -DBAGUA_SANITIZE_ALL=ON
@@ -246,17 +250,21 @@ export TSAN_OPTIONS := halt_on_error=1:second_deadlock_stack=1:die_after_fork=0
 SANITIZE_CASES := -k "not ((scenario_v or every_state_v) and (v6 or v7 or v8 or v9 or v10 or v11))"
 TSAN_RUN := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -gt 28 ] && echo setarch "$$(uname -m)" -R)
 
-.PHONY: sanitize sanitize-all asan tsan asan-all tsan-all
+.PHONY: sanitize sanitize-all asan asan-clang tsan asan-all tsan-all
 sanitize: $(VENV)/.packages ## Run each C++ test under a sanitizer: ASan + UBSan, TSan (tests/cpp/sanitizers.txt)
-	@$(MAKE) --no-print-directory --keep-going -j 2 -O asan tsan # one builds while the other waits for time-outs
+	@$(MAKE) --no-print-directory --keep-going -j 2 -O $(if $(CAN_FUZZ),asan-clang,asan) tsan # one builds while the other waits
 sanitize-all: $(VENV)/.packages ## Run all C++ tests under ASan + UBSan and under TSan
 	@$(MAKE) --no-print-directory --keep-going -j 2 -O asan-all tsan-all
-asan: export BAGUA_CPP_SANITIZER := address
+asan asan-clang: export BAGUA_CPP_SANITIZER := address
 tsan: export BAGUA_CPP_SANITIZER := thread
 asan asan-all: %: build/%/build.ninja
 	@echo "== build and run under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@$(BIN)/ninja -C build/$@ -j $(JOBS) --quiet
 	@BAGUA_CPP_BUILD=build/$@ BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+asan-clang: build/fuzz/build.ninja
+	@echo "== build and run under AddressSanitizer and UndefinedBehaviorSanitizer, with $(FUZZ_CXX)"
+	@$(BIN)/ninja -C build/fuzz -j $(JOBS) --quiet
+	@BAGUA_CPP_BUILD=build/fuzz BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
 tsan tsan-all: %: build/%/build.ninja
 	@echo "== build and run under ThreadSanitizer"
 	@$(BIN)/ninja -C build/$@ -j $(JOBS) --quiet
@@ -267,16 +275,12 @@ FUZZ_SECONDS ?= 10
 FUZZ_CXX ?= $(shell command -v clang++ $(addprefix clang++-,21 20 19 18 17 16 15 14) 2>/dev/null | head -n 1)
 FUZZ_TARGETS := handshake frames sealed
 .PHONY: can-fuzz fuzz
+CAN_FUZZ = $(shell [ -n "$(FUZZ_CXX)" ] && echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' | \
+  "$(FUZZ_CXX)" -fsanitize=fuzzer,address,undefined -x c++ - -o /dev/null 2>/dev/null && echo yes)
 can-fuzz:
-	@[ -n "$(FUZZ_CXX)" ] && echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' | \
-	  "$(FUZZ_CXX)" -fsanitize=fuzzer,address,undefined -x c++ - -o /dev/null 2>/dev/null || { \
+	@[ -n "$(CAN_FUZZ)" ] || { \
 	  echo "make: no clang with libFuzzer; install it (Debian: apt-get install clang libclang-rt-dev) or set FUZZ_CXX" >&2; exit 1; }
-fuzz: can-fuzz $(VENV)/.packages ## Fuzz handshake and frames (needs clang): make fuzz FUZZ_SECONDS=300, each
-	@mkdir -p build/fuzz
-	@$(CMAKE_CONFIGURE) -B build/fuzz -DBAGUA_UNITY_BUILD=ON -DBAGUA_BUILD_FUZZERS=ON -DBAGUA_BUILD_PYTHON=OFF \
-	  -DBAGUA_SANITIZE=fuzzer-no-link,address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
-	  -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_C_COMPILER=$(subst clang++,clang,$(FUZZ_CXX)) >build/fuzz.configure.log 2>&1 || { \
-	  cat build/fuzz.configure.log >&2; exit 1; }
+fuzz: can-fuzz build/fuzz/build.ninja ## Fuzz handshake and frames (needs clang): make fuzz FUZZ_SECONDS=300, each
 	@$(BIN)/ninja -C build/fuzz -j $(JOBS) --quiet $(FUZZ_TARGETS:%=%_fuzz)
 	@$(MAKE) --no-print-directory --keep-going -j $(words $(FUZZ_TARGETS)) -O $(FUZZ_TARGETS:%=fuzz-%)
 fuzz-%:
