@@ -36,6 +36,10 @@ PRELOADED = (
     "torch.distributed",
     "torch._dynamo",
     "torch.profiler._cupti_monitor",  # by every optimizer's first step
+    # By the first call of what torch.compile makes: seconds, in every rank.
+    "torch._dynamo.convert_frame",
+    "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx",
     "torch.utils.serialization",
     "numpy",
     "numpy.typing",
