@@ -137,12 +137,13 @@ def live_as_rank(task: dict[str, Any], connection: socket.socket) -> NoReturn:
         sys.stderr.flush()
         try:
             send_message(connection, report)
+            if task["stays"]:
+                gc.collect()  # models that the function has left, whose threads would go on communicating meanwhile
             task = receive_message(connection)
         except (OSError, EOFError):
             # The test is done with us, or has given up. Not sys.exit: gloo's and torch's threads can deadlock in the
             # interpreter's finalisation.
             os._exit(0)
-        gc.collect()  # models that the last function has left
 
 
 def serve(control: socket.socket) -> None:
