@@ -369,5 +369,7 @@ def test_several_models_with_different_algorithms() -> None:
     run_ranks(2, _several_models, reuse=True)
 
 
+@pytest.mark.deep
 def test_several_models_on_nodes() -> None:
+    """Nodes are the algorithms' business, test_emulated_nodes; how models share ranks, that of the test above."""
     run_ranks(4, _several_models, env=TWO_NODES_OF_TWO, reuse=True)

@@ -64,9 +64,13 @@ def test_nothing_is_said_of_ranks_that_come_in_time(tmp_path: Path) -> None:
     assert run_ranks(3, _a_rank_that_imports_slowly, str(tmp_path), 2, 0, True) == [[], [], []]
 
 
-def _in_vain(message: str, path: str | None) -> None:
+def _in_vain(message: str, meeting: str, path: str | None) -> None:
+    """Real time, of this timeout: that a rank never comes has no event. Both ranks are there before it begins, so that
+    only a machine that leaves one of them without the CPU for as long could name that one, too."""
     rank = int(os.environ["RANK"])
     device_for(rank)
+    Path(meeting, str(rank)).touch()
+    wait_until(Path(meeting, str(1 - rank)).exists, "the other rank")
     given = () if path is None else (dist.FileStore(path, 3), rank, 3, 3)
     with pytest.raises(dist.DistStoreError, match=message):
         bagua.init_process_group(*given, timeout=2.5)
@@ -87,15 +91,15 @@ def _both_are_done() -> bool:
         return True
 
 
-def test_a_rank_that_never_starts_is_named_when_the_time_is_over() -> None:
+def test_a_rank_that_never_starts_is_named_when_the_time_is_over(tmp_path: Path) -> None:
     message = r"Not all ranks have joined within the timeout of 2.5 s: rank 2 of 3\.\nRank [01] has waited"
-    run_ranks(2, _in_vain, message, None, env={"WORLD_SIZE": "3"})
+    run_ranks(2, _in_vain, message, str(tmp_path), None, env={"WORLD_SIZE": "3"})
 
 
 def test_also_with_a_store_of_the_user(tmp_path: Path) -> None:
-    run_ranks(2, _in_vain, "within the timeout of 2.5 s: rank 2 of 3", str(tmp_path / "store"))
+    run_ranks(2, _in_vain, "within the timeout of 2.5 s: rank 2 of 3", str(tmp_path), str(tmp_path / "store"))
 
 
-def test_ranks_that_disagree_about_their_number() -> None:
+def test_ranks_that_disagree_about_their_number(tmp_path: Path) -> None:
     message = "rank 2 of 3; rank 1, which has WORLD_SIZE=2 instead of 3|rank 0, which has WORLD_SIZE=3 instead of 2"
-    run_ranks(2, _in_vain, message, None, env=[{"WORLD_SIZE": "3"}, {"WORLD_SIZE": "2"}])
+    run_ranks(2, _in_vain, message, str(tmp_path), None, env=[{"WORLD_SIZE": "3"}, {"WORLD_SIZE": "2"}])

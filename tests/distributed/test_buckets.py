@@ -96,7 +96,7 @@ def _uneven_share() -> str:
 
 def test_what_cannot_be_done_is_refused() -> None:
     run_ranks(1, _bad_options)
-    for message in run_ranks(3, _uneven_share, reuse=True):
+    for message in run_ranks(3, _uneven_share):
         assert "'odd' has 14 elements" in message
         assert "alignment=3" in message
 

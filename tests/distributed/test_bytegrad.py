@@ -86,7 +86,7 @@ def _against_the_formula(nodes: Nodes, how: str) -> None:
         algorithm = Algorithm.init("bytegrad", hierarchical=hierarchical, average=average)
         wrapped = wrap_with(how, net, [optimizer], algorithm)
         reference = _Reference(wrapped, average, nodes if hierarchical else None, **SGD)
-        for step, (x, y) in enumerate(batches(rank, 5, device)):
+        for step, (x, y) in enumerate(batches(rank, 3, device)):
             optimizer.zero_grad()
             loss_of(wrapped, (x.to(dtype), y)).backward()
             optimizer.step()

@@ -69,7 +69,7 @@ def _against_the_formula(nodes: Sequence[Sequence[int]]) -> None:
         hook = hierarchical_bytegrad if hierarchical else bytegrad
         model, recorder = hooked(net, ByteGradState(None, average, hierarchical), hook, **next(options))
         optimizer = torch.optim.SGD(net.parameters(), **SGD)
-        for step, (x, y) in enumerate(batches(rank, 4, device)):
+        for step, (x, y) in enumerate(batches(rank, 2, device)):  # the hook has no state, and its memory is used again
             optimizer.zero_grad()
             loss_of(model, (x.to(dtype), y)).backward()
             for before, after in recorder.taken():

@@ -32,7 +32,11 @@ WHAT = "the all-reduce of bucket 7"
 
 
 def start(timeout_s: float = 120.0, roll_call_s: float = 3.0) -> tuple[int, BaguaProcessGroup]:
-    """A group of all ranks, whose connections exist."""
+    """A group of all ranks, whose connections exist.
+
+    Both times are real: that a rank does not take part, or does not answer, has no event. They begin when all ranks are
+    here; only a machine that leaves a survivor without the CPU for all of `roll_call_s` would have it named as well.
+    """
     failure_report.ROLL_CALL_S = roll_call_s
     init_process_group()
     world = dist.new_group(timeout=datetime.timedelta(seconds=timeout_s))

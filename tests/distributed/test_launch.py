@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.algorithm_cases import OLD_NAMES
+from support.forked_launcher import run_launcher
 from support.ports import free_port
 from support.processes import living_pids
 from torch.distributed import TCPStore
@@ -22,7 +23,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from bagua.distributed import launch, run
 
 TIMEOUT_S = 240
-LAUNCH = [sys.executable, "-m", "bagua.distributed.launch"]
+LAUNCH, RUN = "bagua.distributed.launch", "bagua.distributed.run"
 OLD_SCRIPT = Path(__file__).resolve().parents[1] / "support" / "old_digits.py"
 
 # One process group is enough for all: starting processes is what takes the time.
@@ -57,9 +58,12 @@ sys.exit(7)
 """
 
 
-def _run(command: list[str], cwd: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=TIMEOUT_S)
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+
+def _run(module: str, words: list[str], cwd: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    done = run_launcher(module, words, cwd, _environment(), TIMEOUT_S)
     assert done.returncode == expect, done.stdout[-3000:] + done.stderr[-3000:]
     return done
 
@@ -75,7 +79,7 @@ def _script(folder: Path, text: str) -> str:
 )
 def test_a_script_of_0_9_learns_with_every_algorithm(tmp_path: Path) -> None:
     options = ["--nproc_per_node=2", f"--master_port={free_port()}", "--set_additional_flag"]
-    done = _run([*LAUNCH, *options, _script(tmp_path, ALL_ALGORITHMS), "--epochs", "2"], tmp_path)
+    done = _run(LAUNCH, [*options, _script(tmp_path, ALL_ALGORITHMS), "--epochs", "2"], tmp_path)
     accuracies = [line.split() for line in done.stdout.splitlines() if line.split()[0] in OLD_NAMES]
     assert sorted(name for name, _ in accuracies) == sorted([*OLD_NAMES, *OLD_NAMES])
     assert [(name, value) for name, value in accuracies if float(value) < 0.6] == [], done.stdout
@@ -84,7 +88,7 @@ def test_a_script_of_0_9_learns_with_every_algorithm(tmp_path: Path) -> None:
 def test_processes_get_variables_arguments_and_logs(tmp_path: Path) -> None:
     flags = ["--set_additional_flag", "--default_bucket_size=1M", "--logdir=logs", "--enable_bagua_net"]
     options = ["--nproc_per_node=2", f"--master_port={free_port()}", *flags]
-    done = _run([*LAUNCH, *options, _script(tmp_path, STATE), "--lr", "a b"], tmp_path)
+    done = _run(LAUNCH, [*options, _script(tmp_path, STATE), "--lr", "a b"], tmp_path)
     assert done.stdout == ""
     assert [path.read_text() for path in (tmp_path / "logs").rglob("stderr.log")] == ["to stderr\n"] * 2
     told = sorted(json.loads(path.read_text()) for path in (tmp_path / "logs").rglob("stdout.log"))
@@ -101,7 +105,7 @@ def test_one_failure_ends_all(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     pids.mkdir()
     options = ["--nproc_per_node=2", f"--master_port={free_port()}"]
-    done = _run([*LAUNCH, *options, _script(tmp_path, ONE_FAILS), str(pids)], tmp_path, expect=1)
+    done = _run(LAUNCH, [*options, _script(tmp_path, ONE_FAILS), str(pids)], tmp_path, expect=1)
     assert "python -m bagua.distributed.launch: a process failed." in done.stderr
     assert re.search(r"rank\s*: 1 .*\n\s*exitcode\s*: 7", done.stderr), done.stderr
     assert "Traceback" not in done.stderr
@@ -158,10 +162,11 @@ def test_a_node_that_joins_a_job_that_has_ended(
 
 
 def test_run_is_torchrun_with_the_flags_of_bagua(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bagua.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", RUN, "--standalone", "--nproc-per-node=2"]
     flags = ["--default-bucket-size=2M", "--set-additional-flag", "--logdir=logs"]
-    done = _run([*command, *flags, _script(tmp_path, STATE), "-m", "x"], tmp_path)
-    assert done.stdout == ""
+    words = [*command, *flags, _script(tmp_path, STATE), "-m", "x"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=_environment(), timeout=TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
     told = sorted(json.loads(path.read_text()) for path in (tmp_path / "logs").rglob("stdout.log"))
     assert [words for words, _ in told] == [[f"--local_rank={rank}", "-m", "x"] for rank in range(2)]
     for rank, (_, variables) in enumerate(told):

@@ -115,8 +115,9 @@ def _formulas() -> None:
             if delay == 0 and alpha == 0 and reference.steps == 0:
                 last = fragments[(reference.rounds - 1) % count]
                 parameters = dict(model.named_parameters())
-                for key in last:
-                    assert are_equal(parameters[key]), f"{name}: {key} is not the same bits on all ranks"
+                assert are_equal(*(parameters[key] for key in last)), (
+                    f"{name}: {last} are not the same bits on all ranks"
+                )
         stats = model.bagua_ddp.stats()
         assert stats.steps == reference.rounds
         timed = {bucket.name.partition(".")[0] for bucket in stats.buckets}

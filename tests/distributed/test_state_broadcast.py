@@ -112,7 +112,7 @@ def train_apart_then_together(name: str, rank: int, device: torch.device, commun
         what = f"{name} {settings}"
         model = mlp(rank, device)
         optimizer = make_optimizer(name, settings, model, lr=0.01 * (rank + 1))
-        train(model, optimizer, seed=rank, steps=50, device=device)
+        train(model, optimizer, seed=rank, steps=10, device=device)
         optimizer.zero_grad()
         before = content([model.state_dict(), optimizer.state_dict()])
 

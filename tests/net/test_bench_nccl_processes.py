@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from support.forked_launcher import run_launcher
 from support.ports import free_port
 from support.processes import is_alive, wait_until
 
@@ -126,11 +127,12 @@ def test_all_collectives_and_settings_run_and_are_verified_and_exported(tmp_path
 
 @pytest.mark.timeout(300)
 def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", "bagua.cli.net_bench", "--nccl"]
+    launcher = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    launcher += ["-m", "bagua.cli.net_bench", "--nccl"]
     result = tmp_path / "run.json"
     words = [*STAND_IN, "--library", str(library), *QUICK, "-b", "8", "-e", "8", "--json", str(result)]
-    done = run([*launcher, *words, "--port", str(free_port())])
+    words += ["--port", str(free_port())]
+    done = run_launcher("torch.distributed.run", [*launcher, *words], tmp_path, plain_environment(), DEADLINE_S)
     assert done.returncode == 0, done.stderr + done.stdout
     assert [one.case["ranks"] for one in read_result(result).select("time")] == [2, 2]
     assert done.stdout.count("all_reduce: time in us") == 1, "rank 0 alone reports"

@@ -19,7 +19,8 @@ _REPORTED = "network interface "
 
 def _ip(lab: Lab, host: int, *lines: str) -> None:
     """Each line a command of `ip`, in one process, before any other may run: they follow each other within
-    milliseconds."""
+    milliseconds. Real time: what is undone within 100 ms (LinkWatch::kQuietMs) is not reported. Other processes cannot
+    come between; only a virtual machine that is itself stopped for as long would have it reported."""
     lab.run(host, ["chrt", "--fifo", "1", "ip", "-batch", "-"], stdin_text="\n".join(lines), check=True)
 
 

@@ -75,7 +75,7 @@ class Case:
     make_optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]] = sgd
     dtype: torch.dtype = torch.float32
     hierarchical: bool = False
-    steps: int = 10
+    steps: int = 7  # three exchanges with the longest interval, and two with each partner
     nodes: Any = field(default=None, hash=False)
 
     wrapper_options: ClassVar[dict[str, Any]] = {}

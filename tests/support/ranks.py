@@ -126,6 +126,7 @@ def run_ranks(
                 "function": function.__qualname__,
                 "arguments": pickle.dumps(arguments),
                 "output": str(Path(folder, f"{rank}.out")),
+                "stays": reuse,
             }
             for rank, environment in enumerate(environments)
         ]

@@ -120,12 +120,12 @@ TEST_CASE(a_peer_that_leaves_while_its_streams_join_is_named_at_once) {
   CHECK(!accept(listening).is_ok());
 }
 
-// Real time: the deadline itself. A slow machine reports it later, with the same words.
+// A deadline that is over at once, for only its end is of interest: the test above accepts before it. A slow machine
+// reports it later, with the same words.
 TEST_CASE(a_peer_whose_streams_do_not_all_join_is_named_at_the_deadline) {
   Listening listening;
-  listening.settings.connect_timeout_ms = 1000;
+  listening.settings.connect_timeout_ms = 1;
   begin_to_join(listening);
-  CHECK_OK(accept(listening));
   Status status;
   wait_until(
       [&] {

@@ -55,7 +55,8 @@ TEST_CASE(a_peer_that_does_not_read_leaves_bytes_unsent) {
 TEST_CASE(the_kernel_says_how_long_data_is_unanswered_at_least) {
   auto [near, far] = tcp_pair();
   const std::unique_ptr<ByteStream> stream = make_tcp_byte_stream(std::move(near));
-  const std::int64_t pause_ms = 1000;  // without data
+  // Real time, without data: what is told of it is far above the kernel's ticks. A slow machine makes it longer only.
+  const std::int64_t pause_ms = 1000;
   std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
   silence(far.get());
   const std::int64_t begin_ms = monotonic_ms();
