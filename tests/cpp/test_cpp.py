@@ -8,7 +8,6 @@ sanitizer for which sanitizers.txt chooses the files; without it there are all.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from support.processes import is_alive, wait_until
-from support.threaded_cpp_tests import starts_threads
 
 SOURCES = Path(__file__).resolve().parent
 REPOSITORY = SOURCES.parents[1]
@@ -140,14 +138,6 @@ def test_every_file_runs_under_a_sanitizer() -> None:
     for file, sanitizers in chosen.items():
         assert sanitizers, f"{file} runs under no sanitizer"
         assert sanitizers <= {"address", "thread"}, f"sanitizers.txt: {file}"
-        assert "thread" in sanitizers or not starts_threads(SOURCES / file), f"{file} can start threads"
-
-
-def test_threads_are_seen_wherever_they_are_started() -> None:
-    starting = re.compile(r"std::thread\b|pthread_create|WorkerPool|TransportContext|ConnectionService|RecoveryThread")
-    for source in ALL_SOURCES:
-        assert starts_threads(source) or not starting.search(source.read_text()), source.name
-    assert not starts_threads(SOURCES / "wire" / "wire_test.cc"), "or the choice chooses nothing"
 
 
 class TestRunner:

@@ -17,7 +17,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from support.import_arrows import imports_of_file, module_arrows, module_name, reachable
-from support.threaded_cpp_tests import files_included
 
 from .lines import LINES
 
@@ -32,6 +31,8 @@ SOURCES = {".py", ".cc", ".h", ".c"}
 _MODULE = re.compile(r"\bbagua[./][a-z]\w*(?:[./]\w+)*")
 _FROM_BAGUA = re.compile(r"^\s*from bagua import \(?([^)\n]+)", re.MULTILINE)
 _INCLUDED_FOLDER = re.compile(r'^\s*#\s*include\s*"(\w+(?:/\w+)*)/\w+\.\w+"', re.MULTILINE)
+_INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]([^">]+)[">]', re.MULTILINE)
+_INCLUDE_ROOTS = [REPOSITORY / name for name in ("tests/cpp", "net_plugin", "tools")]
 _SUPPORT = re.compile(r"\bsupport[./](\w+)")
 # `import_module(f"...")`: one of the modules in the folder.
 _COMPUTED_IMPORT = re.compile(r"\bimport_module\((?!\")")
@@ -235,7 +236,20 @@ def all_tests() -> list[Path]:
     return sorted(path for path in found if path != REPOSITORY / CPP_RUNNER)
 
 
-_files_included = functools.cache(files_included)
+@functools.cache
+def _files_included(source: Path) -> set[Path]:
+    """The C++ test, the headers of this repository that it includes over any number of steps, and their .cc files."""
+    waiting = [source]
+    seen: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.is_file():
+            continue
+        seen.add(path)
+        for name in _INCLUDE.findall(path.read_text(encoding="utf-8")):
+            for root in _INCLUDE_ROOTS:
+                waiting += [root / name, (root / name).with_suffix(".cc")]
+    return seen
 
 
 def _counted(tests: Collection[str]) -> dict[str, int]:
