@@ -36,7 +36,7 @@ void streams_go_out_of_use(int workers) {
   connection.exchange(std::vector<std::size_t>(16, 4u << 20), [&] {
     if (++rounds != 8) return;
     windows.pass_until(4);
-    windows.pass_until_fewer();
+    windows.pass_until_back_at(2);
   });
   CHECK_EQ(connection.growth.target(), 2);
   connection.exchange({kLarge});
@@ -104,7 +104,7 @@ TEST_CASE(streams_that_gained_nothing_are_closed) {
       const std::size_t first = connection.watched.size();
       for (int joins = 0; joins < 6; ++joins) connection.join();
       connection.exchange(std::vector<std::size_t>(20, kLarge));
-      windows.pass_until_fewer();
+      windows.pass_until_back_at(2);
       while (!connection.have_ended(first) || !connection.receiver_arrivals->has_room(3)) {
         deadline.check("the end of the streams");
         connection.exchange({kLarge, 4u << 20});
@@ -178,7 +178,7 @@ TEST_CASE(a_message_whose_streams_went_out_of_use_before_they_took_it_is_sent) {
   // In a thread of its own, which has moved nothing yet and hence time left for `whole`.
   std::thread([&] {
     [[maybe_unused]] Status ignored = connection.sender->isend(striped.data(), striped.size(), nullptr, &sends[0]);
-    windows.pass_until_fewer();
+    windows.pass_until_back_at(2);
     ignored = connection.sender->isend(whole.data(), whole.size(), nullptr, &sends[1]);
   }).join();
   CHECK_EQ(connection.growth.target(), 2);
