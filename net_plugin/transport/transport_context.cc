@@ -46,17 +46,14 @@ void raise_open_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// Without a cipher they wait more than they work, and leave half of the CPUs to the application, but four are few.
-constexpr int kFewNetworkWorkers = 4;
-
 int workers_between_hosts(const PluginConfig& config, const HandshakeSettings& settings,
                           const std::vector<Device>& devices, const CpuBudget& budget) {
   if (config.workers) return *config.workers;
   int fastest = 0;
   for (const Device& device : devices) fastest = std::max(fastest, device.nic_mbps());
   // The peers' CPUs are taken to be as this one.
-  if (settings.encrypts) return network_workers(fastest, choose_cipher(settings.uses_aes, true));
-  return std::min(network_workers(fastest, Cipher::kNone), std::max(kFewNetworkWorkers, budget.share() / 2));
+  const Cipher cipher = settings.encrypts ? choose_cipher(settings.uses_aes, true) : Cipher::kNone;
+  return network_workers(fastest, cipher, budget.share());
 }
 
 // Each once, though it may be several devices. A loopback interface never goes away.

@@ -14,6 +14,9 @@ struct Cost {
   int least_mbps;
 };
 
+// Without a cipher they wait more than they work, and leave half of the CPUs to the application, but four are few.
+constexpr int kFew = 4;
+
 Cost cost_of(Cipher cipher) {
   switch (cipher) {
     case Cipher::kNone: break;
@@ -25,12 +28,13 @@ Cost cost_of(Cipher cipher) {
 
 }  // namespace
 
-int network_workers(int fastest_mbps, Cipher cipher) {
+int network_workers(int fastest_mbps, Cipher cipher, int cpus) {
   constexpr std::int64_t kPerMbps = 8'000'000;  // picoseconds in which 1 Mb/s moves a byte
   const Cost cost = cost_of(cipher);
   const int mbps = fastest_mbps == 0 ? cost.unknown_mbps : std::max(fastest_mbps, cost.least_mbps);
   const std::int64_t busy = mbps * cost.picoseconds;
-  return static_cast<int>((busy + kPerMbps - 1) / kPerMbps);
+  const auto workers = static_cast<int>((busy + kPerMbps - 1) / kPerMbps);
+  return cipher == Cipher::kNone ? std::min(workers, std::max(kFew, cpus / 2)) : workers;
 }
 
 }  // namespace bagua_net

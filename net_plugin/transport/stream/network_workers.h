@@ -15,8 +15,8 @@
 namespace bagua_net {
 
 // fastest_mbps: of the interfaces; 0: unknown, taken for 100 Gb/s, or encrypted for 80. At least as many as for 50
-// Gb/s, or encrypted for 48, because the interface of a virtual machine may tell a wrong speed. The pool may have fewer
-// (os/cpu_budget.h).
-int network_workers(int fastest_mbps, Cipher cipher);
+// Gb/s, or encrypted for 48, because the interface of a virtual machine may tell a wrong speed. cpus: of the rank; what
+// only copies takes at most half of them. The pool may have fewer (os/cpu_budget.h).
+int network_workers(int fastest_mbps, Cipher cipher, int cpus);
 
 }  // namespace bagua_net

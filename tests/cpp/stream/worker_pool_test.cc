@@ -39,17 +39,21 @@ TEST_CASE(connections_between_hosts_get_the_first_workers_only) {
 }
 
 TEST_CASE(the_workers_of_a_network_follow_from_its_speed_and_the_cipher) {
-  for (const int mbps : {1'000, 10'000, 50'000}) CHECK_EQ(network_workers(mbps, Cipher::kNone), 4);
-  for (const int mbps : {0, 100'000}) CHECK_EQ(network_workers(mbps, Cipher::kNone), 8);
-  CHECK_EQ(network_workers(0, Cipher::kAes256Gcm), 10);
-  CHECK_EQ(network_workers(0, Cipher::kChaCha20Poly1305), 20);
+  for (const int mbps : {1'000, 10'000, 50'000}) CHECK_EQ(network_workers(mbps, Cipher::kNone, 64), 4);
+  for (const int mbps : {0, 100'000}) CHECK_EQ(network_workers(mbps, Cipher::kNone, 64), 8);
+  CHECK_EQ(network_workers(0, Cipher::kAes256Gcm, 64), 10);
+  CHECK_EQ(network_workers(0, Cipher::kChaCha20Poly1305, 64), 20);
   for (const int mbps : {1'000, 10'000, 48'000}) {
-    CHECK_EQ(network_workers(mbps, Cipher::kAes256Gcm), 6);
-    CHECK_EQ(network_workers(mbps, Cipher::kChaCha20Poly1305), 12);
+    CHECK_EQ(network_workers(mbps, Cipher::kAes256Gcm, 64), 6);
+    CHECK_EQ(network_workers(mbps, Cipher::kChaCha20Poly1305, 64), 12);
   }
-  CHECK_EQ(network_workers(50'001, Cipher::kNone), 5);
-  CHECK_EQ(network_workers(400'000, Cipher::kNone), 32);
-  CHECK_EQ(network_workers(100'000, Cipher::kAes256Gcm), 13);
+  CHECK_EQ(network_workers(50'001, Cipher::kNone, 64), 5);
+  CHECK_EQ(network_workers(400'000, Cipher::kNone, 64), 32);
+  CHECK_EQ(network_workers(100'000, Cipher::kAes256Gcm, 64), 13);
+  // Half of the CPUs, but four, unless they encrypt.
+  CHECK_EQ(network_workers(0, Cipher::kNone, 12), 6);
+  CHECK_EQ(network_workers(0, Cipher::kNone, 2), 4);
+  CHECK_EQ(network_workers(0, Cipher::kAes256Gcm, 12), 10);
 }
 
 TEST_CASE(connections_between_hosts_get_all_workers_of_a_small_pool) {
