@@ -30,6 +30,8 @@ class Messages {
  public:
   UnacknowledgedChunks unacknowledged;
 
+  explicit Messages(std::size_t most_chunks = kMaxChunks) : unacknowledged(most_chunks) {}
+
   void send(std::size_t bytes, std::size_t chunks = 1) {
     Request& request = requests_.emplace_back();
     request.start(comms_.sender.get(), requests_.size() - 1, nullptr, bytes, nullptr);
@@ -85,6 +87,20 @@ TEST_CASE(a_lost_address_is_reported_once_however_the_acknowledgement_is_cut) {
   CHECK_EQ(messages.unacknowledged.take_lost_port(), 0);
   CHECK_EQ(messages.done_count(), std::size_t{0});
   CHECK_OK(messages.acknowledge(1));
+}
+
+TEST_CASE(chunks_stay_known_while_places_for_more_are_made) {
+  Messages messages(256);
+  for (int message = 0; message < 40; ++message) messages.send(1);
+  CHECK_OK(messages.acknowledge(30));
+  for (int message = 40; message < 286; ++message) messages.send(1);
+  CHECK(messages.unacknowledged.is_full());
+  for (std::uint64_t known = 31; known <= 286; ++known) {
+    CHECK_EQ(messages.unacknowledged.first_message(), known - 1);
+    CHECK_OK(messages.acknowledge(known));
+    CHECK_EQ(messages.done_count(), std::size_t{known});
+  }
+  CHECK(messages.unacknowledged.is_empty());
 }
 
 TEST_CASE(a_message_is_done_when_its_last_chunk_was_acknowledged) {
