@@ -21,8 +21,8 @@ constexpr std::size_t kAsleepMultiple = 4;
 constexpr std::size_t kMaxAloneBytes = 1u << 20;
 
 // After a pause, TCP sends ten packets and waits for a round trip before it sends twice as many. A message that is cut
-// leaves over several connections at once; between two emulated hosts with 25 ms, all-reduce of 1 MiB takes 54 ms
-// instead of 76. Within a data centre a round trip takes less time than what cutting costs.
+// leaves over several connections at once; between two emulated hosts with a round trip of 50 ms, all-reduce of
+// 1 MiB takes 55 ms instead of 76. Within a data centre a round trip takes less time than what cutting costs.
 constexpr std::int64_t kFarUs = 1000;
 
 ChunkPolicy chunk_policy(const SendPolicy& policy) {
