@@ -249,8 +249,8 @@ export UBSAN_OPTIONS := halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS := halt_on_error=1:second_deadlock_stack=1:die_after_fork=0
 # The tables between the oldest and the newest only convert arguments otherwise; `make test` runs these through all. The
 # oldest has no threads of its own.
-SANITIZE_CASES := -k "not ((scenario_v or every_state_v) and (v6 or v7 or v8 or v9 or v10 or v11))"
-TSAN_CASES := -k "not ((scenario_v or every_state_v) and not v12)"
+TABLES_LEFT_OUT := v6 or v7 or v8 or v9 or v10 or v11
+tsan: TABLES_LEFT_OUT := v5 or $(TABLES_LEFT_OUT)
 TSAN_RUN := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -gt 28 ] && echo setarch "$$(uname -m)" -R)
 
 .PHONY: sanitize sanitize-all asan asan-clang tsan asan-all tsan-all
@@ -260,18 +260,19 @@ sanitize-all: $(VENV)/.packages ## Run all C++ tests under ASan + UBSan and unde
 	@$(MAKE) --no-print-directory --keep-going -j 2 -O asan-all tsan-all
 asan asan-clang: export BAGUA_CPP_SANITIZER := address
 tsan: export BAGUA_CPP_SANITIZER := thread
+# $(call run-sanitized,TREE,SLOWDOWN,PREFIX)
+define run-sanitized
+@echo "== build and run with the sanitizer of build/$(1)"
+@$(BIN)/ninja -C build/$(1) -j $(JOBS) --quiet
+@BAGUA_CPP_BUILD=build/$(1) BAGUA_CPP_SLOWDOWN=$(2) $(3) $(BIN)/pytest -n $(TEST_WORKERS) \
+  -k "not ((scenario_v or every_state_v) and ($(TABLES_LEFT_OUT)))" tests/cpp $(PYTEST_ARGS)
+endef
 asan asan-all: %: build/%/build.ninja
-	@echo "== build and run under AddressSanitizer and UndefinedBehaviorSanitizer"
-	@$(BIN)/ninja -C build/$@ -j $(JOBS) --quiet
-	@BAGUA_CPP_BUILD=build/$@ BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+	$(call run-sanitized,$@,4)
 asan-clang: build/fuzz/build.ninja
-	@echo "== build and run under AddressSanitizer and UndefinedBehaviorSanitizer, with $(FUZZ_CXX)"
-	@$(BIN)/ninja -C build/fuzz -j $(JOBS) --quiet
-	@BAGUA_CPP_BUILD=build/fuzz BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+	$(call run-sanitized,fuzz,4)
 tsan tsan-all: %: build/%/build.ninja
-	@echo "== build and run under ThreadSanitizer"
-	@$(BIN)/ninja -C build/$@ -j $(JOBS) --quiet
-	@BAGUA_CPP_BUILD=build/$@ BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(TEST_WORKERS) $(TSAN_CASES) tests/cpp $(PYTEST_ARGS)
+	$(call run-sanitized,$@,8,$(TSAN_RUN))
 
 # clang with libFuzzer (Debian: apt-get install clang libclang-rt-dev). Findings and new inputs stay in build/fuzz.
 FUZZ_SECONDS ?= 10

@@ -91,7 +91,7 @@ class Lab:
                           says otherwise; a connection moves at most this much in a round trip. None: the machine's
                           default
     own_cpus:             a host's programs run on CPUs that no other host's use: an equal part of those that this
-                          process may use. What the kernel does for a packet on its way runs on its sender's
+                          process may use. What the kernel does for a packet on its way runs on its sender's CPUs
     """
 
     def __init__(
