@@ -11,6 +11,11 @@ constexpr int kUnknownNicMbps = 10000;  // what NCCL's own transport reports whe
 // gives up its topology search for a slow fallback. Only a rail of a NIC that is slower than this per rail is affected.
 constexpr int kMinRailMbps = 1000;
 
+// Between its channels of 0.24 and 1.2 GB/s NCCL has none. A device in between gets several of the slower ones: four
+// rails of 25 Gb/s together made 24 channels, whose messages of 45 KiB took 1.5 to 6 times as long at first.
+constexpr int kSlowChannelMbps = 1920;
+constexpr int kNextChannelMbps = 10000;
+
 // NCCL's topology holds 256 network devices per host at most, and its channels end at 64 (32 up to 2.24): devices
 // beyond one per channel would never carry anything.
 constexpr std::size_t kMaxDevices = 64;
@@ -21,6 +26,12 @@ constexpr unsigned kRailBits = 8;  // of the guid; the rest is the interface
 // because each channel has 4 MiB on its way (docs/design/channels.md). The tuner takes channels back from small
 // messages.
 constexpr int kRails = 4;
+
+// What a device reports that carries so much, so that it gets one channel (two, once NCCL has doubled them).
+int told_mbps(int mbps) {
+  if (mbps >= 2 * kSlowChannelMbps && mbps < kNextChannelMbps) return kNextChannelMbps;
+  return std::max(mbps, kMinRailMbps);
+}
 
 }  // namespace
 
@@ -62,8 +73,8 @@ std::vector<Device> make_devices(const std::vector<NicGroup>& groups, std::optio
       // the same guid in all of them, which NCCL needs to merge their views of the host. The rail is part of it
       // because devices with one guid share one bandwidth budget and one set of channels.
       device.guid = (static_cast<std::uint64_t>(i) << kRailBits) | static_cast<std::uint64_t>(rail);
-      // The rails together are as fast as the NIC: NCCL's choice of algorithm and protocol rests on this sum.
-      device.speed_mbps = std::max(nic_mbps / count, kMinRailMbps);
+      // The rails together are about as fast as the NIC: NCCL's choice of algorithm and protocol rests on this sum.
+      device.speed_mbps = told_mbps(nic_mbps / count);
       devices.push_back(std::move(device));
     }
   }

@@ -16,6 +16,11 @@ constexpr std::size_t kMinSlowBytes = 16384;
 constexpr double kSlackNs = 2e6;
 // If each connection is limited, the slack is shorter than a chunk takes: a stream that already has one counts as late.
 constexpr double kLimitedSlack = 0.5;
+// After a pause, TCP sends ten packets and waits for a round trip before it sends twice as many. A message that is cut
+// leaves over several connections at once; between two emulated hosts with a round trip of 50 ms, all-reduce of
+// 1 MiB takes 55 ms instead of 76. Within a data centre a round trip takes less time than what cutting costs.
+// The shortest one counts: while many connections are opened, a handshake takes milliseconds anywhere.
+constexpr double kFarNs = 1e6;
 
 std::size_t aligned_up(std::size_t bytes) { return (bytes + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment; }
 
@@ -40,7 +45,7 @@ void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost,
   if (streams_.empty()) streams_.push_back(first);
   policy_.streams = streams_.size();
   shares_.set_streams(streams_, path_of, first_path);
-  find_fastest();
+  look_over();
 }
 
 void ChunkScheduler::limit_flows(std::size_t min_bytes, bool limited) {
@@ -58,7 +63,7 @@ std::size_t ChunkScheduler::push(Request* request) {
 }
 
 std::size_t ChunkScheduler::least_chunk_bytes() const {
-  if (shares_.has_choice() || flows_are_limited_) return policy_.min_bytes;
+  if (shares_.has_choice() || flows_are_limited_ || is_far_) return policy_.min_bytes;
   return std::max(policy_.min_bytes, policy_.uncut_bytes);
 }
 
@@ -180,14 +185,14 @@ int ChunkScheduler::nearest_on(std::size_t path, std::size_t bytes) const {
 void ChunkScheduler::set_pace(int stream, const Pace& pace) {
   const MutexLock lock(mutex_);
   puller(stream).pace = pace;
-  find_fastest();
+  look_over();
 }
 
 void ChunkScheduler::look(int stream, const Pace& pace, const Delivery& delivery, const Backlog& backlog, bool at_once,
                           std::int64_t now_ns) {
   const MutexLock lock(mutex_);
   puller(stream).pace = pace;
-  find_fastest();
+  look_over();
   shares_.look(stream, delivery, backlog, pace.bytes_per_ns, at_once, now_ns);
 }
 
@@ -200,11 +205,15 @@ bool ChunkScheduler::outlasts_a_round_trip(std::size_t bytes) {
   });
 }
 
-void ChunkScheduler::find_fastest() {
+void ChunkScheduler::look_over() {
   fastest_ = 0;
+  double nearest_ns = 0;  // 0: unknown
   for (const int stream : streams_) {
-    fastest_ = std::max(fastest_, pullers_[static_cast<std::size_t>(stream)].pace.bytes_per_ns);
+    const Pace& pace = puller(stream).pace;
+    fastest_ = std::max(fastest_, pace.bytes_per_ns);
+    if (pace.round_trip_ns > 0) nearest_ns = nearest_ns == 0 ? pace.round_trip_ns : std::min(nearest_ns, pace.round_trip_ns);
   }
+  is_far_ = nearest_ns >= kFarNs;
 }
 
 }  // namespace bagua_net

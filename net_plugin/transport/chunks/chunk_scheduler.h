@@ -41,7 +41,8 @@ struct ChunkPolicy {
   std::size_t min_bytes = 65536;
   std::size_t max_bytes = 524288;
   std::size_t max_alone_bytes = ~std::size_t{0};  // with one stream
-  std::size_t uncut_bytes = 0;                    // up to this size, chunks are cut for limited connections only
+  // Up to this size, chunks are cut only if the network limits each connection or takes long.
+  std::size_t uncut_bytes = 0;
 
   // With one stream: the whole rest, because smaller chunks only reduce what is sent again after a loss. With several
   // streams: a fraction of the rest, so that chunks get smaller towards the end and all streams finish together, and at
@@ -114,7 +115,8 @@ class ChunkScheduler {
   bool would_be_late(int stream, std::size_t bytes, double fastest, int* better) const REQUIRES(mutex_);
   // Of the streams over this path, the one that delivers these bytes first.
   int nearest_on(std::size_t path, std::size_t bytes) const REQUIRES(mutex_);
-  void find_fastest() REQUIRES(mutex_);
+  // What all their paces together say.
+  void look_over() REQUIRES(mutex_);
 
   Mutex mutex_;
   ChunkPolicy policy_ GUARDED_BY(mutex_);
@@ -128,6 +130,7 @@ class ChunkScheduler {
   std::array<Puller, kMaxStreams> pullers_ GUARDED_BY(mutex_){};
   PathShares shares_ GUARDED_BY(mutex_);
   double fastest_ GUARDED_BY(mutex_) = 0;  // of the streams that pull, bytes per ns; 0: unknown
+  bool is_far_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace bagua_net

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/monotonic_clock.h"
-#include "os/tcp_socket.h"
 #include "transport/recovery/recovery_timing.h"
 #include "transport/tuning/thread_load.h"
 
@@ -20,14 +19,9 @@ constexpr std::size_t kAsleepMultiple = 4;
 // The largest chunk of a comm with one stream. Chunks gain nothing there, except that a loss resends less.
 constexpr std::size_t kMaxAloneBytes = 1u << 20;
 
-// After a pause, TCP sends ten packets and waits for a round trip before it sends twice as many. A message that is cut
-// leaves over several connections at once; between two emulated hosts with a round trip of 50 ms, all-reduce of
-// 1 MiB takes 55 ms instead of 76. Within a data centre a round trip takes less time than what cutting costs.
-constexpr std::int64_t kFarUs = 1000;
-
 ChunkPolicy chunk_policy(const SendPolicy& policy) {
   ChunkPolicy chunks{1, std::min(policy.min_chunk_bytes, policy.max_chunk_bytes), policy.max_chunk_bytes};
-  if (policy.measures_rates && !policy.is_far) chunks.uncut_bytes = chunks.max_bytes;
+  if (policy.measures_rates) chunks.uncut_bytes = chunks.max_bytes;
   if (policy.replace_stream) chunks.max_alone_bytes = std::max(kMaxAloneBytes, chunks.max_bytes);
   return chunks;
 }
@@ -58,8 +52,6 @@ SendComm::~SendComm() {
 
 Status SendComm::create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
                         std::unique_ptr<SendComm>* comm, CommStats stats) {
-  policy.is_far = std::all_of(connection.sockets.begin(), connection.sockets.end(),
-                              [](const KeyedSocket& socket) { return tcp_round_trip_us(socket.get()) >= kFarUs; });
   std::vector<std::unique_ptr<ByteStream>> streams;
   for (KeyedSocket& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
   policy.max_chunk_bytes = connection.max_chunk_bytes;

@@ -24,7 +24,6 @@ struct SendPolicy {
   std::size_t min_chunk_bytes = 65536;
   std::size_t max_chunk_bytes = 524288;
   bool measures_rates = false;  // the comm is between hosts, so its streams may differ in speed
-  bool is_far = false;          // a round trip takes so long that waiting for one costs more than cutting messages
   bool zero_copy = false;       // workers send large chunks zero-copy, and the peer acknowledges them
   int max_silence_s = 0;        // after which a host that does not answer is an error; 0: never
 

@@ -94,6 +94,20 @@ TEST_CASE(between_hosts_messages_are_cut_for_limited_connections_only) {
   }
 }
 
+TEST_CASE(between_hosts_messages_are_cut_where_a_round_trip_takes_long) {
+  const ChunkPolicy between_hosts{1, 65536, 524288, ~std::size_t{0}, 524288};
+  Sending sending(1u << 20, {1000, 1000, 1000, 1000}, 1, between_hosts);
+  CHECK_EQ(sending.scheduler.chunks_in(1u << 20), std::size_t{16});
+  CHECK(sending.pull(1, 0) == Pull::kChunk);
+  CHECK_EQ(sending.chunk.bytes, std::size_t{262144});
+  // Not so if the handshakes were slow, because many connections were opened at once: one that has moved something
+  // knows better.
+  sending.scheduler.set_pace(2, {1000 * kMegabytesPerSecond, 50e3, false});
+  CHECK_EQ(sending.scheduler.chunks_in(1u << 20), std::size_t{2});
+  CHECK(sending.pull(1, 0) == Pull::kChunk);
+  CHECK_EQ(sending.chunk.bytes, std::size_t{524288});
+}
+
 TEST_CASE(equal_streams_take_equal_chunks) {
   Sending sending(1u << 20, {100, 80, 100, 120});
   CHECK(sending.pull(1, 0) == Pull::kChunk);

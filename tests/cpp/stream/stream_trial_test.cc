@@ -55,17 +55,6 @@ TEST_CASE(streams_go_out_of_use_on_one_thread) { streams_go_out_of_use(0); }
 
 TEST_CASE(streams_go_out_of_use_with_workers) { streams_go_out_of_use(2); }
 
-TEST_CASE(a_message_is_cut_where_a_round_trip_takes_long) {
-  for (const bool is_far : {false, true}) {
-    SendPolicy policy;
-    policy.measures_rates = true;
-    policy.is_far = is_far;
-    GrowingComms connection(0, 4, 4, 4, policy);
-    connection.exchange({512u << 10});
-    CHECK_EQ(connection.used_streams(), is_far ? std::size_t{4} : std::size_t{1});
-  }
-}
-
 TEST_CASE(streams_are_asked_for_once_and_as_many_as_are_missing) {
   for (const int workers : {0, 2}) {
     GrowingComms connection(workers, 2, 8, 8);
