@@ -211,7 +211,8 @@ void ChunkScheduler::look_over() {
   for (const int stream : streams_) {
     const Pace& pace = puller(stream).pace;
     fastest_ = std::max(fastest_, pace.bytes_per_ns);
-    if (pace.round_trip_ns > 0) nearest_ns = nearest_ns == 0 ? pace.round_trip_ns : std::min(nearest_ns, pace.round_trip_ns);
+    if (pace.round_trip_ns > 0)
+      nearest_ns = nearest_ns == 0 ? pace.round_trip_ns : std::min(nearest_ns, pace.round_trip_ns);
   }
   is_far_ = nearest_ns >= kFarNs;
 }
