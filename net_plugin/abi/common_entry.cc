@@ -167,7 +167,7 @@ nccl::Result device_facts(int dev, const void* props, DeviceFacts* facts) {
     facts->name = process.interned(device->name);
     facts->pci_path = device->pci_path.empty() ? nullptr : process.interned(device->pci_path);
     facts->guid = device->guid;
-    facts->speed_mbps = device->speed_mbps;
+    facts->speed_mbps = device->told_mbps();
     facts->port = device->port;
     return Status::ok();
   });

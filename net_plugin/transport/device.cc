@@ -27,12 +27,6 @@ constexpr unsigned kRailBits = 8;  // of the guid; the rest is the interface
 // messages.
 constexpr int kRails = 4;
 
-// What a device reports that carries so much, so that it gets one channel (two, once NCCL has doubled them).
-int told_mbps(int mbps) {
-  if (mbps >= 2 * kSlowChannelMbps && mbps < kNextChannelMbps) return kNextChannelMbps;
-  return std::max(mbps, kMinRailMbps);
-}
-
 }  // namespace
 
 std::string rail_suffix(int rail) { return rail == 0 ? "" : "#" + std::to_string(rail); }
@@ -50,6 +44,11 @@ int Device::nic_mbps() const {
     sum += interface.speed_mbps;
   }
   return sum;
+}
+
+int Device::told_mbps() const {
+  if (speed_mbps >= 2 * kSlowChannelMbps && speed_mbps < kNextChannelMbps) return kNextChannelMbps;
+  return std::max(speed_mbps, kMinRailMbps);
 }
 
 std::vector<Device> make_devices(const std::vector<NicGroup>& groups, std::optional<int> rails) {
@@ -73,8 +72,8 @@ std::vector<Device> make_devices(const std::vector<NicGroup>& groups, std::optio
       // the same guid in all of them, which NCCL needs to merge their views of the host. The rail is part of it
       // because devices with one guid share one bandwidth budget and one set of channels.
       device.guid = (static_cast<std::uint64_t>(i) << kRailBits) | static_cast<std::uint64_t>(rail);
-      // The rails together are about as fast as the NIC: NCCL's choice of algorithm and protocol rests on this sum.
-      device.speed_mbps = told_mbps(nic_mbps / count);
+      // The rails together are as fast as the NIC: NCCL's choice of algorithm and protocol rests on this sum.
+      device.speed_mbps = nic_mbps / count;
       devices.push_back(std::move(device));
     }
   }

@@ -17,7 +17,7 @@ struct Device {
   std::string name;        // unique: "eth0", "eth0#1" for the second rail, "eth0+eth1" for two that are joined
   std::string pci_path;    // "" if the NIC is virtual
   std::uint64_t guid = 0;  // unique per device, the same in every process of a host
-  int speed_mbps = 10000;  // told to NCCL: about this device's share of the NIC's speed, or of 10000 if it is unknown
+  int speed_mbps = 10000;  // this device's share of the NIC's speed; 10000 in all if the NIC does not tell
   int port = 0;
   NicGroup interfaces{1};  // over which its connections go
   int rail = 0;            // which one of these interfaces it is
@@ -27,6 +27,8 @@ struct Device {
   std::string nic_name() const;
   // Of all its interfaces; 0: that of some is unknown.
   int nic_mbps() const;
+  // What NCCL is told of speed_mbps, so that the device gets one channel, which NCCL then doubles.
+  int told_mbps() const;
 };
 
 // What distinguishes the name of a rail: "", "#1", "#2".
