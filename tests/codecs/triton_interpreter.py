@@ -1,5 +1,5 @@
 """Compares the Triton kernels of codecs, run by Triton's interpreter on CPU tensors, with the formula in torch: each
-codec a third of the kinds of numbers, or with the argument `all` all of them.
+codec a sixth of the kinds of numbers, or with the argument `all` all of them.
 
 A program of its own, because TRITON_INTERPRET must be set before the kernels are imported. Prints a line for every
 difference.
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     # numpy, which computes, mentions divisions by 0, NaN and sums that wrap around.
     warnings.simplefilter("ignore", RuntimeWarning)
     block_scale_launch.TILE_ELEMENTS = 256
-    every = 1 if sys.argv[1:] == ["all"] else 3
+    every = 1 if sys.argv[1:] == ["all"] else 6
     for first, codec in enumerate(map(get_codec, codec_names())):
         if isinstance(codec, PortableCodec):
             for number, kind in list(enumerate(KINDS))[first % every :: every]:

@@ -1,4 +1,4 @@
-"""Compares the Triton kernels of MinMaxUInt8, run by Triton's interpreter on CPU tensors, with the reference: a third
+"""Compares the Triton kernels of MinMaxUInt8, run by Triton's interpreter on CPU tensors, with the reference: a sixth
 of the cases, or with the argument `all` all of them.
 
 A program of its own, because TRITON_INTERPRET must be set before the kernels are imported. Prints a line for every
@@ -77,7 +77,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     # numpy, which computes, mentions divisions by 0 and NaN.
     warnings.simplefilter("ignore", RuntimeWarning)
-    every = 1 if sys.argv[1:] == ["all"] else 3
+    every = 1 if sys.argv[1:] == ["all"] else 6
     run(cases()[::every])
     many_versions()
     unaligned_bytes()

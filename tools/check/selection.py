@@ -243,13 +243,17 @@ def _files_included(source: Path) -> set[Path]:
     seen: set[Path] = set()
     while waiting:
         path = waiting.pop()
-        if path in seen or not path.is_file():
-            continue
-        seen.add(path)
-        for name in _INCLUDE.findall(path.read_text(encoding="utf-8")):
-            for root in _INCLUDE_ROOTS:
-                waiting += [root / name, (root / name).with_suffix(".cc")]
+        if path not in seen:
+            seen.add(path)
+            waiting += _included_by(path)
     return seen
+
+
+@functools.cache
+def _included_by(path: Path) -> list[Path]:
+    names = _INCLUDE.findall(path.read_text(encoding="utf-8"))
+    found = (root / name for name in names for root in _INCLUDE_ROOTS)
+    return [one for header in found for one in (header, header.with_suffix(".cc")) if one.is_file()]
 
 
 def _counted(tests: Collection[str]) -> dict[str, int]:
