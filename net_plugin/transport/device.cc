@@ -12,7 +12,7 @@ constexpr int kUnknownNicMbps = 10000;  // what NCCL's own transport reports whe
 constexpr int kMinRailMbps = 1000;
 
 // Between its channels of 0.24 and 1.2 GB/s NCCL has none. A device in between gets several of the slower ones: four
-// rails of 25 Gb/s together made 24 channels, whose messages of 45 KiB took 1.5 to 6 times as long at first.
+// rails of 25 Gb/s together made 24 channels, whose messages of 45 KiB took up to six times as long at first.
 constexpr int kSlowChannelMbps = 1920;
 constexpr int kNextChannelMbps = 10000;
 

@@ -16,11 +16,6 @@ constexpr std::size_t kMinSlowBytes = 16384;
 constexpr double kSlackNs = 2e6;
 // If each connection is limited, the slack is shorter than a chunk takes: a stream that already has one counts as late.
 constexpr double kLimitedSlack = 0.5;
-// After a pause, TCP sends ten packets and waits for a round trip before it sends twice as many. A message that is cut
-// leaves over several connections at once; between two emulated hosts with a round trip of 50 ms, all-reduce of
-// 1 MiB takes 55 ms instead of 76. Within a data centre a round trip takes less time than what cutting costs.
-// The shortest one counts: while many connections are opened, a handshake takes milliseconds anywhere.
-constexpr double kFarNs = 1e6;
 
 std::size_t aligned_up(std::size_t bytes) { return (bytes + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment; }
 
@@ -205,6 +200,10 @@ bool ChunkScheduler::outlasts_a_round_trip(std::size_t bytes) {
   });
 }
 
+// After a pause, TCP sends ten packets and waits for a round trip before it sends twice as many. On a long path,
+// messages are cut, and leave over several connections at once: between two emulated hosts with a round trip of 50 ms,
+// all-reduce of 1 MiB takes 55 ms instead of 76. On others a round trip takes less time than what cutting costs.
+// The shortest one counts: while many connections are opened, a handshake takes milliseconds anywhere.
 void ChunkScheduler::look_over() {
   fastest_ = 0;
   double nearest_ns = 0;  // 0: unknown
@@ -214,7 +213,7 @@ void ChunkScheduler::look_over() {
     if (pace.round_trip_ns > 0)
       nearest_ns = nearest_ns == 0 ? pace.round_trip_ns : std::min(nearest_ns, pace.round_trip_ns);
   }
-  is_far_ = nearest_ns >= kFarNs;
+  is_far_ = nearest_ns >= kLongPathNs;
 }
 
 }  // namespace bagua_net

@@ -10,7 +10,6 @@ namespace {
 constexpr double kCertain = 0.75;
 // The same of the rate that TCP permits on a long path, where the round trip limits what short bursts reach.
 constexpr double kCertainOfPermitted = 0.5;
-constexpr double kLongPathNs = 1e6;
 // A path that is not used is not measured. After kFirstOldNs it may be faster; if it was not, after twice that, and so
 // on.
 constexpr std::int64_t kLastOldNs = 64'000'000'000;

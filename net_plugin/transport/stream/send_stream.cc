@@ -40,9 +40,8 @@ constexpr std::size_t kAskAfterBytes = 524288;
 // Short messages would wait for the CPU that this costs.
 constexpr std::size_t kMeasuredMessage = 262144;
 constexpr std::size_t kMeasuredBytes = 16384;
-// From this round trip on, large chunks are copied. NCCL has only some MiB in flight per channel, which is less than
-// such a path carries in a round trip. The copies are what is in flight, up to kMaxLargeCopies per stream.
-constexpr double kLongRoundTripNs = 1e6;
+// On a long path, large chunks are copied. NCCL has only some MiB in flight per channel, which is less than such a path
+// carries in a round trip. The copies are what is in flight, up to kMaxLargeCopies per stream.
 constexpr std::size_t kMaxLargeCopies = 32u << 20;
 
 }  // namespace
@@ -152,7 +151,7 @@ bool SendStream::should_copy() const {
   const std::size_t copies = unacknowledged_.copied_bytes() + chunk_.bytes;
   const bool is_small = chunk_.bytes <= (is_measured() ? kMeasuredBytes - 1 : kSmallCopyBytes);
   if (is_small && copies <= kMaxSmallCopies) return true;
-  return rate_estimator_.pace().round_trip_ns >= kLongRoundTripNs && copies <= kMaxLargeCopies;
+  return rate_estimator_.pace().round_trip_ns >= kLongPathNs && copies <= kMaxLargeCopies;
 }
 
 bool SendStream::look_at_delivery(std::int64_t not_since_ns, bool is_acknowledged, bool at_once) {

@@ -18,6 +18,13 @@ struct Delivery {
   std::int64_t socket_buffer_us = 0;  // or the buffer was too small
 };
 
+// From this round trip on, a path is long. Within a data centre it takes less.
+constexpr double kLongPathNs = 1e6;
+
+inline bool is_long(const Delivery& delivery) {
+  return 1e3 * static_cast<double>(delivery.least_round_trip_us) >= kLongPathNs;
+}
+
 // Data is queued: in the socket, or in the network, where it makes the round trip longer than its minimum.
 inline bool is_queued(const Delivery& delivery) {
   constexpr std::int64_t kJitterUs = 1000;

@@ -14,13 +14,9 @@ constexpr double kAverageWeight = 0.5;
 constexpr std::int64_t kMeasuredIsOldNs = 1'000'000'000;
 // A trial that takes this share of the time that the old rate says has confirmed it.
 constexpr double kSameRate = 0.5;
-// On shorter paths, TCP adapts faster than the stream is sampled, which is every 2 ms.
-constexpr std::int64_t kLongPathUs = 1000;
 
 // A noticeable part of the shortest sample.
 bool takes_long_to_fill(const Delivery& delivery) { return delivery.least_round_trip_us > kMinBusyUs / 10; }
-
-bool is_long(const Delivery& delivery) { return delivery.least_round_trip_us >= kLongPathUs; }
 
 }  // namespace
 
@@ -30,6 +26,7 @@ void RateEstimator::look(const Delivery& delivery, std::int64_t now_ns) {
   delivered_ = delivery.bytes;
   pace_ = {measured_, 1e3 * static_cast<double>(delivery.least_round_trip_us),
            trial_end_ == 0 && now_ns - measured_ns_ > kMeasuredIsOldNs};
+  // On shorter paths, TCP adapts faster than the stream is sampled, which is every 2 ms.
   if (is_long(delivery) && (measured_ == 0 || delivery.permitted_bytes_per_ns < measured_)) {
     pace_.bytes_per_ns = delivery.permitted_bytes_per_ns;
     pace_.is_old = false;
