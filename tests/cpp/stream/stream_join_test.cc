@@ -123,6 +123,39 @@ TEST_CASE(a_stream_that_the_sender_uses_before_the_receiver_has_it_waits) {
   }
 }
 
+TEST_CASE(a_comm_goes_on_without_an_idle_stream_that_cannot_be_replaced) {
+  std::vector<Joining> asked;
+  CommPair::Settings settings = ReplacingPair::settings();
+  settings.sending.replace_stream = [&asked](Joining joining, std::size_t) { asked.push_back(joining); };
+  CommPair pair(settings);
+  const std::vector<std::uint8_t> message = make_message(0, 1000);
+  std::vector<std::uint8_t> room(message.size());
+  const auto exchange = [&] {
+    Request* const receive = pair.receive(room);
+    CHECK_OK(outcome({pair.send(message), receive}));
+    CHECK(room == message);
+  };
+  exchange();
+  ::shutdown(pair.watched[1].get(), SHUT_RDWR);
+  const Deadline deadline;
+  while (asked.empty()) {
+    deadline.check("the loss");
+    exchange();
+  }
+  CHECK(asked == std::vector<Joining>{Joining::kReplaces});
+  pair.sender_arrivals->report({Joining::kReplaces, "it was refused"});
+  for (int again = 0; again < 10; ++again) exchange();
+
+  // What a lost stream may not have delivered is sent over a replacement only.
+  ::shutdown(pair.watched[0].get(), SHUT_RDWR);
+  const std::vector<std::uint8_t> large(8u << 20);
+  Request* const last = pair.send(large);
+  const auto asks_for_first = [&] { return std::count(asked.begin(), asked.end(), Joining::kReplacesFirst) > 0; };
+  wait_until([&] { return !is_done(last) && asks_for_first(); }, "the loss of the last");
+  pair.sender_arrivals->report({Joining::kReplacesFirst, "it was refused"});
+  check_names(outcome(last), "could not be opened again: it was refused");
+}
+
 TEST_CASE(a_stream_that_joins_a_failed_comm_is_shut_down) {
   for (const int workers : {0, 2}) {
     GrowingComms connection(workers, 2, 4, 4);
