@@ -45,7 +45,12 @@ bool cpu_has_aes() { return choose_implementations() && crypto_aead_aes256gcm_is
 
 CipherState::~CipherState() { erase_key(); }
 
+bool CipherState::uses_wide_aes(const std::uint8_t* additional) const {
+  return cipher_ == Cipher::kAes256Gcm && additional == nullptr && cpu_has_wide_aes();
+}
+
 void CipherState::erase_key() {
+  wipe(&wide_aes_, sizeof wide_aes_);
   wipe(aes_, sizeof aes_);
   wipe(key_, sizeof key_);
   cipher_ = Cipher::kNone;
@@ -60,6 +65,7 @@ void CipherState::set_key(Cipher cipher, const std::uint8_t* key) {
   cipher_ = cipher;
   std::memmove(key_, key, kKeyBytes);
   if (cipher == Cipher::kAes256Gcm) crypto_aead_aes256gcm_beforenm(expanded(aes_), key_);
+  if (uses_wide_aes(nullptr)) wide_aes_.set_key(key_);
 }
 
 // Four zeros, then the counter: little-endian for ChaCha20-Poly1305, big-endian for AES-GCM (section 12).
@@ -75,6 +81,10 @@ CipherState::Nonce CipherState::nonce(std::uint64_t number) const {
 bool CipherState::seal_with(std::uint64_t number, std::uint8_t* out, const std::uint8_t* in, std::size_t bytes,
                             const std::uint8_t* additional, std::size_t additional_bytes) const {
   const Nonce used = nonce(number);
+  if (uses_wide_aes(additional)) {
+    wide_aes_.seal(used.bytes, out, in, bytes);
+    return true;
+  }
   if (cipher_ == Cipher::kAes256Gcm) {
     return crypto_aead_aes256gcm_encrypt_afternm(out, nullptr, in, bytes, additional, additional_bytes, nullptr,
                                                  used.bytes, expanded(aes_)) == 0;
@@ -93,6 +103,11 @@ bool CipherState::open(std::uint8_t* out, const std::uint8_t* in, std::size_t by
                        std::size_t additional_bytes) {
   if (cipher_ == Cipher::kNone || nonce_ == kRekeyNonce) return false;
   const Nonce used = nonce(nonce_);
+  if (uses_wide_aes(additional)) {
+    const bool is_right = wide_aes_.open(used.bytes, out, in, bytes);
+    nonce_ += is_right;
+    return is_right;
+  }
   const std::size_t sealed_bytes = bytes + kTagBytes;
   const int result = cipher_ == Cipher::kAes256Gcm
                          ? crypto_aead_aes256gcm_decrypt_afternm(out, nullptr, nullptr, in, sealed_bytes, additional,

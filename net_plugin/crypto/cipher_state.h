@@ -1,10 +1,12 @@
 // CipherState of the Noise protocol framework (noiseprotocol.org, revision 34, section 5.1): a key with the counter
-// that is its nonce. The counter only rises, so no nonce is used twice with a key. The ciphers are libsodium's. It
-// holds a key, so it lives in protected memory. Not thread-safe.
+// that is its nonce. The counter only rises, so no nonce is used twice with a key. The ciphers are libsodium's,
+// where the CPU has VAES, AES-256-GCM is WideAes. It holds a key, so it lives in protected memory. Not thread-safe.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "crypto/wide_aes.h"
 
 namespace bagua_net {
 
@@ -32,7 +34,8 @@ class CipherState {
   void set_key(Cipher cipher, const std::uint8_t* key);
   void erase_key();
 
-  // out[bytes + kTagBytes]; it may begin at `in`. False: there is no key, or no nonce is left.
+  // out[bytes + kTagBytes]; it may begin at `in`. False: there is no key, or no nonce is left. additional: nullptr, or
+  // what is authenticated with it.
   bool seal(std::uint8_t* out, const std::uint8_t* in, std::size_t bytes, const std::uint8_t* additional = nullptr,
             std::size_t additional_bytes = 0);
   // in[bytes + kTagBytes], out[bytes]; it may begin at `in`. False: this is not what was sealed with this key as the
@@ -51,9 +54,11 @@ class CipherState {
     std::uint8_t bytes[12];
   };
   Nonce nonce(std::uint64_t number) const;
+  bool uses_wide_aes(const std::uint8_t* additional) const;
   bool seal_with(std::uint64_t number, std::uint8_t* out, const std::uint8_t* in, std::size_t bytes,
                  const std::uint8_t* additional, std::size_t additional_bytes) const;
 
+  WideAes wide_aes_;                   // where the CPU has it; without additional data
   alignas(16) std::uint8_t aes_[512];  // libsodium's expansion of the key
   std::uint8_t key_[kKeyBytes] = {};
   std::uint64_t nonce_ = 0;

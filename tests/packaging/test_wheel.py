@@ -192,8 +192,8 @@ def test_source_distribution_has_the_sources_and_nothing_built(source_distributi
 def test_wheel_holds_exactly_what_is_meant(wheel: Path) -> None:
     info = f"bagua-{wheel.name.split('-')[1]}.dist-info"
     metadata = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
-    licenses = ("LICENSE", "third_party/libsodium/LICENSE", "third_party/libsodium/LICENSE.sha256")
-    metadata |= {f"{info}/licenses/{name}" for name in licenses}
+    licenses = ("libsodium/LICENSE", "libsodium/LICENSE.sha256", "boringssl/LICENSE")
+    metadata |= {f"{info}/licenses/LICENSE", *(f"{info}/licenses/third_party/{name}" for name in licenses)}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
     # The package with the old name stands beside bagua in the wheel.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <random>
 #include <set>
 #include <vector>
@@ -126,6 +127,38 @@ void check_prefix(const Heard& heard, const Recording& recording) {
 const std::vector<std::size_t> kSizes = {32, 1, 16, 100, 48};
 
 }  // namespace
+
+// libsodium's code takes what has additional data, also none of it.
+TEST_CASE(wide_aes_and_libsodium_make_the_same) {
+  if (!cpu_has_wide_aes()) {
+    std::printf("left out: this CPU has no VAES\n");
+    return;
+  }
+  constexpr std::size_t kMost = 2100;  // beyond the longest loop, at each of its ends
+  const Bytes key(kKeyBytes, 7);
+  const std::uint8_t none = 0;
+  CipherState wide;
+  CipherState libsodium;
+  CipherState opening;
+  for (CipherState* const state : {&wide, &libsodium, &opening}) state->set_key(Cipher::kAes256Gcm, key.data());
+  Bytes message(kMost);
+  for (std::size_t i = 0; i < kMost; ++i) message[i] = static_cast<std::uint8_t>(i * i + i / 3);
+  for (std::size_t bytes = 0; bytes <= kMost; ++bytes) {
+    Bytes expected(bytes + kTagBytes);
+    CHECK(libsodium.seal(expected.data(), message.data(), bytes, &none, 0));
+    Bytes sealed(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(bytes));
+    sealed.resize(bytes + kTagBytes);
+    CHECK(wide.seal(sealed.data(), sealed.data(), bytes));
+    CHECK(sealed == expected);
+    sealed[7 * bytes % sealed.size()] ^= 1;
+    Bytes opened(bytes);
+    CHECK(!opening.open(opened.data(), sealed.data(), bytes));
+    CHECK(opening.open(expected.data(), expected.data(), bytes));
+    CHECK(std::equal(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(bytes), expected.begin()));
+    if (bytes % 1000 != 0) continue;
+    for (CipherState* const state : {&wide, &libsodium, &opening}) state->rekey();
+  }
+}
 
 TEST_CASE(bytes_come_as_they_were_written) {
   for (const Cipher cipher : ciphers()) {
