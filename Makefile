@@ -270,7 +270,7 @@ tsan tsan-all: %: build/%/build.ninja
 	$(call run-sanitized,$@,8,$(TSAN_RUN))
 
 # clang with libFuzzer (Debian: apt-get install clang libclang-rt-dev). Findings and new inputs stay in build/fuzz.
-FUZZ_SECONDS ?= 10
+FUZZ_SECONDS ?= 5
 FUZZ_CXX ?= $(shell command -v clang++ $(addprefix clang++-,21 20 19 18 17 16 15 14) 2>/dev/null | head -n 1)
 FUZZ_TARGETS := handshake frames sealed
 .PHONY: can-fuzz fuzz

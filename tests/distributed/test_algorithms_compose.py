@@ -12,7 +12,7 @@ from support.algorithm_cases import CASES, NAMES, Case, check_together, pulling,
 from support.ports import take_another_port
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.sweeps import each_value_once
+from support.sweeps import each_value_once, rest_is_deep
 from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, Branches, NormNet, begin, loss_of, message_of, mlp
 from torch import nn
 
@@ -287,7 +287,7 @@ def test_a_copy_of_the_module_is_wrapped_again(rank: int, device: torch.device, 
 # --- algorithms together ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
+@pytest.mark.parametrize("how", rest_is_deep(["with_bagua", "with_bagua unflattened", "wrapper"], 1))
 @on_ranks(2)
 def test_switching_through_all_algorithms(rank: int, device: torch.device, how: str) -> None:
     """All algorithms on one model, one after the other, twice; without a word to the one before."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.minmax_data import DTYPES, KINDS, Case, differences_of, results_of
+from support.sweeps import each_value_once
 
 from bagua.kernels import _minmax_uint8, minmax_uint8, minmax_uint8_native, minmax_uint8_reference
 from bagua.kernels.minmax_uint8_layout import chunk_layout
@@ -130,8 +131,7 @@ def all_results(source: torch.Tensor, block: int | None) -> list[torch.Tensor]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("block", [1024, 20000, None])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "block"), each_value_once(DTYPES, [1024, 20000, None]))
 def test_threads_change_nothing(dtype: torch.dtype, block: int | None) -> None:
     """Enough elements for several threads, and for stores around the caches; chunks that do not begin aligned."""
     generator = torch.Generator().manual_seed(6)

@@ -212,7 +212,7 @@ def test_metadata(wheel: Path) -> None:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = Parser().parsestr(archive.read(name).decode())
     assert metadata["Name"] == "bagua"
-    assert metadata["License-Expression"] == "MIT AND ISC AND BSD-2-Clause"
+    assert metadata["License-Expression"] == "MIT AND ISC AND BSD-2-Clause AND Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert required == [], "the plugin must install beside any torch, and without one"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from support.crashes import Lost, crash_at
+from support.sweeps import rest_is_deep
 from torch import nn
 
 from bagua.torch_api.checkpoint import (
@@ -75,7 +76,7 @@ NEXT, AGAIN = (_next, (20, 20)), (_again, (10, 11))
 
 @pytest.mark.parametrize(
     ("save", "new", "lost"),
-    [(*NEXT, "nothing"), (*NEXT, "all"), (*NEXT, "all but the last rename"), (*AGAIN, "all")],
+    rest_is_deep([(*NEXT, "nothing"), (*NEXT, "all"), (*NEXT, "all but the last rename"), (*AGAIN, "all")], 2, 3),
     ids=["next, killed", "next, power lost", "next, renames reordered", "same iteration, power lost"],
 )
 def test_a_crash_anywhere_leaves_the_former_or_the_new_one(

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="needs PyTorch, whose optimizers are fused")
 import torch
 from support.ranks import device_for
+from support.sweeps import rest_is_deep
 from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -125,7 +126,11 @@ momentum = functools.partial(optim.SGD, lr=0.1, momentum=0.9)
 MAKERS = [adam, momentum]
 
 
-@pytest.mark.parametrize(("cls", "options"), SETTINGS, ids=lambda one: getattr(one, "__name__", str(one)))
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    rest_is_deep(SETTINGS, *range(0, len(SETTINGS), 3)),
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
 def test_steps_in_turns(cls: type[Any], options: dict[str, Any]) -> None:
     pair = Pair(lambda groups: cls(groups, **options))
     for step in range(STEPS):

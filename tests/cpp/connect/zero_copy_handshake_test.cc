@@ -1,12 +1,10 @@
-// Who sends by reference: the handshake's feature bit, the knob and the peer's address decide, whatever the other
-// settings of the two ends; every combination moves messages whole.
+// Who sends by reference: the handshake's feature bit, the knob and the peer's address decide.
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "support/context_pair.h"
 #include "support/raw_handshake.h"
-#include "support/traffic.h"
 #include "wire/acknowledgement.h"
 #include "wire/frame_header.h"
 
@@ -102,16 +100,6 @@ TEST_CASE(a_listener_grants_what_was_asked_for_and_known) {
                kFeatureAcknowledgements | kFeatureRecovery | kFeatureChecksums);
       CHECK_EQ(features_granted(config, ~kFeatureAcknowledgements), kFeatureRecovery | kFeatureChecksums);
     }
-  }
-}
-
-TEST_CASE(ends_with_different_settings_understand_each_other) {
-  for (unsigned choice = 0; choice < 16; ++choice) {
-    ContextPair pair(config_with(choice % 2, (choice & 2) != 0), config_with(choice / 4 % 2, (choice & 8) != 0));
-    Traffic(*pair.sender, *pair.receiver).run(std::vector<std::size_t>(4, kMessageBytes));
-    pair.close_sender();
-    pair.close_receiver();
-    pair.receiving->close(pair.listener);
   }
 }
 

@@ -3,10 +3,8 @@
 #include "os/page_pipe.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,7 +12,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -48,14 +45,6 @@ bool kernel_supports_zero_copy() {
                          ::splice(read_end.get(), nullptr, near.get(), nullptr, 1, SPLICE_F_NONBLOCK) == 1;
   if (!supported) std::printf("        this kernel does not refer to memory: only the refusal is tested\n");
   return supported;
-}
-
-// As the threads that send are: what splice() raises must not end the process.
-void block_sigpipe() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGPIPE);
-  CHECK_EQ(::pthread_sigmask(SIG_BLOCK, &signals, nullptr), 0);
 }
 
 // Reads what there is.
@@ -222,15 +211,6 @@ TEST_CASE(what_cannot_be_spliced_to_is_refused) {
   CHECK_EQ(::lseek(file.get(), 0, SEEK_END), off_t{0});
 }
 
-TEST_CASE(an_end_is_an_error_and_no_signal) {
-  block_sigpipe();
-  const std::vector<std::uint8_t> bytes = make_bytes(100000);
-  const Sending sending;
-  CHECK_EQ(::shutdown(sending.near(), SHUT_RDWR), 0);
-  CHECK_EQ(sending.pipe->send(sending.near(), bytes.data(), bytes.size()), ssize_t{-1});
-  CHECK_EQ(errno, EOPNOTSUPP);  // the copy that the caller tries next says why
-}
-
 // The reason for acknowledgements: a test that a kernel which copies would fail, and rightly. And the memory may go,
 // with the pipe, while the socket refers to it.
 TEST_CASE(the_socket_refers_to_the_memory) {
@@ -275,63 +255,6 @@ TEST_CASE(a_process_has_its_share_of_pipes_and_no_more) {
     CHECK_EQ(pipes.size(), share);
   }
   CHECK_EQ(open_descriptors(), before);
-}
-
-// Nothing of the share is lost by attempts for which there was no descriptor.
-TEST_CASE(without_descriptors_there_is_no_pipe) {
-  std::optional<DescriptorLimit> none(0);
-  bool opened = false;
-  for (int i = 0; i < 1000; ++i) opened = opened || PagePipe::open() != nullptr;
-  none.reset();
-  CHECK(!opened);
-  CHECK(PagePipe::open() != nullptr);
-}
-
-TEST_CASE(a_pipe_that_is_given_up_with_bytes_in_it_closes) {
-  const std::size_t before = open_descriptors();
-  {
-    const std::vector<std::uint8_t> bytes = make_bytes(64u << 20);
-    const Sending sending;
-    while (sending.pipe->send(sending.near(), bytes.data(), bytes.size()) > 0) continue;
-  }
-  CHECK_EQ(open_descriptors(), before);
-}
-
-TEST_CASE(a_program_that_is_started_inherits_no_pipe) {
-  const auto inherited = [] {
-    int count = 0;
-    for (int fd = 0; fd < 1024; ++fd) count += ::fcntl(fd, F_GETFD) == 0 ? 1 : 0;
-    return count;
-  };
-  const int before = inherited();
-  const std::size_t open_before = open_descriptors();
-  const std::unique_ptr<PagePipe> pipe = PagePipe::open();
-  CHECK_EQ(inherited(), before);
-  CHECK_EQ(open_descriptors(), open_before + 2);
-}
-
-TEST_CASE(a_forked_child_has_its_own_share_of_pipes) {
-  const auto open_all = [] {
-    std::vector<std::unique_ptr<PagePipe>> pipes;
-    for (std::unique_ptr<PagePipe> pipe; (pipe = PagePipe::open()) != nullptr;) pipes.push_back(std::move(pipe));
-    return pipes;
-  };
-  std::vector<std::unique_ptr<PagePipe>> pipes = open_all();
-  const std::size_t share = pipes.size();
-  CHECK(share > 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    bool is_whole = open_all().size() == share;
-    pipes.clear();  // the parent's, whose number is not the child's
-    is_whole = is_whole && open_all().size() == share;
-    ::_exit(is_whole ? 0 : 1);
-  }
-  int status = 0;
-  CHECK_EQ(::waitpid(child, &status, 0), child);
-  CHECK_EQ(status, 0);
-  CHECK(PagePipe::open() == nullptr);
-  pipes.clear();
-  CHECK_EQ(open_all().size(), share);
 }
 
 }  // namespace bagua_net
