@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <cassert>
 #include <new>
 #include <utility>
 
@@ -37,7 +38,7 @@ Comm::~Comm() {
 Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
   if (recovers_) recovery_ = pool_->recovery();
   if (recovery_ != nullptr) {
-    recovery_id_ = recovery_->add(this, direction_ == Direction::kSend);
+    recovery_id_ = recovery_->new_id();
     if (arrivals_ != nullptr) {
       arrivals_->set_on_change([recovery = recovery_, id = recovery_id_] { recovery->notify(id); });
     }
@@ -48,6 +49,14 @@ Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
     BAGUA_NET_RETURN_IF_ERROR(add_stream(make_stream(std::move(bytes), index++), StreamPhase::kLive));
   }
   return Status::ok();
+}
+
+void Comm::publish() {
+  {
+    const MutexLock lock(mutex_);
+    is_whole_ = true;
+  }
+  if (recovery_ != nullptr) recovery_->add(recovery_id_, this, direction_ == Direction::kSend);
 }
 
 Status Comm::drive(std::size_t index) {
@@ -179,6 +188,7 @@ bool Comm::adopt_arrivals() {
 
 std::vector<RareLog::Line> Comm::recover() {
   const MutexLock lock(mutex_);
+  assert(is_whole_);
   if (!stopped_ && !has_failed()) {
     tick();
     adopt_changes();

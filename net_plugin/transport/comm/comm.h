@@ -79,8 +79,11 @@ class Comm : public FailureSink, public Recoverable {
         faults_(faults),
         stalls_(stalls) {}
 
-  // Called once by the constructor's owner.
+  // create() builds a comm in three steps: its constructor, the streams that it begins with, and when nothing is
+  // missing any more, publish(). Before that, the recovery thread does not know of it.
   Status start_streams(std::vector<std::unique_ptr<ByteStream>> streams);
+  void publish();
+  bool is_whole() const REQUIRES(mutex_) { return is_whole_; }
   bool has_arrivals() const { return arrivals_ != nullptr && arrivals_->any(); }
   bool has_changes() const REQUIRES(mutex_) {
     return has_arrivals() || some_are_over_.load(std::memory_order_relaxed) ||
@@ -197,6 +200,7 @@ class Comm : public FailureSink, public Recoverable {
   const std::shared_ptr<StreamArrivals> arrivals_;
   FaultInjector* const faults_;
   StallReport* const stalls_;
+  bool is_whole_ GUARDED_BY(mutex_) = false;     // publish() was called
   std::int64_t look_ms_ GUARDED_BY(mutex_) = 0;  // when to look for a stall again
   bool is_stalled_ GUARDED_BY(mutex_) = false;   // it was reported
   bool stopped_ GUARDED_BY(mutex_) = false;      // no stream is driven any more

@@ -1,6 +1,7 @@
 #include "transport/comm/recv_comm.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cerrno>
 
 #include "base/monotonic_clock.h"
@@ -41,10 +42,7 @@ Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
   std::unique_ptr<RecvComm> created(
       new RecvComm(std::move(peer), std::move(arrivals), std::move(policy), pool, std::move(stats)));
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
-  {
-    const MutexLock lock(created->mutex_);
-    created->has_begun_ = true;
-  }
+  created->publish();
   *comm = std::move(created);
   return Status::ok();
 }
@@ -56,7 +54,7 @@ RecvComm::~RecvComm() {
 }
 
 std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
-  return std::make_unique<RecvStream>(std::move(bytes), this, index, &table_, has_begun_, recovers_, policy_.checksums);
+  return std::make_unique<RecvStream>(std::move(bytes), this, index, &table_, is_whole(), recovers_, policy_.checksums);
 }
 
 Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
@@ -77,6 +75,7 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
 
 void RecvComm::on_interface_lost(const NetworkInterface& interface) {
   const MutexLock lock(mutex_);
+  assert(is_whole());
   if (has_stopped() || has_failed() || !policy_.tells_of_addresses || !recovers_) return;
   std::uint16_t port = 0;
   std::uint64_t others = 0;  // places

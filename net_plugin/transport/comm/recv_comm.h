@@ -72,7 +72,6 @@ class RecvComm final : public Comm {
 
   const RecvPolicy policy_;
   ReceiveTable table_;
-  bool has_begun_ GUARDED_BY(mutex_) = false;  // streams join it from now on
 
   bool some_have_left_ GUARDED_BY(mutex_) = false;  // streams that were lost, or ended before the comm
   std::size_t losses_ GUARDED_BY(mutex_) = 0;

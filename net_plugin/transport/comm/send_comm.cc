@@ -76,6 +76,7 @@ Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
     if (created->paths_.has_choice()) created->routed_ = created->look_at_routes();
     created->use_streams(count);
   }
+  created->publish();
   *comm = std::move(created);
   return Status::ok();
 }

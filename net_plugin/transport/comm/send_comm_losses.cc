@@ -1,6 +1,7 @@
 // SendComm's part in lost connections: what becomes of their chunks, when replacements are asked for, and how a comm is
 // closed that still owes its peer something.
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 #include "base/monotonic_clock.h"
@@ -167,6 +168,7 @@ void SendComm::lose_paths_of_peer() {
 
 void SendComm::on_interface_lost(const NetworkInterface& interface) {
   const MutexLock lock(mutex_);
+  assert(is_whole());
   if (has_stopped() || has_failed() || !paths_.has_choice() || !recovers_) return;
   const auto goes_over = [&](const NicPath& path) { return path.interface.name == interface.name; };
   // Without another one, it is waited for as in any outage.
@@ -208,6 +210,7 @@ std::vector<bool> SendComm::look_at_routes() const {
 
 void SendComm::on_routes_changed() {
   const MutexLock lock(mutex_);
+  assert(is_whole());
   if (has_stopped() || has_failed() || !paths_.has_choice() || !recovers_) return;
   const std::vector<bool> routed = std::exchange(routed_, look_at_routes());
   if (std::none_of(routed_.begin(), routed_.end(), [](bool is_routed) { return is_routed; })) return;  // an outage

@@ -52,19 +52,20 @@ void RecoveryThread::fail(const Status& failure) {
   closed_.notify_all();
 }
 
-std::uint64_t RecoveryThread::add(Recoverable* recoverable, bool ticks) {
+std::uint64_t RecoveryThread::new_id() {
+  const MutexLock lock(mutex_);
+  return next_id_++;
+}
+
+void RecoveryThread::add(std::uint64_t id, Recoverable* recoverable, bool ticks) {
   const MutexLock running(run_mutex_);
-  std::uint64_t id = 0;
-  bool first = false;
-  {
+  if (ticks) {
     const MutexLock lock(mutex_);
-    id = next_id_++;
-    if (ticks) first = ticking_++ == 0;
+    ++ticking_;
   }
   entries_.emplace(id, Entry{recoverable, ticks});
   if (!failure_.is_ok()) recoverable->fail(failure_);
-  if (first) poller_.wake();  // it sleeps without a limit
-  return id;
+  notify(id);
 }
 
 void RecoveryThread::remove(std::uint64_t id) {
@@ -184,6 +185,13 @@ void RecoveryThread::tell_of_links(const LinkWatch::Changes& changes) {
   }
 }
 
+void RecoveryThread::tell_of_all_links(Recoverable* recoverable) const {
+  for (std::size_t index = 0; index < links_.watched().size(); ++index) {
+    if (links_.state(index) != LinkState::kUsable) recoverable->on_interface_lost(links_.watched()[index]);
+  }
+  recoverable->on_routes_changed();
+}
+
 void RecoveryThread::write_log() {
   for (const RareLog::Line& line : log_.take()) log_message(line.level, __FILE__, __LINE__, line.text);
 }
@@ -197,6 +205,7 @@ void RecoveryThread::recover(std::vector<std::uint64_t> due) {
       const MutexLock running(run_mutex_);
       const auto found = entries_.find(id);
       if (found == entries_.end()) continue;
+      if (std::exchange(found->second.is_new, false)) tell_of_all_links(found->second.recoverable);
       lines = found->second.recoverable->recover();
       if (found->second.recoverable->looks_again()) {
         if (again_.empty()) again_ms_ = monotonic_ms() + kCheckPathsMs;

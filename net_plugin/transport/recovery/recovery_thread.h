@@ -58,9 +58,11 @@ class RecoveryThread {
 
   Status start(const WatchedLinks& watched = {});
 
+  // What a comm that is being built gives to those that notify. They have no effect before add().
+  std::uint64_t new_id();
   // recover() may be called until remove() returned: after each notify(), and once a second if it ticks, or sooner if
-  // it asks for that.
-  std::uint64_t add(Recoverable* recoverable, bool ticks);
+  // it asks for that. Once at once, because of what happened before.
+  void add(std::uint64_t id, Recoverable* recoverable, bool ticks);
   // Waits until the thread has left recover(). The caller must not hold a lock that recover() takes.
   void remove(std::uint64_t id);
   // Any thread, with any lock held.
@@ -78,6 +80,7 @@ class RecoveryThread {
   struct Entry {
     Recoverable* recoverable;
     bool ticks;
+    bool is_new = true;  // it may have missed a change of links while it was built
   };
 
   void run();
@@ -88,6 +91,7 @@ class RecoveryThread {
   void recover(std::vector<std::uint64_t> due) EXCLUDES(run_mutex_);
   void watch_links(const WatchedLinks& watched);
   void tell_of_links(const LinkWatch::Changes& changes) EXCLUDES(run_mutex_);
+  void tell_of_all_links(Recoverable* recoverable) const;
   void look_at_links(std::int64_t now_ms);
   void report_link(std::size_t index, std::int64_t now_ms);
   void write_log();

@@ -1,9 +1,6 @@
 // What the recovery thread says of comms that lose connections.
 #include "transport/recovery/recovery_thread.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
@@ -16,6 +13,7 @@
 #include "base/log_sink.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/denied_calls.h"
 
 namespace bagua_net {
 namespace {
@@ -39,20 +37,6 @@ class Loser : public Recoverable {
   std::atomic<int> losses{0};
 };
 
-// As in a sandbox: the calling thread, and those that it starts, may open no sockets of rtnetlink.
-bool forbid_netlink() {
-  sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 3),
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[0])),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog filter{sizeof program / sizeof program[0], program};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
-}
-
 }  // namespace
 
 TEST_CASE(a_peer_that_ends_causes_one_line_however_many_comms_it_had) {
@@ -64,7 +48,10 @@ TEST_CASE(a_peer_that_ends_causes_one_line_however_many_comms_it_had) {
     RecoveryThread thread;
     CHECK_OK(thread.start());
     std::vector<std::uint64_t> ids;
-    for (Loser& comm : comms) ids.push_back(thread.add(&comm, false));
+    for (Loser& comm : comms) {
+      ids.push_back(thread.new_id());
+      thread.add(ids.back(), &comm, false);
+    }
     for (const std::uint64_t id : ids) thread.notify(id);
     const Deadline deadline;
     for (const Loser& comm : comms) {
@@ -75,6 +62,35 @@ TEST_CASE(a_peer_that_ends_causes_one_line_however_many_comms_it_had) {
   set_log_function(nullptr);
   CHECK_EQ(logged().size(), 1u);
   CHECK_EQ(logged()[0], "lost a connection");
+}
+
+// What happened while a comm was built is told when it is whole: its connections may go over what was lost meanwhile.
+TEST_CASE(a_comm_is_told_of_links_when_it_is_added) {
+  class Told final : public Loser {
+   public:
+    void on_interface_lost(const NetworkInterface& interface) override { lost = interface.name; }
+    void on_routes_changed() override { looked_at_routes = true; }
+
+    std::string lost;
+    bool looked_at_routes = false;
+  };
+  set_log_function(&keep_line);
+  Told comm;
+  {
+    RecoveryThread thread;
+    NetworkInterface interface;
+    interface.name = "nosuch0";
+    CHECK_OK(thread.start({{interface}, nullptr}));
+    const std::uint64_t id = thread.new_id();
+    thread.notify(id);
+    thread.add(id, &comm, false);
+    const Deadline deadline;
+    while (comm.losses.load() == 0) deadline.check("the first look");
+    thread.remove(id);
+  }
+  set_log_function(nullptr);
+  CHECK_EQ(comm.lost, "nosuch0");
+  CHECK(comm.looked_at_routes);
 }
 
 TEST_CASE(an_interface_that_is_down_from_the_start_is_reported) {
@@ -98,13 +114,14 @@ TEST_CASE(without_rtnetlink_it_says_so_once_and_recovers_all_the_same) {
   logged().clear();
   set_log_function(&keep_line);
   std::thread([] {
-    CHECK(forbid_netlink());
+    deny_calls(SYS_socket, 0, AF_NETLINK, EPERM);
     RecoveryThread thread;
     NetworkInterface interface;
     interface.name = "eth0";
     CHECK_OK(thread.start({{interface}, nullptr}));
     Loser comm;
-    const std::uint64_t id = thread.add(&comm, false);
+    const std::uint64_t id = thread.new_id();
+    thread.add(id, &comm, false);
     thread.notify(id);
     const Deadline deadline;
     while (comm.losses.load() == 0) deadline.check("a loss");
