@@ -6,10 +6,12 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
 #include "base/inherited_sockets.h"
+#include "base/log_sink.h"
 #include "os/local_address.h"
 
 namespace bagua_net {
@@ -42,6 +44,14 @@ Status set_option(int socket, int level, int option, int value, const char* name
 // A matter of speed only: connections work where an older kernel, or a sandbox in its place, does not know the option.
 void set_if_known(int socket, int option, int value) {
   [[maybe_unused]] const int ignored = ::setsockopt(socket, IPPROTO_TCP, option, &value, sizeof value);
+}
+
+// Some sandboxes that stand in for the kernel do not know these options. Once per process.
+void warn_of_keepalive(const Status& refused) {
+  static std::atomic<bool> is_told{false};
+  if (is_told.exchange(true)) return;
+  BAGUA_NET_WARN("Bagua-Net: " + refused.message() +
+                 ": going on without keepalive. A host that vanishes is noticed only while data is sent to it");
 }
 
 const char* congestion_control_name(CongestionControl choice, bool same_host) {
@@ -140,11 +150,19 @@ Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer) {
     return Status::ok();
   }
   switch (errno) {
-    case EMFILE:
-    case ENFILE:
-    case ENOBUFS:
-    case ENOMEM: return Status::system_error("accept", errno);
-    default: return Status::ok();
+    // Nobody is there, or nobody any more (accept(2), "Error handling").
+    case EAGAIN:
+    case EINTR:
+    case ECONNABORTED:
+    case EHOSTDOWN:
+    case EHOSTUNREACH:
+    case ENETDOWN:
+    case ENETUNREACH:
+    case ENONET:
+    case ENOPROTOOPT:
+    case EOPNOTSUPP:
+    case EPROTO: return Status::ok();
+    default: return Status::system_error("accept", errno);
   }
 }
 
@@ -194,10 +212,11 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) 
     const int idle_s = std::max(1, options.keepalive_s / 6);
     const int interval_s = std::max(1, options.keepalive_s / 18);
     const int probes = std::max(kMinKeepaliveProbes, (options.keepalive_s - idle_s) / interval_s);
-    BAGUA_NET_RETURN_IF_ERROR(set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE"));
-    BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, idle_s, "TCP_KEEPIDLE"));
-    BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, interval_s, "TCP_KEEPINTVL"));
-    BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, probes, "TCP_KEEPCNT"));
+    Status refused = set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
+    if (refused.is_ok()) refused = set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, idle_s, "TCP_KEEPIDLE");
+    if (refused.is_ok()) refused = set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, interval_s, "TCP_KEEPINTVL");
+    if (refused.is_ok()) refused = set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, probes, "TCP_KEEPCNT");
+    if (!refused.is_ok()) warn_of_keepalive(refused);
   }
   set_if_known(socket, TCP_NOTSENT_LOWAT, same_host ? kUnsentBytesOfTheKernel : kUnsentBytes);
   if (!same_host) {  // and left so where a connection turns out to stay on the host: nothing is lost there

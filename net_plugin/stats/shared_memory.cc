@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <string>
 
 #include "base/status.h"
 
@@ -27,6 +29,13 @@ bool SharedMemory::open_file(const std::string& name) {
     file_.reset();
     return false;
   };
+  // Beyond this limit the kernel also raises SIGXFSZ, which ends a program unless it is Python.
+  rlimit largest{};
+  if (::getrlimit(RLIMIT_FSIZE, &largest) == 0 && bytes_ > largest.rlim_cur) {
+    failure_ = "it takes " + std::to_string(bytes_) + " bytes of shared memory, and files may have " +
+               std::to_string(largest.rlim_cur) + " (raise the limit: ulimit -f)";
+    return false;
+  }
   file_ = OwnedFd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file_.is_open()) return failed("memfd_create");
   if (::ftruncate(file_.get(), static_cast<off_t>(bytes_)) != 0) return failed("ftruncate of a memfd");

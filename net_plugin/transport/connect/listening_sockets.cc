@@ -24,6 +24,18 @@ const char* listen_remedy(const Status& status) {
   }
 }
 
+const char* accept_remedy(const Status& status) {
+  switch (status.error_number()) {
+    case EACCES:
+    case EPERM:
+    case ENOSYS:
+      return ". If this persists, a security policy (SELinux, AppArmor, seccomp) forbids it, and no peer can connect "
+             "to "
+             "this rank";
+    default: return "; raise the limit of open files (ulimit -n) if this persists";
+  }
+}
+
 }  // namespace
 
 std::vector<HandleAddress> put_addresses(const std::vector<const ListeningSocket*>& sockets, ConnectHandle* handle) {
@@ -88,7 +100,13 @@ ListeningSocket* ListeningSockets::find(std::uint64_t id) {
 Status ListeningSockets::watch(const ListeningSocket& listening) {
   Status status = poller_->add(listening.socket.get(), listening.id, EPOLLIN);
   if (status.is_ok() && listening.bound.is_open()) status = poller_->add(listening.bound.get(), listening.id, EPOLLIN);
+  // Both or none: it is called again after a failure.
+  if (!status.is_ok()) unwatch(listening);
   return status;
+}
+
+void ListeningSockets::unwatch(const ListeningSocket& listening) {
+  for (const OwnedFd* each : {&listening.socket, &listening.bound}) poller_->remove(each->get());
 }
 
 bool ListeningSockets::accept(ListeningSocket& listening, OwnedFd* socket, SocketAddress* from) {
@@ -97,12 +115,12 @@ bool ListeningSockets::accept(ListeningSocket& listening, OwnedFd* socket, Socke
   if (listening.bound.is_open()) status = tcp_accept(listening.bound.get(), socket, from);
   if (status.is_ok() && !socket->is_open()) status = tcp_accept(listening.socket.get(), socket, from);
   if (status.is_ok()) return socket->is_open();
-  // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
+  // A level-triggered listener would spin. Pause it, and say so.
   log_->add_if_due(LogLevel::kWarn, "accept", [&] {
-    return "Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
-           ": trying again; raise the limit of open files (ulimit -n) if this persists";
+    return "Bagua-Net: " + status.message() + " on " + listening.address.to_string() + ": trying again" +
+           accept_remedy(status);
   });
-  for (const OwnedFd* each : {&listening.socket, &listening.bound}) poller_->remove(each->get());
+  unwatch(listening);
   listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
   return false;
 }

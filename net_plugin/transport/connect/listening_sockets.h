@@ -1,6 +1,6 @@
 // ListeningSockets: the listening sockets of this process, one per network interface, each opened when it is first
-// needed. A socket pauses while there are no descriptors for accepted connections. Not thread-safe: the connection
-// service's mutex guards every call.
+// needed. A socket pauses where it cannot accept, as without descriptors. Not thread-safe: the connection service's
+// mutex guards every call.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct ListeningSocket {
   OwnedFd bound;  // to that interface, if another one is in the same subnet
   SocketAddress address;
   std::uint64_t id = 0;
-  std::int64_t paused_until_ms = 0;  // after it ran out of descriptors; 0: not paused
+  std::int64_t paused_until_ms = 0;  // after it could not accept; 0: not paused
 };
 
 // Names where they listen: at least one, and all of one family. Returns those for which the handle has no room.
@@ -53,6 +53,7 @@ class ListeningSockets {
   static constexpr std::int64_t kAcceptRetryMs = 100;
 
   Status watch(const ListeningSocket& listening);
+  void unwatch(const ListeningSocket& listening);
 
   EpollPoller* const poller_;
   std::uint64_t* const next_id_;

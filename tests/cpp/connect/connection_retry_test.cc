@@ -1,8 +1,10 @@
 // ConnectionService on the loopback interface: connects that are tried again, at both ends for want of descriptors.
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -14,6 +16,8 @@
 #include "support/check.h"
 #include "support/connection_ends.h"
 #include "support/cut_connections.h"
+#include "support/denied_calls.h"
+#include "support/kept_log.h"
 #include "support/process_limits.h"
 #include "support/raw_handshake.h"
 #include "transport/connect/connection_service.h"
@@ -31,6 +35,18 @@ TEST_CASE(a_connect_without_free_descriptors_is_tried_again) {
     CHECK_OK(connecting.ask());
   }
   connecting.finish();
+}
+
+// Otherwise the listener is silent, and its thread spins.
+TEST_CASE(a_listener_that_may_not_accept_says_so) {
+  const KeptLog log;
+  std::thread([] {
+    deny_calls(SYS_accept4, 3, SOCK_NONBLOCK | SOCK_CLOEXEC, EACCES);
+    ListeningService listening(settings_with({}));
+    const OwnedFd socket = connect_to(listening.address);
+    wait_until([] { return KeptLog::has("accept: Permission denied"); }, "the listener's line");
+  }).join();
+  CHECK(KeptLog::has("a security policy (SELinux, AppArmor, seccomp) forbids it"));
 }
 
 TEST_CASE(a_connection_that_the_listener_could_not_keep_is_tried_again) {

@@ -4,11 +4,17 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <string>
+#include <thread>
 
 #include "support/check.h"
+#include "support/comm_parts.h"
+#include "support/denied_calls.h"
+#include "support/kept_log.h"
 
 namespace bagua_net {
 namespace {
@@ -188,6 +194,24 @@ TEST_CASE(a_refused_option_names_itself) {
   const Status status = apply_tcp_options(first.get(), {}, kBetweenHosts);
   CHECK(!status.is_ok());
   CHECK(status.message().find("TCP_NODELAY") != std::string::npos);
+}
+
+// Some sandboxes lack them. A connect that fails for it would be repeated until its deadline.
+TEST_CASE(without_the_options_of_keepalive_connections_work_and_one_line_says_so) {
+  const KeptLog log;
+  std::thread([] {
+    deny_calls(SYS_setsockopt, 2, TCP_KEEPIDLE, ENOPROTOOPT);
+    TcpOptions options;
+    options.keepalive_s = 30;
+    for (int i = 0; i < 2; ++i) {
+      const OwnedFd socket = fresh_socket();
+      CHECK_OK(apply_tcp_options(socket.get(), options, kBetweenHosts));
+      CHECK_EQ(option(socket, IPPROTO_TCP, TCP_NODELAY), 1);
+    }
+  }).join();
+  const std::string said = KeptLog::text();
+  check_contains(said, "setsockopt TCP_KEEPIDLE=5: Protocol not available (errno 92): going on without keepalive");
+  CHECK_EQ(std::count(said.begin(), said.end(), '\n'), 1);
 }
 
 }  // namespace bagua_net

@@ -1,5 +1,6 @@
 // The statistics page as another process sees it: through /proc, whatever is missing or full.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -325,6 +326,20 @@ TEST_CASE(a_reader_never_takes_a_half_changed_page_for_whole) {
   }
   stop.store(true);
   writer.join();
+}
+
+// What the kernel does beyond the limit ends a process, unless it ignores the signal as Python does.
+TEST_CASE(a_limit_of_file_sizes_is_named_and_ends_no_process) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit small{4096, 4096};
+    if (::setrlimit(RLIMIT_FSIZE, &small) != 0) ::_exit(1);
+    const SharedMemory memory("test", 8192, true);
+    ::_exit(memory.failure().find("ulimit -f") == std::string::npos || memory.data() == nullptr ? 2 : 0);
+  }
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
 }
 
 }  // namespace bagua_net
