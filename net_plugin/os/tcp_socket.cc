@@ -243,6 +243,13 @@ Status limit_unanswered_writes(int socket, int limit_ms) {
   return set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, limit_ms, "TCP_USER_TIMEOUT");
 }
 
+SocketAddress remote_address(int socket) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return {};
+  return {reinterpret_cast<const sockaddr*>(&storage), length};
+}
+
 SocketAddress local_address(int socket) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;

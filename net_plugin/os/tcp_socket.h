@@ -51,6 +51,8 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host);
 // hour.
 Status limit_unanswered_writes(int socket, int limit_ms);
 
+// No address: it is not connected.
 SocketAddress local_address(int socket);
+SocketAddress remote_address(int socket);
 
 }  // namespace bagua_net

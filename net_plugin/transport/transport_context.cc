@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/log_sink.h"
@@ -34,7 +35,8 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   settings.host_name = name;
   settings.process_id = static_cast<std::uint64_t>(::getpid());
   const int local_rank = job_position(process_environment()).local_rank;
-  settings.turn = local_rank >= 0 ? static_cast<std::size_t>(local_rank) : settings.process_id;
+  settings.paths = std::make_shared<PathStates>(local_rank >= 0 ? static_cast<std::size_t>(local_rank)
+                                                                : settings.process_id);
   return settings;
 }
 
@@ -93,7 +95,8 @@ TransportContext::TransportContext(const PluginConfig& config, const std::vector
       pool_(config.workers.value_or(default_worker_count(budget)), config.spin_us, budget.cpus,
             workers_between_hosts(config, settings_, devices, budget),
             {watched_interfaces(devices),
-             [this](const NetworkInterface& interface, LinkState state) { on_link_state(interface, state); }}),
+             [this](const NetworkInterface& interface, LinkState state) { on_link_state(interface, state); },
+             [paths = settings_.paths] { paths->look_at_routes(); }}),
       stats_(std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name,
                                          pool_.size(), watched_interfaces(devices))),
       trace_(std::move(trace)),
@@ -116,6 +119,7 @@ TransportContext::~TransportContext() {
 }
 
 void TransportContext::on_link_state(const NetworkInterface& interface, LinkState state) {
+  settings_.paths->set_link(interface, state == LinkState::kUsable);
   if (stats_->set_link_state(interface.name, state) && trace_ != nullptr) {
     trace_->note(link_track_, describe(state, interface), "");
   }
@@ -190,17 +194,16 @@ SendPolicy TransportContext::send_policy(const Device& device, const Established
   policy.max_silence_s = config_.keepalive_s;
   policy.faults = faults_.get();
   policy.stalls = stalls();
-  policy.path_health = &path_health_;
+  policy.path_states = settings_.paths;
   const std::vector<NicPath>& paths = connection.ticket.paths;
   for (std::size_t path = 0; paths.size() > 1 && path < paths.size(); ++path) {
-    std::shared_ptr<PathLoad>& load = path_loads_[{paths[path].interface.name, paths[path].address.host()}];
-    if (load == nullptr) load = std::make_shared<PathLoad>(kBytesPerNs * paths[path].interface.speed_mbps);
-    policy.path_loads.push_back(load);
+    policy.path_loads.push_back(settings_.paths->load(paths[path], kBytesPerNs * paths[path].interface.speed_mbps));
   }
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges && !settings_.encrypts;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
-                             timeout_ms = config_.keepalive_s * 1000](Joining joining, std::size_t first_path) {
+                             timeout_ms = config_.keepalive_s == 0 ? std::numeric_limits<int>::max()
+                                                                   : config_.keepalive_s * 1000](Joining joining, std::size_t first_path) {
       JoinTicket replacing = ticket;
       replacing.timeout_ms = timeout_ms;
       replacing.first_path = first_path;
@@ -239,6 +242,7 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   RecvPolicy policy;
   policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
   policy.max_silence_s = config_.keepalive_s;
+  policy.path_states = settings_.paths;
   policy.faults = faults_.get();
   policy.stalls = stalls();
   BAGUA_NET_RETURN_IF_ERROR(

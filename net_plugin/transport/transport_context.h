@@ -81,7 +81,6 @@ class TransportContext {
   HandshakeSettings settings_;
   const std::unique_ptr<FaultInjector> faults_;  // outlives the comms; nullptr: none are asked for
   StallReport stalls_;                           // outlives the comms
-  PathHealth path_health_;                       // outlives the comms
   WorkerPool pool_;
   const std::shared_ptr<StatsPage> stats_;
   const std::shared_ptr<Trace> trace_;
@@ -90,8 +89,6 @@ class TransportContext {
   std::unique_ptr<ConnectionService> service_ GUARDED_BY(mutex_);
   // By interfaces and the number of paths to the peer; outlives the comms.
   std::map<std::pair<std::string, std::size_t>, StreamGrowth> growth_ GUARDED_BY(mutex_);
-  // By interface and address of the peer.
-  std::map<std::pair<std::string, std::string>, std::shared_ptr<PathLoad>> path_loads_ GUARDED_BY(mutex_);
   std::map<ListenComm*, std::unique_ptr<ListenComm>> listen_comms_ GUARDED_BY(mutex_);
   std::map<Comm*, std::unique_ptr<Comm>> comms_ GUARDED_BY(mutex_);
   int closing_ GUARDED_BY(mutex_) = 0;  // calls that close a comm, in mid-course

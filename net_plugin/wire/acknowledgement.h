@@ -29,6 +29,14 @@ struct Acknowledgement {
   std::uint16_t lost_port = 0;
 };
 
+// Ports that are yet to be told, each once: the lowest 16 bits are the next. A fifth is left to be noticed by silence.
+constexpr std::uint64_t with_lost_port(std::uint64_t ports, std::uint16_t port) {
+  for (int shift = 0; shift < 64; shift += 16) {
+    if (static_cast<std::uint16_t>(ports >> shift) == port) return ports;
+  }
+  return ports >> 48 != 0 ? ports : ports << 16 | port;
+}
+
 void encode_acknowledgement(const Acknowledgement& acknowledgement, std::uint8_t* bytes, bool checksums = false);
 Status decode_acknowledgement(const std::uint8_t* bytes, Acknowledgement* acknowledgement, bool checksums = false);
 

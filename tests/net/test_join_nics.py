@@ -10,7 +10,7 @@ import time
 
 import pytest
 from support.lab_ring import Ring
-from support.labs import NEEDS_LAB, Lab
+from support.labs import NEEDS_LAB, Lab, cut_nic
 from support.nic_traffic import bytes_carried, run_ip, sent_bytes, traffic_until, traffic_until_shared
 from support.sweeps import each_value_once, rest_is_deep
 
@@ -72,6 +72,18 @@ def test_small_messages_take_the_fastest_interfaces_in_turn(
         for host in (0, 1):
             carried = bytes_carried(lab, host, lambda: ring.run(64 << 10, 20))
             assert [one / sum(carried) for one in carried] == pytest.approx(shares, abs=0.3)
+        ring.quit()
+
+
+@pytest.mark.parametrize(("host", "way"), rest_is_deep([(0, "link down"), (1, "link down"), (0, "silent"), (1, "silent")], 1, 2))
+def test_an_interface_is_done_without_though_every_place_for_a_stream_is_taken(host: int, way: str) -> None:
+    environment = {**_JOINED, "BAGUA_NET_NSTREAMS": "64"}
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=environment, channels=1) as ring:
+        ring.connect()
+        ring.verify(1 << 20)
+        with cut_nic(lab, host, 0, way):
+            ring.verify(_BYTES)
+        ring.verify(_BYTES)
         ring.quit()
 
 

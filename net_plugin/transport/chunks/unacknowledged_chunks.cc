@@ -57,7 +57,7 @@ Status UnacknowledgedChunks::take_acknowledgement(const Acknowledgement& acknowl
   }
   acknowledged_ = acknowledgement.chunks;
   peer_has_closed_ |= acknowledgement.is_last;
-  if (acknowledgement.lost_port != 0) lost_port_ = acknowledgement.lost_port;
+  if (acknowledgement.lost_port != 0) lost_ports_ = with_lost_port(lost_ports_, acknowledgement.lost_port);
   for (; first_ != end_ && entry(first_).ordinal <= acknowledged_; ++first_) {
     Chunk& chunk = entry(first_).chunk;
     count(chunk, -1);

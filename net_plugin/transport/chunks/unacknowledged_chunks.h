@@ -36,7 +36,7 @@ class UnacknowledgedChunks {
   // The peer has closed its comm, and acknowledges nothing more.
   bool peer_has_closed() const { return peer_has_closed_; }
   // The port whose address the peer has lost, once; 0: none.
-  std::uint16_t take_lost_port() { return std::exchange(lost_port_, std::uint16_t{0}); }
+  std::uint16_t take_lost_port() { return static_cast<std::uint16_t>(std::exchange(lost_ports_, lost_ports_ >> 16)); }
 
   // The next chunk of the stream was written whole.
   void add(Chunk chunk);
@@ -68,7 +68,7 @@ class UnacknowledgedChunks {
   std::size_t references_ = 0;
   std::size_t copied_bytes_ = 0;
   bool peer_has_closed_ = false;
-  std::uint16_t lost_port_ = 0;
+  std::uint64_t lost_ports_ = 0;
   std::array<std::uint8_t, kAcknowledgementBytes> partial_{};
   std::size_t partial_bytes_ = 0;
 };

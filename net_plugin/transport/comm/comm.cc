@@ -171,12 +171,12 @@ void Comm::adopt_changes() {
 bool Comm::adopt_arrivals() {
   bool any = false;
   for (StreamArrivals::Arrival& arrival : arrivals_->take()) {
-    const int index = stopped_ ? -1 : place_of(arrival.joining, arrival.path);
+    const int index = stopped_ ? -1 : place_of(arrival);
     if (index < 0) continue;  // the socket closes
     const bool replays = arrival.joining != Joining::kMore && is_own(static_cast<std::size_t>(index));
     const Status status = add_stream(make_stream(make_byte_stream(std::move(arrival.socket), faults_), index),
                                      replays ? StreamPhase::kReplaying : StreamPhase::kLive);
-    on_joined(static_cast<std::size_t>(index), arrival.joining, arrival.path);
+    on_joined(static_cast<std::size_t>(index), arrival);
     stats_->streams_joined.add(1);
     any = true;
     // The peer may already send on this stream, and nobody would read it.

@@ -96,10 +96,10 @@ class Comm : public FailureSink, public Recoverable {
   virtual StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) = 0;
   // The stream was ended in order, by its sender, and goes when this returns. Returns the phase of its place then.
   virtual StreamPhase on_given_back(std::size_t index) REQUIRES(mutex_) = 0;
-  // Where a stream that joins is to go; -1: nowhere. path: over which it goes, in its ticket, of the connecting side.
-  virtual int place_of(Joining joining, std::size_t path) REQUIRES(mutex_) = 0;
-  // It has gone there.
-  virtual void on_joined(std::size_t /*index*/, Joining /*joining*/, std::size_t /*path*/) REQUIRES(mutex_) {}
+  // Where a stream that joins is to go; -1: nowhere.
+  virtual int place_of(const StreamArrivals::Arrival& arrival) REQUIRES(mutex_) = 0;
+  // It has gone there; its socket has been taken.
+  virtual void on_joined(std::size_t /*index*/, const StreamArrivals::Arrival& /*arrival*/) REQUIRES(mutex_) {}
   // A stream in kReplaying has finished with the chunks that were sent before.
   virtual bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) = 0;
   virtual void on_join_failure(const StreamArrivals::Failure& /*failure*/) REQUIRES(mutex_) {}

@@ -14,7 +14,7 @@ constexpr int kForgetMs = 5000;
 }  // namespace
 
 bool PeerSilence::is_due(std::int64_t now_ms) {
-  if (max_silence_s_ == 0 || now_ms < due_ms_) return false;
+  if (now_ms < due_ms_) return false;
   // Observations from before a pause without traffic do not apply to what is sent now.
   if (now_ms - due_ms_ > kForgetMs) answered_ms_.fill(now_ms);
   due_ms_ = now_ms + (has_paths_ ? kCheckPathsMs : kCheckMs);
@@ -37,7 +37,7 @@ std::int64_t PeerSilence::path_limit_ms(const Observation& observation, std::int
 
 PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::int64_t now_ms,
                                         const AskElsewhere& ask) {
-  const std::int64_t max_silence_ms = std::int64_t{max_silence_s_} * 1000;
+  const std::int64_t max_silence_ms = max_silence_s_ == 0 ? kNeverAnswered : std::int64_t{max_silence_s_} * 1000;
   std::vector<std::pair<Silent, Observation>> silent;
   std::int64_t last_answer_ms = max_silence_ms;
   for (std::size_t index = 0; index < observations.size(); ++index) {

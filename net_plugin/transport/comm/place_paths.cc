@@ -3,24 +3,15 @@
 #include <algorithm>
 
 namespace bagua_net {
-namespace {
-
-// The nearest healthy situation: a cable with a loose contact, which should carry what it can. So a stream that stays
-// for this long after its return counts as one that works.
-constexpr std::int64_t kProvenMs = 4000;
-constexpr std::int64_t kFirstPauseMs = 2000;
-constexpr std::int64_t kLongestPauseMs = 60000;
-
-}  // namespace
-
-PlacePaths::PlacePaths(const std::vector<std::size_t>& first, const std::vector<std::size_t>& own, std::size_t paths)
-    : pauses_(paths) {
+PlacePaths::PlacePaths(const std::vector<std::size_t>& first, const std::vector<std::size_t>& own,
+                       const std::vector<NicPath>& paths, PathStates* states)
+    : paths_(paths), states_(states) {
   std::copy_n(first.begin(), std::min(first.size(), current_.size()), current_.begin());
   std::copy_n(own.begin(), std::min(own.size(), home_.size()), home_.begin());
 }
 
 void PlacePaths::on_joined(std::size_t place, std::size_t path, bool is_more, std::int64_t now_ms) {
-  if (path >= pauses_.size()) return;
+  if (path >= paths_.size()) return;
   const std::uint64_t bit = std::uint64_t{1} << place;
   current_[place] = path;
   if (is_more) {
@@ -28,10 +19,11 @@ void PlacePaths::on_joined(std::size_t place, std::size_t path, bool is_more, st
     more_ |= bit;
   }
   if (home_[place] == path) {
-    pauses_[path].moved_ms = now_ms;
+    if (has_choice()) states_->on_returned(paths_[path], now_ms);
   } else if ((moving_ & bit) != 0) {
-    pauses_[home_[place]].moved_ms = now_ms;  // its host answers, and no stream could be opened
-    pause(home_[place], now_ms);
+    // Its host answers, and no stream could be opened.
+    states_->on_returned(paths_[home_[place]], now_ms);
+    states_->on_left(paths_[home_[place]], now_ms);
   }
   moving_ &= ~bit;
 }
@@ -39,28 +31,20 @@ void PlacePaths::on_joined(std::size_t place, std::size_t path, bool is_more, st
 void PlacePaths::on_lost(std::size_t place, bool is_told, std::int64_t now_ms) {
   if (is_told) moving_ &= ~(std::uint64_t{1} << place);
   if (!has_choice() || is_told || (moving_ >> place & 1) != 0) return;
-  pause(current_[place], now_ms);
-}
-
-void PlacePaths::pause(std::size_t path, std::int64_t now_ms) {
-  Pause& pause = pauses_[path];
-  if (now_ms < pause.until_ms) return;
-  const bool is_proven = now_ms - pause.moved_ms >= kProvenMs;
-  pause.ms = is_proven ? 0 : std::clamp(2 * pause.ms, kFirstPauseMs, kLongestPauseMs);
-  pause.until_ms = now_ms + pause.ms;
+  states_->on_left(paths_[current_[place]], now_ms);
 }
 
 std::size_t PlacePaths::replacement_path(std::size_t place, std::uint64_t live) const {
   if ((moving_ >> place & 1) != 0) return home_[place];
   // The one with the most streams has most surely something left.
-  std::vector<std::size_t> streams(pauses_.size());
+  std::vector<std::size_t> streams(paths_.size());
   for (; live != 0; live &= live - 1) {
     const std::size_t path = current_[static_cast<std::size_t>(__builtin_ctzll(live))];
     if (path != current_[place]) ++streams[path];
   }
   const auto most = std::max_element(streams.begin(), streams.end());
   if (most != streams.end() && *most > 0) return static_cast<std::size_t>(most - streams.begin());
-  return pauses_.empty() ? 0 : (current_[place] + 1) % pauses_.size();
+  return paths_.empty() ? 0 : (current_[place] + 1) % paths_.size();
 }
 
 std::size_t PlacePaths::place_for(std::size_t path, std::uint64_t asked) const {
@@ -72,7 +56,7 @@ std::size_t PlacePaths::place_for(std::size_t path, std::uint64_t asked) const {
 }
 
 void PlacePaths::spread_more(std::uint64_t live) {
-  std::vector<std::size_t> streams(pauses_.size());
+  std::vector<std::size_t> streams(paths_.size());
   for (std::uint64_t left = live; left != 0; left &= left - 1) {
     ++streams[home_[static_cast<std::size_t>(__builtin_ctzll(left))]];
   }
@@ -90,14 +74,14 @@ void PlacePaths::spread_more(std::uint64_t live) {
 std::uint64_t PlacePaths::places_to_move(std::uint64_t live, const Probe& probe, std::int64_t now_ms) {
   if (!has_choice()) return 0;
   spread_more(live);
-  std::vector<std::uint64_t> away(pauses_.size());
+  std::vector<std::uint64_t> away(paths_.size());
   for (; live != 0; live &= live - 1) {
     const auto place = static_cast<std::size_t>(__builtin_ctzll(live));
     if (current_[place] != home_[place]) away[home_[place]] |= std::uint64_t{1} << place;
   }
   std::uint64_t moving = 0;
   for (std::size_t path = 0; path < away.size(); ++path) {
-    if (away[path] != 0 && now_ms >= pauses_[path].until_ms && probe(path)) moving |= away[path];
+    if (away[path] != 0 && states_->may_return(paths_[path], now_ms) && probe(path)) moving |= away[path];
   }
   moving_ |= moving;
   return moving;

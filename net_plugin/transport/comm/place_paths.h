@@ -1,7 +1,7 @@
 // PlacePaths: over which path ([Note: pairs of interfaces] in transport/connect/nic_paths.h) the stream at each place
 // of a send comm goes, and over which it should. A lost stream is replaced over another path. Its own path is then
-// tried in the background, and once it works again, the stream moves back. Not thread-safe: the comm's mutex guards
-// every call.
+// tried in the background, and once it works again (transport/connect/path_states.h), the stream moves back. Not
+// thread-safe: the comm's mutex guards every call.
 #pragma once
 
 #include <array>
@@ -11,19 +11,21 @@
 #include <vector>
 
 #include "transport/chunks/limits.h"
+#include "transport/connect/path_states.h"
 
 namespace bagua_net {
 
 class PlacePaths {
  public:
-  // Whether connections over a path can be opened (transport/connect/path_health.h).
+  // Whether a path works.
   using Probe = std::function<bool(std::size_t path)>;
 
   // first, own: of each place that the comm begins with, its path and the one that it should have. They differ where
-  // that one could not connect. paths: their number; below two, nothing here has an effect.
-  PlacePaths(const std::vector<std::size_t>& first, const std::vector<std::size_t>& own, std::size_t paths);
+  // that one could not connect. paths, states: outlive this; of fewer than two paths nothing here has an effect.
+  PlacePaths(const std::vector<std::size_t>& first, const std::vector<std::size_t>& own,
+             const std::vector<NicPath>& paths, PathStates* states);
 
-  bool has_choice() const { return pauses_.size() > 1; }
+  bool has_choice() const { return paths_.size() > 1; }
   std::size_t path_of(std::size_t place) const { return current_[place]; }
   const std::array<std::size_t, kMaxStreams>& by_place() const { return current_; }
   // Places whose streams are to be given back and replaced over their own path, until something joins there.
@@ -44,22 +46,15 @@ class PlacePaths {
   std::uint64_t places_to_move(std::uint64_t live, const Probe& probe, std::int64_t now_ms);
 
  private:
-  // A path that works for connections and loses their data is tried less and less often.
-  struct Pause {
-    std::int64_t until_ms = 0;
-    std::int64_t ms = 0;
-    std::int64_t moved_ms = 0;  // when streams last moved to it
-  };
-
+  const std::vector<NicPath>& paths_;
+  PathStates* const states_;
   std::array<std::size_t, kMaxStreams> home_{};
   std::array<std::size_t, kMaxStreams> current_{};
-  std::vector<Pause> pauses_;  // by path
   std::uint64_t moving_ = 0;
   std::uint64_t more_ = 0;  // places that the comm did not begin with
 
   // Places in `live` that it did not begin with belong to the paths that lack streams.
   void spread_more(std::uint64_t live);
-  void pause(std::size_t path, std::int64_t now_ms);
 };
 
 }  // namespace bagua_net

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cerrno>
+#include <utility>
 
 #include "base/monotonic_clock.h"
 #include "os/tcp_socket.h"
@@ -73,33 +74,44 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
   return Status::ok();
 }
 
-void RecvComm::on_interface_lost(const NetworkInterface& interface) {
+void RecvComm::on_links_changed() {
   const MutexLock lock(mutex_);
   assert(is_whole());
-  if (has_stopped() || has_failed() || !policy_.tells_of_addresses || !recovers_) return;
-  std::uint16_t port = 0;
-  std::uint64_t others = 0;  // places
+  if (has_stopped() || has_failed() || !recovers_) return;
+  struct Lost {
+    std::size_t index;
+    std::uint16_t port;
+    std::string why;
+  };
+  std::vector<Lost> lost;
+  std::vector<std::size_t> others;
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     const DataStream* const stream = streams_[index].stream.get();
     if (stream == nullptr || stream->is_over()) continue;
     const SocketAddress own = local_address(stream->fd());
-    if (own.same_host(interface.address)) {
-      port = own.port();
-    } else {
-      others |= std::uint64_t{1} << index;
-    }
+    std::string why = policy_.path_states->why_gone(own);
+    why.empty() ? others.push_back(index) : lost.push_back({index, own.port(), std::move(why)});
   }
-  if (port == 0) return;
-  for (; others != 0; others &= others - 1) {
-    const auto index = static_cast<std::size_t>(__builtin_ctzll(others));
-    static_cast<RecvStream*>(streams_[index].stream.get())->tell_lost_port(port);
+  // Without another one, it is waited for as in any outage.
+  if (lost.empty() || others.empty()) return;
+  for (const std::size_t index : others) {
+    if (!policy_.tells_of_addresses) break;
+    for (const Lost& one : lost) static_cast<RecvStream*>(streams_[index].stream.get())->tell_lost_port(one.port);
     kick(static_cast<int>(index));
   }
   drive_own_streams();
+  for (const Lost& one : lost) {
+    if (streams_[one.index].stream->is_over()) continue;
+    told_ |= std::uint64_t{1} << one.index;
+    detach(one.index);
+    streams_[one.index].stream->lose(Status::remote_error(one.why));
+  }
 }
 
 StreamPhase RecvComm::on_lost(DataStream& stream) {
   some_have_left_ = true;
+  const std::uint64_t bit = std::uint64_t{1} << stream.index();
+  const bool is_told = (std::exchange(told_, told_ & ~bit) & bit) != 0;
   const int error_number = stream.loss().error_number();
   last_loss_was_silent_ = error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH;
   last_loss_ = "data stream " + std::to_string(stream.index()) + ": " + stream.loss().message();
@@ -110,6 +122,7 @@ StreamPhase RecvComm::on_lost(DataStream& stream) {
   ++losses_;
   stats_->streams_lost.add(1);
   stream.count_loss();
+  if (!is_told && !is_damaged && !last_loss_was_silent_) doubt_ms_ = monotonic_ms();
   log("Bagua-Net: a connection from " + peer_ + " was lost (" + last_loss_ + "): waiting for another one; " +
       std::to_string(losses_) + " lost on this communicator" +
       (damages_ > 0 ? ", " + std::to_string(damages_) + " of them for damaged data" : ""));
@@ -135,15 +148,45 @@ void RecvComm::count_damage(const Status& damage) {
       "memory of both hosts"));
 }
 
-int RecvComm::place_of(Joining joining, std::size_t /*path*/) {
+void RecvComm::on_joined(std::size_t /*index*/, const StreamArrivals::Arrival& arrival) {
+  doubt_ms_ = refused_ms_ = 0;
+  probe_.forget();
+  probe_.add(arrival.contact);
+}
+
+int RecvComm::most_silent(const SocketAddress& from) {
+  int chosen = -1;
+  std::pair<bool, std::int64_t> most;  // it comes from another address, and for how long it has sent nothing
+  for (std::size_t index = 1; index < streams_.size(); ++index) {
+    const DataStream* const stream = streams_[index].stream.get();
+    PeerLiveness liveness;
+    if (stream == nullptr || stream->is_over() || !stream->peer_liveness(&liveness)) continue;
+    const std::pair<bool, std::int64_t> its = {!remote_address(stream->fd()).same_host(from), liveness.data_ms};
+    if (chosen >= 0 && its <= most) continue;
+    chosen = static_cast<int>(index);
+    most = its;
+  }
+  return chosen;
+}
+
+int RecvComm::place_of(const StreamArrivals::Arrival& arrival) {
   // Place 0 is reserved for a replacement of stream 0.
-  if (joining != Joining::kReplacesFirst) {
+  if (arrival.joining != Joining::kReplacesFirst) {
     const int free = streams_.first_in(StreamPhase::kFree, 1);
     if (free >= 0) return free;
     // Without recovery, a stream that was given back looks like the end of the comm, and its place is not free.
     const int ended = streams_.first_in(StreamPhase::kEnded, 1);
     if (ended >= 0) remove(static_cast<std::size_t>(ended), StreamPhase::kFree);
-    return ended;
+    if (ended >= 0 || arrival.joining != Joining::kReplaces) return ended;
+    // The sender knows of a loss that this end has not noticed.
+    const int silent = most_silent(arrival.contact);
+    if (silent < 0) return -1;
+    DataStream& replaced = *streams_[static_cast<std::size_t>(silent)].stream;
+    detach(static_cast<std::size_t>(silent));
+    replaced.lose(Status::remote_error("the peer has replaced it"));
+    told_ |= std::uint64_t{1} << silent;
+    remove(static_cast<std::size_t>(silent), on_lost(replaced));
+    return silent;
   }
   // The sender knows that the old stream is lost, and sends again what was not acknowledged.
   if (DataStream* const lost = streams_[0].stream.get(); lost != nullptr) {
@@ -210,7 +253,8 @@ Status RecvComm::check_progress_possible() {
     // A parked stream cannot read on before later receives are posted, which may in turn wait for this one.
     if (!stream->is_over() && (parked >> index & 1) == 0) {
       none_left_ms_ = 0;
-      return Status::ok();
+      const std::string why = why_nothing_will_come();
+      return why.empty() ? Status::ok() : fail_waiting(why + " (" + last_loss_ + ")");
     }
   }
   // A connection that has just joined may bring the missing data. The next test adopts it.
@@ -224,8 +268,10 @@ std::string RecvComm::why_none_will_come() {
   const std::int64_t now_ms = monotonic_ms();
   if (none_left_ms_ == 0) {
     none_left_ms_ = answered_ms_ = now_ms;
-    refused_ms_ = 0;
-    probe_.forget();
+    if (doubt_ms_ == 0) {
+      refused_ms_ = 0;
+      probe_.forget();
+    }
   }
   const std::string since = " for " + std::to_string(now_ms - none_left_ms_) + " ms since the last connection was lost";
   // The sender may have begun to send only now. It needs time to notice that it is not answered.
@@ -235,24 +281,39 @@ std::string RecvComm::why_none_will_come() {
     if (now_ms - none_left_ms_ < notices_ms + kGraceMs) return {};
     return "the peer has opened no connection" + since;
   }
-  const PeerAnswer answer = probe_.ask(now_ms);
-  if (answer != PeerAnswer::kRefused) refused_ms_ = 0;
+  PeerAnswer answer = PeerAnswer::kNone;
+  const std::string why = why_sender_is_gone(&answer);
+  if (!why.empty()) return why + since;
   if (answer == PeerAnswer::kAlive) answered_ms_ = now_ms;
-  switch (answer) {
-    case PeerAnswer::kNone:
-    case PeerAnswer::kAlive: return {};
-    case PeerAnswer::kGone: return "the peer has closed its communicator";
-    case PeerAnswer::kRefused:
-      if (refused_ms_ == 0) refused_ms_ = now_ms;
-      if (now_ms - refused_ms_ < kRefusedMs) return {};
-      return "the peer has opened no connection" + since + ", and its port refuses them";
-    case PeerAnswer::kUnanswered:
-      if (policy_.max_silence_s == 0 || now_ms - answered_ms_ < policy_.max_silence_s * 1000 / share + kGraceMs) {
-        return {};
-      }
-      return "the peer has not answered" + since;
+  if (answer != PeerAnswer::kUnanswered || policy_.max_silence_s == 0 ||
+      now_ms - answered_ms_ < policy_.max_silence_s * 1000 / share + kGraceMs) {
+    return {};
   }
-  return {};
+  return "the peer has not answered" + since;
+}
+
+std::string RecvComm::why_nothing_will_come() {
+  if (doubt_ms_ == 0 || !recovers_ || !probe_.can_ask()) return {};
+  PeerAnswer answer = PeerAnswer::kNone;
+  const std::string why = why_sender_is_gone(&answer);
+  if (answer == PeerAnswer::kAlive) {
+    doubt_ms_ = 0;
+    probe_.forget();
+  }
+  return why.empty() ? why : why + " since it closed a connection";
+}
+
+std::string RecvComm::why_sender_is_gone(PeerAnswer* answer) {
+  const std::int64_t now_ms = monotonic_ms();
+  *answer = probe_.ask(now_ms);
+  if (*answer != PeerAnswer::kRefused && *answer != PeerAnswer::kGone) {
+    refused_ms_ = 0;
+    return {};
+  }
+  if (refused_ms_ == 0) refused_ms_ = now_ms;
+  if (now_ms - refused_ms_ < kRefusedMs) return {};
+  return *answer == PeerAnswer::kGone ? "the peer has closed its communicator, and opened no connection"
+                                      : "the peer's port refuses connections, and it has opened none";
 }
 
 Status RecvComm::fail_waiting(const std::string& why, std::optional<std::uint64_t> sent) {

@@ -24,6 +24,7 @@ struct RecvPolicy {
   int max_silence_s = 0;            // after which a host that does not answer is gone; 0: never
   std::size_t inline_bytes = SendPolicy{}.inline_bytes;
   PeerContact contact;  // the sender's process
+  std::shared_ptr<PathStates> path_states = std::make_shared<PathStates>();  // of the process
   FaultInjector* faults = nullptr;
   StallReport* stalls = nullptr;  // outlives the comm; nullptr: nothing is reported
 };
@@ -38,8 +39,9 @@ class RecvComm final : public Comm {
                        RecvPolicy policy = {}, CommStats stats = {});
   ~RecvComm() override;
 
-  // Its sender is told over the other connections. Its kernel would find out by silence only.
-  void on_interface_lost(const NetworkInterface& interface) override;
+  // Connections to an address of this host that is lost are left, and their sender is told over the others: its kernel,
+  // and this one, would find out by silence only.
+  void on_links_changed() override;
 
   // *request == nullptr: no room now, call again.
   Status irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
@@ -56,7 +58,8 @@ class RecvComm final : public Comm {
   std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) REQUIRES(mutex_) override;
   StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) override;
   StreamPhase on_given_back(std::size_t index) REQUIRES(mutex_) override;
-  int place_of(Joining joining, std::size_t path) REQUIRES(mutex_) override;
+  int place_of(const StreamArrivals::Arrival& arrival) REQUIRES(mutex_) override;
+  void on_joined(std::size_t index, const StreamArrivals::Arrival& arrival) REQUIRES(mutex_) override;
   bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) override;
   Status check_progress_possible() REQUIRES(mutex_) override;
   std::string stall_reason() REQUIRES(mutex_) override;
@@ -65,8 +68,15 @@ class RecvComm final : public Comm {
   void on_finished(const Request& request) REQUIRES(mutex_) override;
   // A stream was lost because of damaged data. The comm fails after too many in a row.
   void count_damage(const Status& damage) REQUIRES(mutex_);
+  // All places are taken: that of the stream which a connection from there most probably replaces. -1: none.
+  int most_silent(const SocketAddress& from) REQUIRES(mutex_);
+  // Asks the sender's process. Returns why the comm cannot go on; empty: it may, or that is not known yet.
+  std::string why_sender_is_gone(PeerAnswer* answer) REQUIRES(mutex_);
   // No connection is left. Returns why none will join any more; empty: one may join.
   std::string why_none_will_come() REQUIRES(mutex_);
+  // The peer ended some connections without a word, and the others are quiet: they may go over a dead path. Returns why
+  // nothing will come over them; empty: something may.
+  std::string why_nothing_will_come() REQUIRES(mutex_);
   // Fails the comm if a receive waits. sent: the number of messages that the sender has sent, if it said so.
   Status fail_waiting(const std::string& why, std::optional<std::uint64_t> sent = {}) REQUIRES(mutex_);
 
@@ -81,6 +91,8 @@ class RecvComm final : public Comm {
   bool last_loss_was_silent_ GUARDED_BY(mutex_) =
       false;  // no answer, rather than a word of the peer's host or the network
   std::string last_loss_ GUARDED_BY(mutex_);
+  std::uint64_t told_ GUARDED_BY(mutex_) = 0;         // places of streams that were left because their path is gone
+  std::int64_t doubt_ms_ GUARDED_BY(mutex_) = 0;      // since when the sender's process may have ended; 0: it lives
   std::int64_t none_left_ms_ GUARDED_BY(mutex_) = 0;  // since when no stream is left; 0: there are some
   PeerProbe probe_ GUARDED_BY(mutex_);
   std::int64_t answered_ms_ GUARDED_BY(mutex_) = 0;  // when the sender's process answered last since then

@@ -40,7 +40,7 @@ SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, S
       striped_chunks_(chunk_policy(policy_), policy_.path_loads),
       growth_(policy_, streams),
       silence_(policy_.max_silence_s, recovers_, policy_.paths.size() > 1),
-      paths_(policy_.first_paths, policy_.own_paths, policy_.paths.size()) {}
+      paths_(policy_.first_paths, policy_.own_paths, policy_.paths, policy_.path_states.get()) {}
 
 SendComm::~SendComm() {
   stop_recovering();
@@ -73,7 +73,6 @@ Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
   {
     const MutexLock lock(created->mutex_);
     created->first_is_nearest_ = created->paths_.has_choice();
-    if (created->paths_.has_choice()) created->routed_ = created->look_at_routes();
     created->use_streams(count);
   }
   created->publish();
@@ -289,8 +288,8 @@ void SendComm::check_liveness() {
   const PeerSilence::Verdict verdict =
       silence_.check(observations, now_ms, [&](std::size_t path) REQUIRES(mutex_) { return ask_elsewhere(path); });
   for (const PeerSilence::Silent& silent : verdict.streams) {
-    if (paths_.has_choice() && policy_.path_health != nullptr) {
-      policy_.path_health->on_silent(policy_.paths[paths_.path_of(silent.index)], now_ms);
+    if (paths_.has_choice()) {
+      policy_.path_states->on_silent(policy_.paths[paths_.path_of(silent.index)], now_ms);
     }
     detach(silent.index);
     stream(silent.index)
@@ -310,7 +309,7 @@ void SendComm::tick() {
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     if (stream(index) != nullptr && is_own(index)) stream(index)->listen(true);
   }
-  lose_paths_of_peer();
+  leave_gone_paths();
   check_liveness();
   return_streams();
 }

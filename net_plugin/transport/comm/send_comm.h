@@ -30,9 +30,8 @@ class SendComm final : public Comm {
 
   // Data of requests that are done may not have arrived yet: closing waits a short time for it.
   bool is_closed(std::int64_t now_ms) override;
-  void on_interface_lost(const NetworkInterface& interface) override;
+  void on_links_changed() override;
   void on_peer_address_lost(std::uint16_t port) override;
-  void on_routes_changed() override;
   bool looks_again() override;
 
   // *request == nullptr: no room now, call again.
@@ -45,8 +44,8 @@ class SendComm final : public Comm {
   std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) REQUIRES(mutex_) override;
   StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) override;
   StreamPhase on_given_back(std::size_t index) REQUIRES(mutex_) override;
-  int place_of(Joining joining, std::size_t path) REQUIRES(mutex_) override;
-  void on_joined(std::size_t index, Joining joining, std::size_t path) REQUIRES(mutex_) override;
+  int place_of(const StreamArrivals::Arrival& arrival) REQUIRES(mutex_) override;
+  void on_joined(std::size_t index, const StreamArrivals::Arrival& arrival) REQUIRES(mutex_) override;
   bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) override;
   void on_join_failure(const StreamArrivals::Failure& failure) REQUIRES(mutex_) override;
   void on_change() REQUIRES(mutex_) override;
@@ -60,15 +59,12 @@ class SendComm final : public Comm {
   void check_liveness() REQUIRES(mutex_);
   // Takes these streams away from their connections, which work no more, or are to be replaced.
   void lose_streams(std::uint64_t places, const std::string& why) REQUIRES(mutex_);
-  // The same for all that go over this path, of which the kernel says that it cannot be used.
-  void lose_path(std::size_t path, const std::string& why) REQUIRES(mutex_);
-  // The same for those of which the peer has said that.
-  void lose_paths_of_peer() REQUIRES(mutex_);
+  // The same for all that go over a path that is gone, unless all are.
+  void leave_gone_paths() REQUIRES(mutex_);
   // Streams of other comms over the same path were not answered, and this one has not been since then.
   bool is_silent_elsewhere(std::size_t index, std::int64_t answered_ms) REQUIRES(mutex_);
   // How long ago a packet was sent that the peer's host has answered over another path (PeerSilence::AskElsewhere).
   std::int64_t ask_elsewhere(std::size_t path) REQUIRES(mutex_);
-  std::vector<bool> look_at_routes() const;  // by path
   // Streams whose own path works again move back to it.
   void return_streams() REQUIRES(mutex_);
   bool should_stripe(std::size_t bytes) const REQUIRES(mutex_);
@@ -119,19 +115,16 @@ class SendComm final : public Comm {
   ReplayQueue own_replay_;
   ReplayQueue striped_replay_;
 
-  std::atomic<std::uint64_t> lost_paths_{0};  // bit mask of those that the peer has lost, and that were not dealt with
-
   std::size_t in_use_ GUARDED_BY(mutex_) = 0;       // streams that take new chunks, from the first on
   std::size_t next_kicked_ GUARDED_BY(mutex_) = 0;  // of the wide streams, where each flow is limited
   std::size_t striped_under_way_ GUARDED_BY(mutex_) = 0;
   CommGrowth growth_ GUARDED_BY(mutex_);
   PeerSilence silence_ GUARDED_BY(mutex_);
   PlacePaths paths_ GUARDED_BY(mutex_);
-  std::vector<bool> routed_ GUARDED_BY(mutex_);  // by path: it had a route when that was looked at last
   std::array<std::int64_t, kMaxStreams> joined_ms_ GUARDED_BY(mutex_){};  // by place; 0: the comm began with it
-  std::uint64_t told_ GUARDED_BY(mutex_) = 0;                             // places whose loss the kernel has announced
+  std::uint64_t told_ GUARDED_BY(mutex_) = 0;                             // places whose path is gone
   std::int64_t return_ms_ GUARDED_BY(mutex_) = 0;  // when to look again whether streams can return
-  bool probes_ GUARDED_BY(mutex_) = false;         // the answer is due in no time
+  bool probes_ GUARDED_BY(mutex_) = false;         // the answer is expected within a round trip
 
   // When to request replacements of the streams in kLost, unless something depends on them earlier.
   std::int64_t ask_lost_ms_ GUARDED_BY(mutex_) = 0;

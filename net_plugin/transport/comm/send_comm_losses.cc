@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/monotonic_clock.h"
-#include "os/local_address.h"
 #include "transport/comm/send_comm.h"
 #include "transport/recovery/recovery_timing.h"
 
@@ -79,19 +78,19 @@ void SendComm::ask_for_streams() {
   }
 }
 
-int SendComm::place_of(Joining joining, std::size_t path) {
-  switch (joining) {
+int SendComm::place_of(const StreamArrivals::Arrival& arrival) {
+  switch (arrival.joining) {
     case Joining::kMore: return streams_.first_in(StreamPhase::kFree);
     case Joining::kReplacesFirst: return streams_[0].phase() == StreamPhase::kAsked ? 0 : -1;
     case Joining::kReplaces: break;
   }
   const std::uint64_t asked = streams_.places_in(StreamPhase::kAsked) & ~std::uint64_t{1};
-  return asked == 0 ? -1 : static_cast<int>(paths_.place_for(path, asked));
+  return asked == 0 ? -1 : static_cast<int>(paths_.place_for(arrival.path, asked));
 }
 
-void SendComm::on_joined(std::size_t index, Joining joining, std::size_t path) {
+void SendComm::on_joined(std::size_t index, const StreamArrivals::Arrival& arrival) {
   joined_ms_[index] = monotonic_ms();
-  paths_.on_joined(index, path, joining == Joining::kMore, joined_ms_[index]);
+  paths_.on_joined(index, arrival.path, arrival.joining == Joining::kMore, joined_ms_[index]);
 }
 
 void SendComm::lose_streams(std::uint64_t places, const std::string& why) {
@@ -104,17 +103,14 @@ void SendComm::lose_streams(std::uint64_t places, const std::string& why) {
 
 void SendComm::return_streams() {
   const std::int64_t now_ms = monotonic_ms();
-  if (!paths_.has_choice() || !recovers_ || policy_.path_health == nullptr || now_ms < return_ms_ ||
-      missing_streams() != 0 || close_by_ms_ != 0)
-    return;
+  if (!paths_.has_choice() || !recovers_ || now_ms < return_ms_ || missing_streams() != 0 || close_by_ms_ != 0) return;
   return_ms_ = now_ms + kReturnMs;
   probes_ = false;
   const auto probe = [&](std::size_t path) REQUIRES(mutex_) {
     const NicPath& its = policy_.paths[path];
-    if (!routed_[path]) return false;
-    if (policy_.path_health->works(its, now_ms)) return true;
-    probes_ |= policy_.path_health->is_due(its);
-    if (const std::size_t bytes = policy_.path_health->take_lost_packet_bytes(its); bytes != 0) {
+    if (policy_.path_states->works(its, now_ms)) return true;
+    probes_ |= policy_.path_states->is_due(its);
+    if (const std::size_t bytes = policy_.path_states->take_lost_packet_bytes(its); bytes != 0) {
       log("Bagua-Net: connections to " + its.address.host() + " over " + its.interface.name + " open, and packets of " +
               std::to_string(bytes) +
               " bytes are not answered: compare the MTU of hosts and switches (ip link). The other interfaces carry "
@@ -136,62 +132,46 @@ void SendComm::return_streams() {
   drive_own_streams();  // the application may not call the comm
 }
 
-void SendComm::lose_path(std::size_t path, const std::string& why) {
-  std::uint64_t gone = 0;
+void SendComm::leave_gone_paths() {
+  if (has_stopped() || has_failed() || !paths_.has_choice() || !recovers_) return;
+  std::vector<std::string> why;
+  for (const NicPath& path : policy_.paths) why.push_back(policy_.path_states->why_gone(path));
+  // Without another one, it is waited for as in any outage.
+  if (std::none_of(why.begin(), why.end(), [](const std::string& reason) { return reason.empty(); })) return;
   for (std::uint64_t left = live_streams(); left != 0; left &= left - 1) {
-    if (paths_.path_of(static_cast<std::size_t>(__builtin_ctzll(left))) == path) gone |= left & -left;
+    const std::string& reason = why[paths_.path_of(static_cast<std::size_t>(__builtin_ctzll(left)))];
+    if (reason.empty()) continue;
+    told_ |= left & -left;
+    lose_streams(left & -left, reason);
   }
-  if (gone == 0) return;
-  told_ |= gone;
-  lose_streams(gone, why);
+}
+
+void SendComm::on_links_changed() {
+  const MutexLock lock(mutex_);
+  assert(is_whole());
+  leave_gone_paths();
 }
 
 void SendComm::on_peer_address_lost(std::uint16_t port) {
-  std::uint64_t paths = 0;
-  for (std::size_t path = 0; path < policy_.paths.size() && path < 64; ++path) {
-    if (policy_.paths[path].address.port() == port) paths |= std::uint64_t{1} << path;
+  for (const NicPath& path : policy_.paths) {
+    if (policy_.paths.size() > 1 && path.address.port() == port) policy_.path_states->on_address_lost(path);
   }
-  if (paths == 0) return;
-  lost_paths_.fetch_or(paths);
   ask_for_recovery();
 }
 
-void SendComm::lose_paths_of_peer() {
-  const std::uint64_t lost = lost_paths_.exchange(0);
-  // Without another one, it is waited for as in any outage.
-  if (lost == 0 || !recovers_ || __builtin_popcountll(lost) == static_cast<int>(policy_.paths.size())) return;
-  for (std::uint64_t left = lost; left != 0; left &= left - 1) {
-    const auto path = static_cast<std::size_t>(__builtin_ctzll(left));
-    lose_path(path, "the peer has lost its address " + policy_.paths[path].address.host());
-  }
-}
-
-void SendComm::on_interface_lost(const NetworkInterface& interface) {
-  const MutexLock lock(mutex_);
-  assert(is_whole());
-  if (has_stopped() || has_failed() || !paths_.has_choice() || !recovers_) return;
-  const auto goes_over = [&](const NicPath& path) { return path.interface.name == interface.name; };
-  // Without another one, it is waited for as in any outage.
-  if (std::all_of(policy_.paths.begin(), policy_.paths.end(), goes_over)) return;
-  for (std::size_t path = 0; path < policy_.paths.size(); ++path) {
-    if (goes_over(policy_.paths[path])) lose_path(path, "the network interface " + interface.name + " is gone");
-  }
-}
-
 bool SendComm::is_silent_elsewhere(std::size_t index, std::int64_t answered_ms) {
-  if (!paths_.has_choice() || !recovers_ || policy_.path_health == nullptr || stream(index)->is_over()) return false;
-  const std::int64_t silent_ms = policy_.path_health->silent_ms(policy_.paths[paths_.path_of(index)]);
+  if (!paths_.has_choice() || !recovers_ || stream(index)->is_over()) return false;
+  const std::int64_t silent_ms = policy_.path_states->silent_ms(policy_.paths[paths_.path_of(index)]);
   return silent_ms != 0 && std::max(answered_ms, joined_ms_[index]) < silent_ms;
 }
 
 std::int64_t SendComm::ask_elsewhere(std::size_t path) {
   std::int64_t ago_ms = PeerSilence::kNeverAnswered;
-  if (policy_.path_health == nullptr) return ago_ms;
   const std::int64_t now_ms = monotonic_ms();
   for (std::size_t other = 0; other < policy_.paths.size(); ++other) {
     if (other == path) continue;
-    policy_.path_health->works(policy_.paths[other], now_ms);
-    const std::int64_t answered_ms = policy_.path_health->answered_ms(policy_.paths[other]);
+    policy_.path_states->works(policy_.paths[other], now_ms);
+    const std::int64_t answered_ms = policy_.path_states->answered_ms(policy_.paths[other]);
     if (answered_ms != 0) ago_ms = std::min(ago_ms, now_ms - answered_ms);
   }
   return ago_ms;
@@ -200,25 +180,6 @@ std::int64_t SendComm::ask_elsewhere(std::size_t path) {
 bool SendComm::looks_again() {
   const MutexLock lock(mutex_);
   return silence_.is_suspicious() || probes_;
-}
-
-std::vector<bool> SendComm::look_at_routes() const {
-  std::vector<bool> routed;
-  for (const NicPath& path : policy_.paths) routed.push_back(has_route_over(path.address, path.interface));
-  return routed;
-}
-
-void SendComm::on_routes_changed() {
-  const MutexLock lock(mutex_);
-  assert(is_whole());
-  if (has_stopped() || has_failed() || !paths_.has_choice() || !recovers_) return;
-  const std::vector<bool> routed = std::exchange(routed_, look_at_routes());
-  if (std::none_of(routed_.begin(), routed_.end(), [](bool is_routed) { return is_routed; })) return;  // an outage
-  for (std::size_t path = 0; path < policy_.paths.size(); ++path) {
-    if (!routed[path] || routed_[path]) continue;
-    lose_path(path, "there is no route to " + policy_.paths[path].address.host() + " over " +
-                        policy_.paths[path].interface.name + " any more");
-  }
 }
 
 bool SendComm::has_replayed(const DataStream& stream) const {
@@ -263,7 +224,9 @@ std::string SendComm::outstanding() {
 }
 
 void SendComm::on_join_failure(const StreamArrivals::Failure& failed) {
-  const int index = place_of(failed.joining, 0);  // it was tried over all paths
+  StreamArrivals::Arrival failed_arrival;
+  failed_arrival.joining = failed.joining;
+  const int index = place_of(failed_arrival);  // it was tried over all paths
   if (index < 0) return;
   move(static_cast<std::size_t>(index), StreamPhase::kLost);
   const std::uint64_t left = streams_.places_in(StreamPhase::kLive) | streams_.places_in(StreamPhase::kReplaying);

@@ -10,7 +10,7 @@
 #include "transport/chunks/path_load.h"
 #include "transport/connect/nic_paths.h"
 #include "transport/connect/optional_connections.h"
-#include "transport/connect/path_health.h"
+#include "transport/connect/path_states.h"
 #include "transport/connect/stream_arrivals.h"
 #include "transport/faults/fault_injector.h"
 #include "transport/tuning/stream_growth.h"
@@ -42,7 +42,7 @@ struct SendPolicy {
   std::vector<std::size_t> first_paths;
   std::vector<std::size_t> own_paths;
   std::vector<std::shared_ptr<PathLoad>> path_loads;  // of each path, shared with other comms; empty: it has one path
-  PathHealth* path_health = nullptr;                  // outlives the comm; nullptr: no stream returns to its path
+  std::shared_ptr<PathStates> path_states = std::make_shared<PathStates>();  // of the process
 
   bool checksums = false;           // both ends use them
   FaultInjector* faults = nullptr;  // outlives the comm; nullptr: nothing damages its connections

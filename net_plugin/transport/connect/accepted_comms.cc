@@ -39,8 +39,8 @@ HandshakeVerdict AcceptedComms::admit(const Hello& hello, Admission* admission) 
   const bool is_first = hello.stream_index < accepted.reply.streams;
   const bool recovers = (accepted.reply.features & kFeatureRecovery) != 0;
   if (hello.stream_index == kReplacingStream || hello.stream_index == kReplacingFirstStream || (is_first && recovers)) {
-    // The comm knows how many streams it has, and whether one more has a place.
-    if (!admission->arrivals->has_room(kMaxStreams)) return HandshakeVerdict::kNoPlace;
+    // Each may take the place of a stream of which only its sender knows that it is lost.
+    if (!admission->arrivals->has_room(2 * kMaxStreams)) return HandshakeVerdict::kNoPlace;
     const bool is_stream_0 = hello.stream_index == kReplacingFirstStream || hello.stream_index == 0;
     admission->joining = is_stream_0 ? Joining::kReplacesFirst : Joining::kReplaces;
   } else if (is_first && (accepted.returned & (std::uint64_t{1} << hello.stream_index)) == 0) {

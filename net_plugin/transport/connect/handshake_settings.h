@@ -14,6 +14,7 @@
 #include "stats/stall_report.h"
 #include "transport/chunks/limits.h"
 #include "transport/connect/optional_connections.h"
+#include "transport/connect/path_states.h"
 #include "wire/protection.h"
 
 namespace bagua_net {
@@ -39,10 +40,10 @@ struct HandshakeSettings {
   int handshake_timeout_ms = 10000;
   std::string host_name;
   std::uint64_t process_id = 0;
-  std::size_t turn = 0;                     // differs between the processes of a host
   std::shared_ptr<const JobSecret> secret;  // nullptr: the job has none
   bool encrypts = false;                    // needs the secret
   bool uses_aes = cpu_has_aes();            // if the peer does, too
+  std::shared_ptr<PathStates> paths = std::make_shared<PathStates>();  // of the process
   StallReport* stalls = nullptr;            // outlives whoever has the settings; nullptr: nothing is reported
   OptionalConnections* optional = nullptr;  // outlives whoever has the settings; nullptr: without limits
 

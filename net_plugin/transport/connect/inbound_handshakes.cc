@@ -311,8 +311,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
     connection.peer =
         peer.address.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
     connection.same_host = peer.is_of_this_host();
-    connection.contact = {peer.address, hello, listen.key};
-    connection.contact.address.set_port(hello.port);
+    connection.contact = {{}, hello, listen.key};
     connection.contact.hello.stream_index = kAskingStream;
     listen.comm_id = hello.comm_id;
     listen.reply.process_id = settings_.process_id;
@@ -340,6 +339,9 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
   } else if (++listen.joined == connection.sockets.size()) {
     listen.state = ListenState::kReady;
   }
+  SocketAddress contact = peer.address;
+  contact.set_port(hello.port);
+  connection.contact.add(contact);
   admission->place = &place;
   admission->reply = listen.reply;
   if (is_joining(hello.stream_index)) admission->reply.streams = 1;
@@ -370,7 +372,9 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
   if (!options.is_ok()) log_->add_if_due(LogLevel::kWarn, "options", [&] { return "Bagua-Net: " + options.message(); });
   poller_->remove(peer.socket.get());
   if (admission.arrivals != nullptr) {
-    admission.arrivals->hand_in_announced(peer.take_socket(), admission.joining);
+    SocketAddress contact = peer.address;
+    contact.set_port(peer.hello().port);
+    admission.arrivals->hand_in_announced(peer.take_socket(), admission.joining, 0, contact);
   } else {
     *admission.place = peer.take_socket();
   }

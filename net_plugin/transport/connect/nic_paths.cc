@@ -9,15 +9,6 @@
 namespace bagua_net {
 namespace {
 
-// One packet may be lost, and the kernel repeats it after a second: the second attempt waits for that.
-constexpr int kFailuresToLeaveOut = 2;
-// For hosts whose network changes while the job runs. Each time costs one comm 2.8 s.
-constexpr std::int64_t kTryAgainMs = 60000;
-// Round trips of a single handshake vary by this much where the hosts are busy.
-constexpr std::int64_t kNoiseUs = 500;
-// And by this much otherwise. A path that only seems longer misses a turn.
-constexpr std::int64_t kLittleNoiseUs = 100;
-
 bool is_of_other_family(const std::vector<NetworkInterface>& interfaces, const ConnectHandle& handle) {
   return interfaces.front().address.is_ipv6() != (handle.address_family == 6);
 }
@@ -143,76 +134,6 @@ std::vector<std::size_t> share_paths(std::size_t streams, std::size_t paths, std
   std::vector<std::size_t> own = {first};
   for (std::size_t next = first_is_small ? 0 : first + 1; own.size() < streams; ++next) own.push_back(next % paths);
   return own;
-}
-
-bool PathExperience::is_left_out(const NicPath& path, std::int64_t now_ms) const {
-  const auto found = records_.find(key_of(path));
-  return found != records_.end() && now_ms < found->second.left_out_until_ms;
-}
-
-std::vector<std::size_t> PathExperience::usable(const std::vector<NicPath>& paths, std::int64_t now_ms) const {
-  std::vector<std::size_t> indices;
-  for (std::size_t index = 0; index < paths.size(); ++index) {
-    if (!is_left_out(paths[index], now_ms)) indices.push_back(index);
-  }
-  if (!indices.empty()) return indices;
-  for (std::size_t index = 0; index < paths.size(); ++index) indices.push_back(index);
-  return indices;
-}
-
-void PathExperience::on_connected(const NicPath& path, std::int64_t round_trip_us) {
-  Record& record = records_[key_of(path)];
-  const std::int64_t known_us = record.round_trip_us;
-  if (known_us > 0) round_trip_us = round_trip_us > 0 ? std::min(known_us, round_trip_us) : known_us;
-  record = {true, 0, 0, round_trip_us};
-}
-
-std::int64_t PathExperience::round_trip_us(const NicPath& path) const {
-  const auto found = records_.find(key_of(path));
-  return found == records_.end() ? 0 : found->second.round_trip_us;
-}
-
-bool PathExperience::is_longer(const NicPath& path, const NicPath& than, std::int64_t noise_us) const {
-  const std::int64_t its_us = round_trip_us(path);
-  const std::int64_t other_us = round_trip_us(than);
-  return other_us > 0 && its_us > 2 * other_us && its_us > other_us + noise_us;
-}
-
-std::size_t PathExperience::nearest(const std::vector<NicPath>& paths, std::size_t chosen, std::int64_t now_ms) const {
-  std::size_t best = chosen;
-  for (const std::size_t index : usable(paths, now_ms)) {
-    if (is_longer(paths[best], paths[index], kNoiseUs)) best = index;
-  }
-  return best;
-}
-
-std::size_t PathExperience::begin_comm(const std::vector<NicPath>& paths, std::int64_t now_ms) {
-  const std::vector<std::size_t> indices = usable(paths, now_ms);
-  const std::size_t nearest = this->nearest(paths, indices.front(), now_ms);
-  std::vector<std::size_t> fastest = {nearest};
-  for (const std::size_t index : indices) {
-    const int its_mbps = paths[index].interface.speed_mbps;
-    const int best_mbps = paths[fastest.front()].interface.speed_mbps;
-    if (index == nearest || best_mbps == 0 || its_mbps < best_mbps) continue;
-    if (is_longer(paths[index], paths[nearest], kLittleNoiseUs)) continue;
-    if (its_mbps > best_mbps) fastest.clear();
-    fastest.push_back(index);
-  }
-  std::sort(fastest.begin(), fastest.end());
-  const auto known = turns_.try_emplace(paths.front().address.host(), turn_ + turns_.size()).first;
-  return fastest[known->second++ % fastest.size()];
-}
-
-void PathExperience::on_failed(const NicPath& path, const Status& why, std::int64_t now_ms) {
-  Record& record = records_[key_of(path)];
-  if (++record.failures < kFailuresToLeaveOut || record.has_worked || now_ms < record.left_out_until_ms) return;
-  record.left_out_until_ms = now_ms + kTryAgainMs;
-  record.failures = 0;
-  log_->add_if_due(LogLevel::kWarn, "path " + path.interface.name + path.address.host(), [&] {
-    return "Bagua-Net: " + path.address.host() + " cannot be reached over " + path.interface.name + " (" +
-           path.interface.address.host() + "): " + why.message() +
-           ". This pair of interfaces is left out, and others carry its share";
-  });
 }
 
 }  // namespace bagua_net

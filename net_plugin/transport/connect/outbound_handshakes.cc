@@ -91,13 +91,13 @@ std::uint64_t OutboundHandshakes::begin(Attempt attempt) {
   Attempt& begun = attempts_.emplace(number, std::move(attempt)).first->second;
   const std::int64_t now_ms = monotonic_ms();
   begun.deadline_ms = now_ms + begun.ticket.timeout_ms;
-  const std::vector<std::size_t> usable = experience_.usable(begun.ticket.paths, now_ms);
+  const std::vector<std::size_t> usable = settings_.paths->usable(begun.ticket.paths, now_ms);
   for (std::size_t index = 0; index < begun.streams.size(); ++index) {
     begun.streams[index].path = usable[index % usable.size()];
   }
   if (begun.is_join && begun.ticket.joining() != Joining::kMore) begun.streams[0].path = begun.ticket.first_path;
   if (!begun.is_join && begun.has_choice()) {
-    begun.streams[0].path = experience_.begin_comm(begun.ticket.paths, now_ms);
+    begun.streams[0].path = settings_.paths->begin_comm(begun.ticket.paths, now_ms);
   }
   for (std::size_t index = 0; index < begun.streams.size() && !begun.over; ++index) start(begun, number, index);
   return number;
@@ -241,7 +241,7 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
   }
   Stream& stream = attempt.streams[index];
   if (attempt.has_choice()) {
-    experience_.on_connected(attempt.path_of(stream), tcp_round_trip_us(stream.socket.get()));
+    settings_.paths->on_connected(attempt.path_of(stream), tcp_round_trip_us(stream.socket.get()), monotonic_ms());
   }
   poller_->remove(stream.socket.get());
   stream_ids_.erase(stream.id);
@@ -265,10 +265,10 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
     attempt.connection.own_paths =
         share_paths(reply.streams, attempt.ticket.paths.size(), attempt.streams[0].path, settings_.has_workers);
     const std::int64_t now_ms = monotonic_ms();
-    const std::vector<std::size_t> usable = experience_.usable(attempt.ticket.paths, now_ms);
+    const std::vector<std::size_t> usable = settings_.paths->usable(attempt.ticket.paths, now_ms);
     for (std::size_t other = 1; other < attempt.streams.size(); ++other) {
       const std::size_t own = attempt.connection.own_paths[other];
-      const bool is_left_out = experience_.is_left_out(attempt.ticket.paths[own], now_ms);
+      const bool is_left_out = settings_.paths->is_left_out(attempt.ticket.paths[own], now_ms);
       attempt.streams[other].path = is_left_out ? usable[own % usable.size()] : own;
     }
     for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {
@@ -305,7 +305,7 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
       connection.paths.push_back(stream.path);
     }
     const std::size_t first = connection.own_paths[0];
-    const std::size_t nearest = experience_.nearest(attempt.ticket.paths, first, monotonic_ms());
+    const std::size_t nearest = settings_.paths->nearest(attempt.ticket.paths, first, monotonic_ms());
     if (nearest != first) {
       // Without workers, the first one carries its share of large messages: another stream takes its place there.
       const auto other = std::find(connection.own_paths.begin() + 1, connection.own_paths.end(), nearest);

@@ -43,8 +43,7 @@ class OutboundHandshakes {
         poller_(poller),
         next_id_(next_id),
         log_(log),
-        binding_(settings, log),
-        experience_(log, settings.turn) {}
+        binding_(settings, log) {}
 
   // Starts or polls the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an error: the
   // attempt is over. interfaces: through which the connections leave, if the peer can be reached there. ports: at the
@@ -86,7 +85,7 @@ class OutboundHandshakes {
     std::size_t path = 0;         // in the ticket
     bool is_bound = false;        // to its interface (transport/connect/interface_binding.h)
     bool was_closed = false;      // by the listener, before it replied
-    std::int64_t refused_ms = 0;  // of a join: since when; 0: it is not
+    std::int64_t refused_ms = 0;  // of a join, over a path that has worked: since when; 0: it is not
     std::size_t refused_path = 0;
   };
   struct Attempt {
@@ -138,7 +137,6 @@ class OutboundHandshakes {
   std::uint64_t* const next_id_;
   RareLog* const log_;
   InterfaceBinding binding_;
-  PathExperience experience_;
   std::map<std::uint64_t, Attempt> attempts_;
   struct StreamOf {
     std::uint64_t attempt;

@@ -35,12 +35,13 @@ void OutboundHandshakes::change_path(Attempt& attempt, std::size_t index, int er
   const std::int64_t now_ms = monotonic_ms();
   // A process that is stopped or overloaded answers late over every path.
   if (!is_shortage(error_number) && !(answered && error_number == ETIMEDOUT)) {
-    experience_.on_failed(path, Status::system_error("connect", error_number), now_ms);
+    const RareLog::Line line = settings_.paths->on_failed(path, Status::system_error("connect", error_number), now_ms);
+    if (!line.text.empty()) log_->add_if_due(line.level, line.kind, [&line] { return line.text; });
   }
   // The first stream decides whether there is a connection, and a comm waits for a replacement.
   const bool is_urgent = attempt.is_join ? attempt.ticket.joining() != Joining::kMore : index == 0;
-  if (!is_urgent && stream.tries % kTriesOfAPath != 0 && !experience_.is_left_out(path, now_ms)) return;
-  const std::vector<std::size_t> usable = experience_.usable(attempt.ticket.paths, now_ms);
+  if (!is_urgent && stream.tries % kTriesOfAPath != 0 && !settings_.paths->is_left_out(path, now_ms)) return;
+  const std::vector<std::size_t> usable = settings_.paths->usable(attempt.ticket.paths, now_ms);
   const auto next = std::upper_bound(usable.begin(), usable.end(), stream.path);
   stream.path = next == usable.end() ? usable.front() : *next;
 }
@@ -74,7 +75,9 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
   }
   const std::int64_t now_ms = monotonic_ms();
   const bool answered = stream.state == JoinState::kHandshaking;
-  const bool is_refused = error_number == ECONNREFUSED || !refusal.empty();
+  // Over a path that has never worked, a firewall may refuse.
+  const bool is_refused = (error_number == ECONNREFUSED || !refusal.empty()) &&
+                          (!attempt.has_choice() || settings_.paths->has_worked(attempt.path_of(stream)));
   release_for_retry(stream);
   attempt.trouble = {error_number, answered, std::move(refusal)};
   attempt.trouble_path = stream.path;

@@ -12,6 +12,7 @@
 
 #include "base/mutex.h"
 #include "crypto/keyed_socket.h"
+#include "os/socket_address.h"
 
 namespace bagua_net {
 
@@ -28,6 +29,7 @@ class StreamArrivals {
     KeyedSocket socket;
     Joining joining = Joining::kMore;
     std::size_t path = 0;  // the connecting side: of its ticket
+    SocketAddress contact;  // the listening side: from where it comes, with the port of the peer's process; 0: none
   };
   // A connection that the comm asked for will not come.
   struct Failure {
@@ -41,11 +43,12 @@ class StreamArrivals {
     ++announced_;
     any_.store(true, std::memory_order_release);
   }
-  void hand_in_announced(KeyedSocket socket, Joining joining = Joining::kMore, std::size_t path = 0) {
+  void hand_in_announced(KeyedSocket socket, Joining joining = Joining::kMore, std::size_t path = 0,
+                         const SocketAddress& contact = {}) {
     const MutexLock lock(mutex_);
     --announced_;
     if (closed_.load()) return;  // the socket closes
-    arrivals_.push_back({std::move(socket), joining, path});
+    arrivals_.push_back({std::move(socket), joining, path, contact});
     if (joining != Joining::kMore && on_change_) on_change_();
   }
   void hand_in(KeyedSocket socket, Joining joining = Joining::kMore, std::size_t path = 0) {

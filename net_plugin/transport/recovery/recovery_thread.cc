@@ -140,6 +140,7 @@ bool RecoveryThread::close_some() {
 
 void RecoveryThread::watch_links(const WatchedLinks& watched) {
   on_link_state_ = watched.on_state;
+  on_routes_ = watched.on_routes;
   unusable_since_ms_.assign(watched.interfaces.size(), 0);
   Status status = links_.open(watched.interfaces);
   if (status.is_ok()) status = poller_.add(links_.fd(), kLinkEvent, EPOLLIN);
@@ -171,25 +172,14 @@ void RecoveryThread::report_link(std::size_t index, std::int64_t now_ms) {
 void RecoveryThread::look_at_links(std::int64_t now_ms) {
   const LinkWatch::Changes changes = links_.update(now_ms);
   for (const std::size_t index : changes.interfaces) report_link(index, now_ms);
-  tell_of_links(changes);
+  if (changes.routes && on_routes_ != nullptr) on_routes_();
+  if (changes.routes || !changes.interfaces.empty()) tell_of_links();
   write_log();
 }
 
-void RecoveryThread::tell_of_links(const LinkWatch::Changes& changes) {
+void RecoveryThread::tell_of_links() {
   const MutexLock running(run_mutex_);
-  for (const auto& [id, entry] : entries_) {
-    for (const std::size_t index : changes.interfaces) {
-      if (links_.state(index) != LinkState::kUsable) entry.recoverable->on_interface_lost(links_.watched()[index]);
-    }
-    if (changes.routes) entry.recoverable->on_routes_changed();
-  }
-}
-
-void RecoveryThread::tell_of_all_links(Recoverable* recoverable) const {
-  for (std::size_t index = 0; index < links_.watched().size(); ++index) {
-    if (links_.state(index) != LinkState::kUsable) recoverable->on_interface_lost(links_.watched()[index]);
-  }
-  recoverable->on_routes_changed();
+  for (const auto& [id, entry] : entries_) entry.recoverable->on_links_changed();
 }
 
 void RecoveryThread::write_log() {
@@ -205,7 +195,7 @@ void RecoveryThread::recover(std::vector<std::uint64_t> due) {
       const MutexLock running(run_mutex_);
       const auto found = entries_.find(id);
       if (found == entries_.end()) continue;
-      if (std::exchange(found->second.is_new, false)) tell_of_all_links(found->second.recoverable);
+      if (std::exchange(found->second.is_new, false)) found->second.recoverable->on_links_changed();
       lines = found->second.recoverable->recover();
       if (found->second.recoverable->looks_again()) {
         if (again_.empty()) again_ms_ = monotonic_ms() + kCheckPathsMs;

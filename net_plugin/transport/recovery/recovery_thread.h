@@ -33,20 +33,20 @@ class Recoverable {
   virtual std::vector<RareLog::Line> recover() = 0;
   // recover() is to be called again soon, and not only after a second.
   virtual bool looks_again() { return false; }
-  // The interface cannot be used any more.
-  virtual void on_interface_lost(const NetworkInterface& /*interface*/) {}
-  // has_route_over() may have another answer than before.
-  virtual void on_routes_changed() {}
+  // The kernel has announced something of interfaces or routes (WatchedLinks says what).
+  virtual void on_links_changed() {}
   // The thread has ended with this failure.
   virtual void fail(Status status) = 0;
   // Does a step of closing. True: the comm is closed.
   virtual bool is_closed(std::int64_t /*now_ms*/) { return true; }
 };
 
-// Network interfaces in use, and who is told of their states.
+// Network interfaces in use, and who is told of their states and of routes, before the comms are. By the recovery thread,
+// or whoever starts it.
 struct WatchedLinks {
   std::vector<NetworkInterface> interfaces;
-  std::function<void(const NetworkInterface&, LinkState)> on_state;  // by the recovery thread, or whoever starts it
+  std::function<void(const NetworkInterface&, LinkState)> on_state;
+  std::function<void()> on_routes;  // has_route_over() may have another answer than before
 };
 
 class RecoveryThread {
@@ -90,8 +90,7 @@ class RecoveryThread {
   // Calls recover() of those that are there.
   void recover(std::vector<std::uint64_t> due) EXCLUDES(run_mutex_);
   void watch_links(const WatchedLinks& watched);
-  void tell_of_links(const LinkWatch::Changes& changes) EXCLUDES(run_mutex_);
-  void tell_of_all_links(Recoverable* recoverable) const;
+  void tell_of_links() EXCLUDES(run_mutex_);
   void look_at_links(std::int64_t now_ms);
   void report_link(std::size_t index, std::int64_t now_ms);
   void write_log();
@@ -100,6 +99,7 @@ class RecoveryThread {
   RareLog log_;      // the thread's
   LinkWatch links_;  // the thread's, once it runs
   std::function<void(const NetworkInterface&, LinkState)> on_link_state_;
+  std::function<void()> on_routes_;
   std::vector<std::int64_t> unusable_since_ms_;  // of links_; 0: usable
   std::vector<std::uint64_t> again_;             // whose recover() is to be called again, at again_ms_; the thread's
   std::int64_t again_ms_ = LinkWatch::kNever;

@@ -73,10 +73,12 @@ bool RecvStream::finish_chunk() {
 
 void RecvStream::send_acknowledgement() {
   while (acknowledgement_left_ > 0 || acknowledged_chunks_ < asked_chunks_ ||
-         lost_port_.load(std::memory_order_relaxed) != 0) {
+         lost_ports_.load(std::memory_order_relaxed) != 0) {
     if (acknowledgement_left_ == 0) {
-      const std::uint16_t lost_port = lost_port_.exchange(0, std::memory_order_relaxed);
-      encode_acknowledgement({received_chunks_, false, lost_port}, acknowledgement_.data(), checksums_);
+      std::uint64_t ports = lost_ports_.load(std::memory_order_relaxed);
+      while (!lost_ports_.compare_exchange_weak(ports, ports >> 16, std::memory_order_relaxed)) continue;
+      encode_acknowledgement({received_chunks_, false, static_cast<std::uint16_t>(ports)}, acknowledgement_.data(),
+                             checksums_);
       acknowledgement_left_ = acknowledgement_.size();
       acknowledged_chunks_ = received_chunks_;
     }

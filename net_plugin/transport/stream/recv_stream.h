@@ -34,8 +34,11 @@ class RecvStream final : public DataStream {
   // Also for damaged data. Without recovery the comm fails.
   StreamProgress lose(Status why) override;
 
-  // Its next acknowledgement, which its driver sends without being asked, names this port. Any thread.
-  void tell_lost_port(std::uint16_t port) { lost_port_.store(port, std::memory_order_relaxed); }
+  // An acknowledgement, which its driver sends without being asked, will name this port. Any thread.
+  void tell_lost_port(std::uint16_t port) {
+    std::uint64_t ports = lost_ports_.load(std::memory_order_relaxed);
+    while (!lost_ports_.compare_exchange_weak(ports, with_lost_port(ports, port), std::memory_order_relaxed)) continue;
+  }
   // It works, and has read no part of a chunk. By the driver.
   bool is_idle() const { return !is_over() && part_ == Part::kHeader && staged() == 0; }
   // It has received a chunk that was never sent before. Any thread.
@@ -96,7 +99,7 @@ class RecvStream final : public DataStream {
   std::uint64_t acknowledged_chunks_ = 0;
   std::array<std::uint8_t, kAcknowledgementBytes> acknowledgement_{};
   std::size_t acknowledgement_left_ = 0;     // bytes of it to be written
-  std::atomic<std::uint16_t> lost_port_{0};  // that its peer does not know of; 0: none
+  std::atomic<std::uint64_t> lost_ports_{0};  // that its peer does not know of
   std::atomic<bool> has_new_chunks_{false};
 };
 

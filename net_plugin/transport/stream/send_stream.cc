@@ -314,7 +314,7 @@ void SendStream::listen(bool to_the_end) {
       const bool is_last = unacknowledged_.is_empty() && !has_chunk_;
       look_at_delivery(is_last ? monotonic_ns() : monotonic_ns() - kLookAgainNs, true, at_once);
     }
-    if (const std::uint16_t port = unacknowledged_.take_lost_port(); port != 0) tell_peer_address_lost(port);
+    while (const std::uint16_t port = unacknowledged_.take_lost_port()) tell_peer_address_lost(port);
     if (unacknowledged_.peer_has_closed()) {
       peer_is_gone(0);
       return;

@@ -13,9 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/monotonic_clock.h"
 #include "support/context_pair.h"
 #include "support/cut_connections.h"
 #include "support/test_clock.h"
+#include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
 namespace {
@@ -128,6 +130,40 @@ TEST_CASE(a_receiver_that_was_killed_is_an_error) {
     check_noticed(outcome(request), "from message 0 on");
     rank.context->close(rank.comm);
   }
+}
+
+// As of a NIC that is dead: over it nothing says that the process has ended.
+TEST_CASE(a_sender_that_was_killed_is_an_error_though_a_connection_is_silent) {
+  for (const int workers : {0, 2}) {
+    ReceivingRank rank(recovering(workers, 2), [](int, SendComm*) {});
+    std::vector<std::uint8_t> room(1000);
+    Request* const request = receive(rank.comm, room);
+    CHECK(!is_done(request));
+    const std::vector<int> connections = open_connections();
+    CHECK_EQ(connections.size(), 2u);
+    silence(connections[1]);
+    rank.peer.kill();
+    check_noticed(outcome(request), "the peer's port refuses connections");
+  }
+}
+
+// The nearest healthy situation: the network ends one connection, and the sender's process is slow to open another.
+TEST_CASE(a_sender_that_is_stopped_has_not_ended_though_a_connection_was_lost) {
+  ReceivingRank rank(recovering(0, 2), [](int pipe, SendComm* comm) {
+    read_handle(pipe);
+    CHECK_OK(outcome(send(comm, make_message(0, 1000))));
+  });
+  std::vector<std::uint8_t> room(1000);
+  Request* const request = receive(rank.comm, room);
+  rank.peer.signal(SIGSTOP);
+  cut(open_connections()[1], Cut::kReset);
+  // Real time: longer than a process that has ended takes to be noticed.
+  const std::int64_t end_ms = monotonic_ms() + 2 * kRefusedMs;
+  while (monotonic_ms() < end_ms) CHECK(!is_done(request));
+  rank.peer.signal(SIGCONT);
+  rank.signal_peer();
+  CHECK_OK(outcome(request));
+  CHECK(room == make_message(0, 1000));
 }
 
 TEST_CASE(a_sender_that_was_killed_is_an_error) {

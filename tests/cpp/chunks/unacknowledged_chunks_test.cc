@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <cstdint>
 #include <deque>
 #include <random>
@@ -89,6 +90,20 @@ TEST_CASE(a_lost_address_is_reported_once_however_the_acknowledgement_is_cut) {
   CHECK_EQ(messages.unacknowledged.take_lost_port(), 0);
   CHECK_EQ(messages.done_count(), std::size_t{0});
   CHECK_OK(messages.acknowledge(1));
+}
+
+TEST_CASE(addresses_that_are_lost_together_are_all_reported) {
+  Messages messages;
+  std::vector<std::uint8_t> bytes(3 * kAcknowledgementBytes);
+  const std::array<std::uint16_t, 3> ports = {4711, 4712, 4711};
+  for (std::size_t i = 0; i < ports.size(); ++i) {
+    encode_acknowledgement({0, false, ports[i]}, bytes.data() + i * kAcknowledgementBytes);
+  }
+  CHECK_OK(messages.take(bytes.data(), bytes.size()));
+  std::set<std::uint16_t> told;
+  for (int i = 0; i < 2; ++i) told.insert(messages.unacknowledged.take_lost_port());
+  CHECK((told == std::set<std::uint16_t>{4711, 4712}));
+  CHECK_EQ(messages.unacknowledged.take_lost_port(), 0);
 }
 
 TEST_CASE(chunks_stay_known_while_places_for_more_are_made) {

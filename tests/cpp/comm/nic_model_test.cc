@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -78,6 +79,7 @@ class NicModel {
       take_down(nic);
     } else {
       is_up_[nic] = true;
+      states_->set_link(interfaces_[nic], true);
     }
   }
 
@@ -87,9 +89,8 @@ class NicModel {
     ++downs_;
     if (std::count(is_up_.begin(), is_up_.end(), true) == 0) ++outages_;
     if (random_() % 2 == 0) {
-      NetworkInterface lost;
-      lost.name = "nic" + std::to_string(nic);
-      pair_.sender->on_interface_lost(lost);
+      states_->set_link(interfaces_[nic], false);
+      pair_.sender->on_links_changed();
     }
     // What the sender was not told of, or cannot replace, the network ends.
     for (const int fd : open_connections()) {
@@ -108,7 +109,7 @@ class NicModel {
       // As a connector does: over another one, if nobody answers there.
       std::size_t path = first;
       for (std::size_t tried = 0; tried < is_up_.size() && !is_up_[path]; ++tried) path = (path + 1) % is_up_.size();
-      if (!is_up_[path] || !pair_.receiver_arrivals->has_room(kMaxStreams)) {
+      if (!is_up_[path] || !pair_.receiver_arrivals->has_room(2 * kMaxStreams)) {
         const std::lock_guard<std::mutex> lock(asked_mutex_);
         asked_.emplace_back(joining, first);
         continue;
@@ -124,8 +125,10 @@ class NicModel {
   CommPair::Settings settings(std::size_t streams, int workers) {
     CommPair::Settings settings = over_tcp(streams, workers);
     for (std::size_t nic = 0; nic < is_up_.size(); ++nic) {
-      settings.sending.paths.emplace_back().interface.name = "nic" + std::to_string(nic);
+      interfaces_.emplace_back().name = "nic" + std::to_string(nic);
+      settings.sending.paths.emplace_back().interface = interfaces_.back();
     }
+    settings.sending.path_states = states_;
     for (std::size_t stream = 0; stream < streams; ++stream) {
       settings.sending.first_paths.push_back(stream % is_up_.size());
     }
@@ -140,6 +143,8 @@ class NicModel {
 
   std::mt19937 random_;
   std::vector<bool> is_up_;
+  std::vector<NetworkInterface> interfaces_;
+  const std::shared_ptr<PathStates> states_ = std::make_shared<PathStates>();
   int downs_ = 0;
   int outages_ = 0;                       // times that none was up
   std::map<Ports, std::size_t> path_of_;  // also of connections that are gone

@@ -47,7 +47,19 @@ bool is_healthy(const PeerSilence::Verdict& verdict) { return verdict.host.empty
 
 }  // namespace
 
-TEST_CASE(without_a_limit_no_check_is_due) { CHECK(!PeerSilence(0, true).is_due(1)); }
+// The user's 0 ends the error, and not the replacement.
+TEST_CASE(without_a_limit_a_silent_path_is_left_and_no_host_has_vanished) {
+  PeerSilence silence(0, true, true);
+  CHECK(silence.is_due(1));
+  const auto look = [&](std::int64_t now_ms) {
+    return check(silence, {unanswered(100, 0), unanswered(now_ms)}, 1000000 + now_ms);
+  };
+  look(700);
+  CHECK_EQ(look(900).streams.size(), 1u);
+  const std::int64_t day_ms = 86'400'000;
+  CHECK(check(silence, {unanswered(day_ms), unanswered(day_ms)}, day_ms).host.empty());
+}
+
 
 TEST_CASE(a_check_is_due_once_a_second) {
   PeerSilence silence(kMaxSilenceS, true);

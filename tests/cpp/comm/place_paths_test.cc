@@ -1,6 +1,9 @@
 // Where the streams of a comm go when the path of some is lost and returns.
 #include "transport/comm/place_paths.h"
 
+#include <string>
+#include <vector>
+
 #include "support/check.h"
 
 namespace bagua_net {
@@ -8,7 +11,19 @@ namespace {
 
 constexpr std::uint64_t kAll = 0b1111;  // places
 
-PlacePaths two_paths() { return {{0, 1, 0, 1}, {0, 1, 0, 1}, 2}; }
+struct KnownPaths {
+  explicit KnownPaths(std::size_t count) : paths(count) {
+    for (std::size_t path = 0; path < count; ++path) paths[path].interface.name = "nic" + std::to_string(path);
+  }
+  std::vector<NicPath> paths;
+  PathStates states;
+};
+struct Places : private KnownPaths, PlacePaths {
+  Places(const std::vector<std::size_t>& first, const std::vector<std::size_t>& own, std::size_t count)
+      : KnownPaths(count), PlacePaths(first, own, paths, &states) {}
+};
+
+Places two_paths() { return {{0, 1, 0, 1}, {0, 1, 0, 1}, 2}; }
 
 bool works(std::size_t /*path*/) { return true; }
 bool fails(std::size_t /*path*/) { return false; }
@@ -16,16 +31,16 @@ bool fails(std::size_t /*path*/) { return false; }
 }  // namespace
 
 TEST_CASE(one_path_is_never_left) {
-  PlacePaths paths({0, 0}, {0, 0}, 1);
+  Places paths({0, 0}, {0, 0}, 1);
   paths.on_lost(1, false, 0);
   CHECK_EQ(paths.replacement_path(1, 0b01), std::size_t{0});
   CHECK_EQ(paths.places_to_move(0b11, works, 100000), std::uint64_t{0});
-  CHECK(!PlacePaths({}, {}, 0).has_choice());
-  CHECK_EQ(PlacePaths({}, {}, 0).replacement_path(0, 0), std::size_t{0});
+  CHECK(!Places({}, {}, 0).has_choice());
+  CHECK_EQ(Places({}, {}, 0).replacement_path(0, 0), std::size_t{0});
 }
 
 TEST_CASE(a_lost_stream_goes_over_another_path_and_returns) {
-  PlacePaths paths = two_paths();
+  Places paths = two_paths();
   for (const std::size_t place : {1, 3}) {
     paths.on_lost(place, false, 100000);
     CHECK_EQ(paths.replacement_path(place, 0b0101), std::size_t{0});
@@ -43,20 +58,20 @@ TEST_CASE(a_lost_stream_goes_over_another_path_and_returns) {
 }
 
 TEST_CASE(without_any_other_stream_the_next_path_is_tried) {
-  PlacePaths paths({0, 1, 2}, {0, 1, 2}, 3);
+  Places paths({0, 1, 2}, {0, 1, 2}, 3);
   CHECK_EQ(paths.replacement_path(2, 0), std::size_t{0});
   CHECK_EQ(paths.replacement_path(0, 0), std::size_t{1});
 }
 
 TEST_CASE(a_replacement_takes_the_place_whose_path_it_has) {
-  PlacePaths paths = two_paths();
+  Places paths = two_paths();
   CHECK_EQ(paths.place_for(1, 0b0110), std::size_t{1});
   CHECK_EQ(paths.place_for(0, 0b0110), std::size_t{2});
   CHECK_EQ(paths.place_for(0, 0b1010), std::size_t{1});
 }
 
 TEST_CASE(a_path_that_loses_what_returned_is_tried_less_often) {
-  PlacePaths paths = two_paths();
+  Places paths = two_paths();
   std::int64_t now_ms = 1000000;
   std::int64_t last_pause_ms = 0;
   paths.on_lost(1, false, now_ms);
@@ -77,7 +92,7 @@ TEST_CASE(a_path_that_loses_what_returned_is_tried_less_often) {
 }
 
 TEST_CASE(a_cable_that_is_pulled_every_five_seconds_is_used_each_time) {
-  PlacePaths paths = two_paths();
+  Places paths = two_paths();
   for (std::int64_t now_ms = 1000000; now_ms < 1100000; now_ms += 6000) {
     paths.on_lost(1, false, now_ms);
     paths.on_joined(1, 0, false, now_ms);
@@ -88,7 +103,7 @@ TEST_CASE(a_cable_that_is_pulled_every_five_seconds_is_used_each_time) {
 }
 
 TEST_CASE(a_path_that_the_kernel_announces_as_lost_is_used_whenever_it_returns) {
-  PlacePaths paths = two_paths();
+  Places paths = two_paths();
   std::int64_t now_ms = 1000000;
   for (int cut = 0; cut < 20; ++cut, now_ms += 1000) {
     paths.on_lost(1, true, now_ms);
@@ -107,13 +122,13 @@ TEST_CASE(a_path_that_the_kernel_announces_as_lost_is_used_whenever_it_returns) 
 }
 
 TEST_CASE(small_messages_move_to_the_path_that_turned_out_nearest) {
-  PlacePaths paths({0, 0, 1}, {1, 0, 1}, 2);
+  Places paths({0, 0, 1}, {1, 0, 1}, 2);
   CHECK_EQ(paths.places_to_move(0b111, works, 1000), std::uint64_t{0b001});
   CHECK_EQ(paths.replacement_path(0, 0b110), std::size_t{1});
 }
 
 TEST_CASE(streams_whose_path_could_not_connect_at_the_start_move_there_once_it_works) {
-  PlacePaths paths({0, 0, 0, 0}, {0, 1, 0, 1}, 2);
+  Places paths({0, 0, 0, 0}, {0, 1, 0, 1}, 2);
   CHECK_EQ(paths.path_of(1), std::size_t{0});
   CHECK_EQ(paths.places_to_move(kAll, fails, 100000), std::uint64_t{0});
   CHECK_EQ(paths.places_to_move(kAll, works, 101000), std::uint64_t{0b1010});
@@ -127,7 +142,7 @@ TEST_CASE(streams_whose_path_could_not_connect_at_the_start_move_there_once_it_w
 
 // Some firewalls answer for the hosts behind them.
 TEST_CASE(a_path_that_opens_connections_and_no_stream_is_tried_less_often) {
-  PlacePaths paths({0, 0}, {0, 1}, 2);
+  Places paths({0, 0}, {0, 1}, 2);
   std::int64_t now_ms = 1000000;
   int moves = 0;
   for (const std::int64_t end_ms = now_ms + 600000; now_ms < end_ms; now_ms += 1000) {
@@ -141,14 +156,14 @@ TEST_CASE(a_path_that_opens_connections_and_no_stream_is_tried_less_often) {
 }
 
 TEST_CASE(a_stream_that_joins_later_belongs_to_its_path) {
-  PlacePaths paths = two_paths();
+  Places paths = two_paths();
   paths.on_joined(4, 1, true, 0);
   CHECK_EQ(paths.places_to_move(0b11111, works, 100000), std::uint64_t{0});
 }
 
 TEST_CASE(streams_that_join_later_move_to_the_path_that_lacks_some) {
   // Path 1 is left out: all four that join go over path 0.
-  PlacePaths paths({0, 0}, {0, 1}, 2);
+  Places paths({0, 0}, {0, 1}, 2);
   for (std::size_t place = 2; place < 6; ++place) paths.on_joined(place, 0, true, 0);
   CHECK_EQ(paths.places_to_move(0b111111, fails, 100000), std::uint64_t{0});
   CHECK_EQ(paths.places_to_move(0b111111, works, 101000), std::uint64_t{0b001110});

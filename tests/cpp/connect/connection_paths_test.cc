@@ -1,6 +1,4 @@
 // ConnectionService where a comm has several paths, or a device several interfaces. All of them lead over loopback.
-#include <poll.h>
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,7 +11,6 @@
 #include "support/cut_connections.h"
 #include "transport/connect/connector_handshake.h"
 #include "transport/connect/first_hello.h"
-#include "transport/connect/path_health.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
@@ -25,8 +22,10 @@ NicPath path_to(const SocketAddress& address) { return {loopback(), address, 0};
 
 // A comm of one stream, and a ticket for another one instead.
 struct Connected {
+  HandshakeSettings settings = settings_with(1);
+  std::shared_ptr<PathStates> states = settings.paths;
   ListeningService listening;
-  ConnectingService connecting{listening.handle_bytes.data()};
+  ConnectingService connecting{listening.handle_bytes.data(), settings};
   EstablishedConnection accepted = listening.accept_from(&connecting);
   std::shared_ptr<StreamArrivals> arrivals = std::make_shared<StreamArrivals>();
 
@@ -46,6 +45,17 @@ struct Connected {
         },
         "the replacement");
     return arrived[0].path;
+  }
+};
+
+// The other end drops all packets.
+struct SilentListener {
+  SocketAddress address = loopback(kElsewhere).address;
+  OwnedFd socket;
+
+  SilentListener() {
+    CHECK_OK(tcp_listen(&address, &socket));
+    silence(socket.get());
   }
 };
 
@@ -100,12 +110,10 @@ TEST_CASE(a_process_that_is_late_to_answer_a_handshake_gets_twice_the_time_each_
 // With one interface down, a killed process is noticed as soon as with all.
 TEST_CASE(a_process_that_has_ended_is_noticed_though_another_path_is_silent) {
   Connected comm;
-  SocketAddress silent = loopback(kElsewhere).address;
-  OwnedFd listener;
-  CHECK_OK(tcp_listen(&silent, &listener));
-  silence(listener.get());
+  const SilentListener silent;
   const PortOfNobody refusing;
-  comm.replace({path_to(silent), path_to(refusing.address)}, 0);
+  comm.states->on_connected(path_to(refusing.address), 0, 0);
+  comm.replace({path_to(silent.address), path_to(refusing.address)}, 0);
   std::vector<StreamArrivals::Failure> failures;
   wait_until(
       [&] {
@@ -114,6 +122,19 @@ TEST_CASE(a_process_that_has_ended_is_noticed_though_another_path_is_silent) {
       },
       "the failure");
   CHECK(failures[0].why.find("the peer's process has ended") != std::string::npos);
+}
+
+// The path that works is interrupted for longer than a process that has ended takes to be noticed: real time, and the
+// firewall has refused for as long.
+TEST_CASE(a_firewall_that_refuses_over_a_path_that_never_worked_ends_no_comm) {
+  Connected comm;
+  const SilentListener silent;
+  const PortOfNobody refusing;
+  comm.states->on_connected(path_to(silent.address), 0, 0);
+  comm.replace({path_to(silent.address), path_to(refusing.address)}, 0);
+  const std::int64_t begin_ms = monotonic_ms();
+  wait_until([&] { return monotonic_ms() - begin_ms > 2 * kRefusedMs; }, "the time");
+  CHECK(comm.arrivals->take_failures().empty());
 }
 
 TEST_CASE(interfaces_without_their_address_are_left_out_of_the_handle) {
@@ -200,68 +221,6 @@ TEST_CASE(the_reply_to_stream_0_has_the_addresses_for_which_the_handle_has_no_ro
     hello.stream_index = 0;
     CHECK_EQ(shake_hands(2).refusal(), "the listener refuses the connection: the data stream fits no connection");
   }
-}
-
-TEST_CASE(a_path_works_again_once_a_connection_was_opened_over_it) {
-  PathHealth probes;
-  std::optional<RawListener> listener(std::in_place);
-  const NicPath path = path_to(listener->address);
-  std::int64_t now_ms = 1000000;
-  CHECK(!probes.works(path, now_ms));
-  wait_until([&] { return probes.works(path, now_ms); }, "the connection");
-  // All comms of the process get that answer, for a second.
-  listener.reset();
-  CHECK(probes.works(path, now_ms + 999));
-  for (int look = 0; look < 5; ++look) {
-    now_ms += 1000;
-    CHECK(!probes.works(path, now_ms));
-  }
-}
-
-// As where a switch has a smaller MTU.
-TEST_CASE(a_path_that_loses_large_packets_does_not_work) {
-  PathHealth probes;
-  const RawListener listener;
-  const NicPath path = path_to(listener.address);
-  lose_packets(listener.socket.get(), 1000);
-  std::int64_t now_ms = 1000000;
-  const auto works = [&] { return probes.works(path, now_ms); };
-  const auto send_packet = [&] { wait_until([&] { return works() || probes.is_due(path); }, "the connection"); };
-  const auto lose_packet = [&] {
-    now_ms += 1000;
-    CHECK(!works());
-    send_packet();
-  };
-  send_packet();
-  lose_packet();
-  CHECK_EQ(probes.take_lost_packet_bytes(path), 0u);
-  lose_packet();
-  CHECK(probes.take_lost_packet_bytes(path) > 1000);
-  lose_packet();
-  CHECK_EQ(probes.take_lost_packet_bytes(path), 0u);  // it was said
-  CHECK_EQ(probes.answered_ms(path), 0);
-  hear_again(listener.socket.get());  // of what connects from now on
-  now_ms += 1000;
-  wait_until(works, "the answer");
-  CHECK(probes.answered_ms(path) > 0);
-}
-
-// However many comms ask, and however soon the answer comes: a firewall may refuse a pair for as long as the job runs.
-TEST_CASE(a_path_is_tried_once_a_second) {
-  PathHealth probes;
-  PortOfNobody port;
-  const NicPath path = path_to(port.address);
-  std::int64_t now_ms = 1000000;
-  CHECK(!probes.works(path, now_ms));
-  port.listen();
-  const auto was_tried = [&] {
-    pollfd state{port.socket.get(), POLLIN, 0};
-    return ::poll(&state, 1, 0) > 0;
-  };
-  for (int comm = 0; comm < 10; ++comm) CHECK(!probes.works(path, now_ms += 99));
-  CHECK(!was_tried());
-  CHECK(!probes.works(path, now_ms += 10));
-  CHECK(was_tried());
 }
 
 }  // namespace bagua_net

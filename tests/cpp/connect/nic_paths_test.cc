@@ -1,9 +1,7 @@
-// Which pairs of network interfaces a comm's connections use, and when a pair is left out.
+// Which pairs of network interfaces a comm's connections use.
 #include "transport/connect/nic_paths.h"
 
 #include <sys/socket.h>
-
-#include <cerrno>
 
 #include "support/check.h"
 
@@ -13,8 +11,6 @@ namespace {
 constexpr NicPairing kNear{true, false};
 constexpr NicPairing kRouted{false, true};
 constexpr NicPairing kFar{false, false};
-
-const Status no_answer = Status::system_error("connect", ETIMEDOUT);
 
 using Pairs = std::vector<std::pair<std::size_t, std::size_t>>;
 
@@ -64,105 +60,6 @@ TEST_CASE(large_messages_have_each_path_whichever_the_first_stream_has) {
   CHECK((share_paths(3, 3, 1, false) == Indices{1, 2, 0}));
   CHECK((share_paths(5, 2, 1, true) == Indices{1, 0, 1, 0, 1}));
   CHECK((share_paths(4, 1, 0, true) == Indices{0, 0, 0, 0}));
-}
-
-TEST_CASE(a_pair_that_never_worked_is_left_out_for_a_while) {
-  RareLog log;
-  PathExperience experience(&log);
-  const std::vector<NicPath> paths = {path_to("eth0", 1), path_to("eth1", 2)};
-  using Indices = std::vector<std::size_t>;
-  CHECK((experience.usable(paths, 0) == Indices{0, 1}));
-  // One packet may be lost.
-  experience.on_failed(paths[1], no_answer, 0);
-  CHECK((experience.usable(paths, 0) == Indices{0, 1}));
-  experience.on_failed(paths[1], no_answer, 0);
-  CHECK((experience.usable(paths, 0) == Indices{0}));
-  CHECK(experience.is_left_out(paths[1], 1000));
-  CHECK_EQ(log.take().size(), std::size_t{1});
-  CHECK((experience.usable(paths, 60000) == Indices{0, 1}));
-  // Better one that may not work than none.
-  for (int i = 0; i < 2; ++i) experience.on_failed(paths[0], no_answer, 0);
-  CHECK((experience.usable(paths, 1000) == Indices{0, 1}));
-}
-
-TEST_CASE(a_pair_that_has_worked_is_never_left_out) {
-  RareLog log;
-  PathExperience experience(&log);
-  const NicPath path = path_to("eth0", 1);
-  experience.on_connected(path, 0);
-  for (int i = 0; i < 10; ++i) experience.on_failed(path, no_answer, i);
-  CHECK(!experience.is_left_out(path, 10));
-  CHECK(log.take().empty());
-}
-
-TEST_CASE(first_streams_take_turns_on_the_fastest_of_the_near_paths) {
-  RareLog log;
-  const auto begin = [&](std::vector<int> speeds_mbps, const std::vector<std::int64_t>& round_trips_us) {
-    PathExperience experience(&log);
-    std::vector<NicPath> paths;
-    for (const int mbps : speeds_mbps) {
-      const int number = static_cast<int>(paths.size());
-      paths.push_back(path_to(("eth" + std::to_string(number)).c_str(), static_cast<std::uint8_t>(number)));
-      paths.back().interface.speed_mbps = mbps;
-    }
-    for (std::size_t path = 0; path < round_trips_us.size(); ++path) {
-      experience.on_connected(paths[path], round_trips_us[path]);
-    }
-    std::string begun;
-    for (int comm = 0; comm < 4; ++comm) begun += std::to_string(experience.begin_comm(paths, 0));
-    return begun;
-  };
-  CHECK_EQ(begin({100, 100}, {}), "0101");
-  CHECK_EQ(begin({100, 100, 100}, {}), "0120");
-  CHECK_EQ(begin({100, 25}, {}), "0000");
-  CHECK_EQ(begin({25, 100, 100}, {}), "1212");
-  CHECK_EQ(begin({100, 100}, {30, 100}), "0101");  // handshakes vary by so much
-  CHECK_EQ(begin({100, 100}, {30, 200}), "0000");
-  CHECK_EQ(begin({100, 100, 100}, {2000, 100, 150}), "1212");
-  CHECK_EQ(begin({100, 25}, {2000, 100}), "1111");
-  // The kernel may say it of none, or of some.
-  CHECK_EQ(begin({0, 0}, {}), "0000");
-  CHECK_EQ(begin({0, 100}, {}), "0000");
-  CHECK_EQ(begin({100, 0}, {}), "0000");
-}
-
-TEST_CASE(first_streams_are_spread_to_each_peer_and_to_all_and_of_all_processes) {
-  for (std::size_t process = 0; process < 3; ++process) {
-    RareLog log;
-    PathExperience experience(&log, process);
-    const auto begin = [&](std::uint8_t peer) {
-      std::vector<NicPath> paths = {path_to("eth0", peer), path_to("eth1", static_cast<std::uint8_t>(peer + 100))};
-      for (NicPath& path : paths) path.interface.speed_mbps = 100;
-      return experience.begin_comm(paths, 0);
-    };
-    for (std::size_t round = 0; round < 3; ++round) {
-      for (std::uint8_t peer = 0; peer < 9; ++peer) CHECK_EQ(begin(peer), (process + peer + round) % 2);
-    }
-  }
-}
-
-// Nor does it catch up once it works.
-TEST_CASE(a_path_that_cannot_connect_has_no_turn) {
-  RareLog log;
-  PathExperience experience(&log);
-  std::vector<NicPath> paths = {path_to("eth0", 1), path_to("eth1", 2)};
-  for (NicPath& path : paths) path.interface.speed_mbps = 100;
-  for (int i = 0; i < 2; ++i) experience.on_failed(paths[1], no_answer, 0);
-  for (int comm = 0; comm < 10; ++comm) CHECK_EQ(experience.begin_comm(paths, 0), std::size_t{0});
-  experience.on_connected(paths[1], 0);
-  for (std::size_t comm = 0; comm < 4; ++comm) CHECK_EQ(experience.begin_comm(paths, 0), comm % 2);
-}
-
-TEST_CASE(a_first_stream_stays_unless_another_path_is_much_shorter) {
-  RareLog log;
-  PathExperience experience(&log);
-  const std::vector<NicPath> paths = {path_to("eth0", 1), path_to("eth1", 2)};
-  CHECK_EQ(experience.nearest(paths, 1, 0), std::size_t{1});
-  experience.on_connected(paths[0], 100);
-  experience.on_connected(paths[1], 550);
-  CHECK_EQ(experience.nearest(paths, 1, 0), std::size_t{1});  // handshakes vary by so much
-  experience.on_connected(paths[0], 20);
-  CHECK_EQ(experience.nearest(paths, 1, 0), std::size_t{0});
 }
 
 TEST_CASE(paths_to_a_peer_with_further_addresses) {

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/cut_connections.h"
 #include "support/growing_comms.h"
 #include "support/raw_handshake.h"
 #include "wire/frame_header.h"
@@ -157,6 +158,34 @@ TEST_CASE(a_comm_goes_on_without_an_idle_stream_that_cannot_be_replaced) {
   wait_until([&] { return !is_done(last) && asked_for_first > 0; }, "the loss of the last");
   pair.sender_arrivals->report({Joining::kReplacesFirst, "it was refused"});
   check_names(outcome(last), "could not be opened again: it was refused");
+}
+
+// The sender knows first where a NIC is dead: its kernel says so, and the receiver's hears nothing.
+TEST_CASE(a_replacement_has_a_place_though_the_receiver_has_not_noticed_the_loss) {
+  CommPair::Settings settings = over_tcp(kMaxStreams, 0);
+  settings.watched = CommPair::Watched::kReceivers;
+  settings.receiving.recovers = true;
+  CommPair pair(settings);
+  const std::vector<std::uint8_t> message = make_message(0, 100000);
+  std::vector<std::uint8_t> room(message.size());
+  const auto exchange = [&] {
+    Request* const receive = pair.receive(room);
+    CHECK_OK(outcome({pair.send(message), receive}));
+    CHECK(room == message);
+  };
+  exchange();
+  silence(pair.watched.back().get());
+  std::vector<OwnedFd> nears;
+  for (int i = 0; i < 2; ++i) {
+    auto [near, far] = tcp_pair();
+    pair.receiver_arrivals->hand_in(std::move(far), Joining::kReplaces);
+    nears.push_back(std::move(near));
+  }
+  Request* const receive = pair.receive(room);
+  write_frame(nears[1].get(), 1, 7);
+  CHECK_OK(outcome(receive));
+  CHECK_EQ(room[0], 7);
+  CHECK_EQ(pair.receiving_slot->counters.streams_lost.get(), 2u);
 }
 
 TEST_CASE(a_stream_that_joins_a_failed_comm_is_shut_down) {
