@@ -243,6 +243,16 @@ Status limit_unanswered_writes(int socket, int limit_ms) {
   return set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, limit_ms, "TCP_USER_TIMEOUT");
 }
 
+void probe_idle_peer(int socket) {
+  // Whoever watches decides sooner than so many probes.
+  constexpr int kProbes = 127;
+  const int on = 1;
+  [[maybe_unused]] const int ignored = ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  set_if_known(socket, TCP_KEEPCNT, kProbes);
+  set_if_known(socket, TCP_KEEPINTVL, 1);
+  set_if_known(socket, TCP_KEEPIDLE, 1);  // the last, because it sets the timer
+}
+
 SocketAddress remote_address(int socket) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;

@@ -51,6 +51,9 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host);
 // hour.
 Status limit_unanswered_writes(int socket, int limit_ms);
 
+// From now on the kernel asks the peer's each second whether it is there, while nothing else is under way.
+void probe_idle_peer(int socket);
+
 // No address: it is not connected.
 SocketAddress local_address(int socket);
 SocketAddress remote_address(int socket);

@@ -271,6 +271,7 @@ void SendComm::check_liveness() {
   if (!silence_.is_due(now_ms)) return;
   PeerSilence::Observations observations;
   std::uint64_t silent_elsewhere = 0;  // places
+  const bool is_waiting = paths_.has_choice() && recovers_ && unfinished().requests > 0;
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     SendStream* const looked_at = stream(index);
     if (looked_at == nullptr) continue;
@@ -278,6 +279,9 @@ void SendComm::check_liveness() {
     if (looked_at->was_acknowledged()) silence_.on_acknowledgement();
     PeerLiveness liveness;
     if (!looked_at->peer_liveness(&liveness)) continue;
+    // What the peer acknowledged may have been lost, and with it all that its kernel would repeat: nothing is under way
+    // from here, and the kernel asks after seconds only.
+    if (is_waiting && liveness.transmissions == 0 && liveness.sent_ms >= kSilentPathMs) looked_at->probe_when_idle();
     observations[index] = {liveness, paths_.path_of(index)};
     if (is_silent_elsewhere(index, now_ms - liveness.ms)) silent_elsewhere |= std::uint64_t{1} << index;
   }

@@ -98,8 +98,11 @@ class TcpByteStream final : public ByteStream {
     }
     liveness->packet_bytes = info.tcpi_pmtu;
     liveness->data_ms = info.tcpi_last_data_recv;
+    liveness->sent_ms = info.tcpi_last_data_sent;
     return true;
   }
+
+  void probe_when_idle() override { probe_idle_peer(socket_.get()); }
 
   std::size_t undelivered_bytes() const override { return tcp_undelivered_bytes(socket_.get()); }
 

@@ -24,6 +24,7 @@ struct PeerLiveness {
   bool went_out = true;
   std::uint32_t packet_bytes = 0;  // the largest that goes out
   std::int64_t data_ms = 0;        // since the other end sent data
+  std::int64_t sent_ms = 0;        // since this end did
 };
 
 class ByteStream {
@@ -44,6 +45,8 @@ class ByteStream {
   // False: this stream does not know.
   virtual bool delivery(Delivery*) const { return false; }
   virtual bool peer_liveness(PeerLiveness*) const { return false; }
+  // From now on peer_liveness() finds out within two seconds, although nothing is under way. Any thread.
+  virtual void probe_when_idle() {}
 
   // Written, and not acknowledged by the other end's kernel.
   virtual std::size_t undelivered_bytes() const { return 0; }

@@ -64,6 +64,7 @@ class DataStream {
 
   // Any thread.
   bool peer_liveness(PeerLiveness* liveness) const { return bytes_->peer_liveness(liveness); }
+  void probe_when_idle() { bytes_->probe_when_idle(); }
   std::size_t undelivered_bytes() const { return bytes_->undelivered_bytes(); }
   StreamState state() const { return state_.load(std::memory_order_acquire); }
   bool is_over() const { return state() == StreamState::kEnded || state() == StreamState::kLost; }

@@ -164,6 +164,7 @@ class SealedByteStream final : public ByteStream {
 
   bool delivery(Delivery* delivery) const override { return bytes_->delivery(delivery); }
   bool peer_liveness(PeerLiveness* liveness) const override { return bytes_->peer_liveness(liveness); }
+  void probe_when_idle() override { bytes_->probe_when_idle(); }
   std::size_t undelivered_bytes() const override { return bytes_->undelivered_bytes(); }
   std::uint64_t overhead_bytes() const override { return sent_ - reported_; }
   int fd() const override { return bytes_->fd(); }

@@ -82,4 +82,16 @@ TEST_CASE(the_kernel_says_how_long_data_is_unanswered_at_least) {
   wait_until([&] { return stream->peer_liveness(&liveness) && liveness.transmissions == 0; }, "the answer");
 }
 
+// Real time: the kernel asks after a second.
+TEST_CASE(a_peer_to_which_nothing_is_under_way_is_asked_whether_it_is_there) {
+  auto [near, far] = tcp_pair();
+  const std::unique_ptr<ByteStream> stream = make_tcp_byte_stream(std::move(near));
+  silence(far.get());
+  stream->probe_when_idle();
+  PeerLiveness liveness;
+  wait_until([&] { return stream->peer_liveness(&liveness) && liveness.transmissions >= 2; }, "two probes");
+  hear_again(far.get());
+  wait_until([&] { return stream->peer_liveness(&liveness) && liveness.transmissions == 0; }, "the answer");
+}
+
 }  // namespace bagua_net
