@@ -181,8 +181,10 @@ Status LinkWatch::read_states(std::vector<LinkState>* states) {
   BAGUA_NET_RETURN_IF_ERROR(list_interface_addresses(&rows));
   states->clear();
   for (std::size_t index = 0; index < watched_.size(); ++index) {
-    states->push_back(link_state(watched_[index], rows));
-    indices_[index] = ::if_nametoindex(watched_[index].name.c_str());
+    NetworkInterface now = watched_[index];
+    now.name = current_name(now);
+    states->push_back(link_state(now, rows));
+    indices_[index] = current_index(now);
   }
   return Status::ok();
 }

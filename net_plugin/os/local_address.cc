@@ -85,7 +85,7 @@ bool leaves_elsewhere(const SocketAddress& to, const NetworkInterface& interface
 }
 
 bool has_route_over(const SocketAddress& to, const NetworkInterface& interface) {
-  const int index = static_cast<int>(::if_nametoindex(interface.name.c_str()));
+  const int index = static_cast<int>(current_index(interface));
   if (index == 0) return false;
   const OwnedFd kernel(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE));
   if (!kernel.is_open()) return true;
@@ -109,7 +109,7 @@ bool has_route_over(const SocketAddress& to, const NetworkInterface& interface) 
 bool shares_subnet(const NetworkInterface& interface) {
   std::vector<InterfaceAddress> rows;
   return list_interface_addresses(&rows).is_ok() && std::any_of(rows.begin(), rows.end(), [&](const auto& row) {
-           return row.name != interface.name && same_subnet(row, interface.address);
+           return row.name != current_name(interface) && same_subnet(row, interface.address);
          });
 }
 

@@ -1,6 +1,7 @@
 #include "os/network_interface.h"
 
 #include <ifaddrs.h>
+#include <net/if.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -21,6 +22,17 @@ SocketAddress ip_address(const sockaddr* address) {
 }
 
 }  // namespace
+
+unsigned current_index(const NetworkInterface& interface) {
+  char name[IF_NAMESIZE];
+  if (interface.index != 0 && ::if_indextoname(interface.index, name) != nullptr) return interface.index;
+  return ::if_nametoindex(interface.name.c_str());
+}
+
+std::string current_name(const NetworkInterface& interface) {
+  char name[IF_NAMESIZE];
+  return interface.index != 0 && ::if_indextoname(interface.index, name) != nullptr ? name : interface.name;
+}
 
 Status list_interface_addresses(std::vector<InterfaceAddress>* rows) {
   rows->clear();
@@ -52,6 +64,7 @@ Status choose_network_interfaces(const EnvironmentReader& environment, std::vect
     interface.numa_node = interface_numa_node(sysfs_root, verdict.name);
     interface.pci_path = interface_pci_path(sysfs_root, verdict.name);
     interface.is_loopback = verdict.address.is_loopback();
+    interface.index = ::if_nametoindex(verdict.name.c_str());
     choices->push_back({std::move(interface), verdict.used, std::move(verdict.reason)});
   }
   return selected;

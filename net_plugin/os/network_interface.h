@@ -13,13 +13,17 @@
 namespace bagua_net {
 
 struct NetworkInterface {
-  std::string name;       // "eth0"
+  std::string name;       // "eth0", when it was chosen
   SocketAddress address;  // first address of the family wanted; port 0; an IPv6 link-local one with its scope
   int speed_mbps = 0;     // 0 = unknown (os/interface_speed.h)
   int numa_node = -1;     // -1 = unknown
   std::string pci_path;   // real path in sysfs, "" for virtual devices
   bool is_loopback = false;
+  unsigned index = 0;  // the kernel's, which it keeps when it is renamed; 0 = unknown
 };
+// Of the same interface now, which may have been renamed, or removed and made again by its name. 0, or `name`: it is gone.
+unsigned current_index(const NetworkInterface& interface);
+std::string current_name(const NetworkInterface& interface);
 
 // Why an interface is used or not, for `bagua-net doctor` and the start-up log.
 struct InterfaceChoice {

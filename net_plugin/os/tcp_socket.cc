@@ -80,7 +80,7 @@ bool bind_to_device(int socket, const std::string& name) {
 }
 
 Status bind_to_interface(int socket, const NetworkInterface& interface) {
-  bind_to_device(socket, interface.name);
+  bind_to_device(socket, current_name(interface));
   // The port is chosen by connect(), which knows the peer: without this a port would serve one peer only.
   const int on = 1;
   ::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
@@ -127,7 +127,7 @@ Status tcp_listen(const NetworkInterface& interface, SocketAddress* address, Own
   }
   BAGUA_NET_RETURN_IF_ERROR(listen_on(any.get(), *address));
   *address = local_address(any.get());
-  if (bind_to_device(own.get(), interface.name)) {
+  if (bind_to_device(own.get(), current_name(interface))) {
     BAGUA_NET_RETURN_IF_ERROR(listen_on(own.get(), *address));
     BAGUA_NET_RETURN_IF_ERROR(set_option(own.get(), SOL_SOCKET, SO_REUSEPORT, 0, "SO_REUSEPORT"));
     *bound = std::move(own);

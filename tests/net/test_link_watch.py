@@ -10,6 +10,7 @@ import time
 
 from support.lab_ring import Ring
 from support.labs import NEEDS_LAB, Lab
+from support.nic_traffic import traffic_until
 from support.processes import wait_until
 
 pytestmark = NEEDS_LAB
@@ -90,6 +91,30 @@ def test_interfaces_that_stay_usable_are_not_reported() -> None:
             expected.append(f"eth{nic} was set down")
             _wait_for_report(ring, expected[-1])
             assert _reports(ring) == expected, situation
+        ring.quit()
+
+
+def test_an_interface_that_is_renamed_stays_in_use() -> None:
+    environment = {"BAGUA_NET_JOIN_NICS": "eth0+eth1", "BAGUA_NET_RAILS": "1"}
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
+
+        def carries(name: str) -> bool:
+            count = ["cat", f"/sys/class/net/{name}/statistics/tx_bytes"]
+            before = int(lab.run(0, count, check=True).stdout)
+            ring.verify(4 << 20)
+            return int(lab.run(0, count, check=True).stdout) - before > 256 << 10
+
+        ring.connect()
+        traffic_until(ring, lambda: carries("eth1"))
+        _ip(lab, 0, "link set eth1 down", "link set eth1 name lan9", "link set lan9 up")
+        traffic_until(ring, lambda: carries("lan9"))
+        _ip(lab, 0, "route add 10.97.0.0/24 via 10.77.0.2 dev eth0", "route del 10.97.0.0/24")
+        # Its connections are opened again, under its new name.
+        _ip(lab, 0, "link set lan9 down")
+        _wait_for_report(ring, "eth1 was set down")
+        _ip(lab, 0, "link set lan9 up")
+        traffic_until(ring, lambda: carries("lan9"))
+        assert not any("was removed" in report for report in _reports(ring))
         ring.quit()
 
 

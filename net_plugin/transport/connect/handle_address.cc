@@ -20,7 +20,7 @@ SocketAddress address_in(const ConnectHandle& handle, const NetworkInterface& in
   if (handle.address_family == 4) return {AF_INET, handle.address, handle.port, 0};
   const SocketAddress address(AF_INET6, handle.address, handle.port, handle.scope_id);
   if (!address.is_link_local() || is_of_this_host(address)) return address;
-  const unsigned own_number = ::if_nametoindex(interface.name.c_str());
+  const unsigned own_number = current_index(interface);
   return own_number == 0 ? address : SocketAddress(AF_INET6, handle.address, handle.port, own_number);
 }
 
