@@ -11,27 +11,22 @@ void AcceptedComms::add(const RandomId& comm_id, const RandomId& listen_id, Hand
   for (auto comm = comms_.begin(); comm != comms_.end();) {
     comm = comm->second.arrivals.expired() ? comms_.erase(comm) : std::next(comm);
   }
-  comms_[comm_id] = {std::move(key), listen_id, reply, 0, arrivals};
+  comms_[listen_id] = {std::move(key), comm_id, reply, 0, arrivals};
 }
 
 HandshakeKeyRef AcceptedComms::find_key(const Hello& hello) const {
-  const auto found = comms_.find(hello.comm_id);
-  if (found == comms_.end() || found->second.listen_id != hello.listen_id || found->second.arrivals.expired()) {
-    return nullptr;
-  }
-  return found->second.key;
+  const auto found = comms_.find(hello.listen_id);
+  return found == comms_.end() || found->second.comm_id != hello.comm_id ? nullptr : find_key_of_listen(hello.listen_id);
 }
 
 HandshakeKeyRef AcceptedComms::find_key_of_listen(const RandomId& listen_id) const {
-  for (const auto& [comm_id, comm] : comms_) {
-    if (comm.listen_id == listen_id && !comm.arrivals.expired()) return comm.key;
-  }
-  return nullptr;
+  const auto found = comms_.find(listen_id);
+  return found == comms_.end() || found->second.arrivals.expired() ? nullptr : found->second.key;
 }
 
 HandshakeVerdict AcceptedComms::admit(const Hello& hello, Admission* admission) {
-  const auto found = comms_.find(hello.comm_id);
-  if (found == comms_.end()) return HandshakeVerdict::kUnknownStream;
+  const auto found = comms_.find(hello.listen_id);
+  if (found == comms_.end() || found->second.comm_id != hello.comm_id) return HandshakeVerdict::kUnknownStream;
   Accepted& accepted = found->second;
   admission->arrivals = accepted.arrivals.lock();
   if (admission->arrivals == nullptr || admission->arrivals->is_closed()) return HandshakeVerdict::kUnknownStream;

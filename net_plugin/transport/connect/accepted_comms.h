@@ -41,14 +41,15 @@ class AcceptedComms {
  private:
   struct Accepted {
     HandshakeKeyRef key;
-    RandomId listen_id{};
+    RandomId comm_id{};
     Reply reply;
     std::uint64_t returned = 0;  // a bit for each first stream that came again
     std::weak_ptr<StreamArrivals> arrivals;
   };
 
   const HandshakeSettings& settings_;
-  std::map<RandomId, Accepted> comms_;  // by comm id
+  // By listen id, which is this process's own random number. Its peer chooses the comm id: another comm may have it, too.
+  std::map<RandomId, Accepted> comms_;
 };
 
 }  // namespace bagua_net

@@ -9,6 +9,7 @@ namespace {
 // what the others have delivered since their last looks is not counted.
 constexpr std::int64_t kMinBusyNs = 40'000'000;
 constexpr std::int64_t kMinGaps = 3;
+constexpr std::int64_t kFreshNs = 500'000'000;
 // At 100 Hz, the slowest that Linux has.
 constexpr std::int64_t kTickNs = 10'000'000;
 constexpr std::int64_t kOfKernel = 2;
@@ -32,8 +33,13 @@ void PathRate::add(const Burst& burst) {
   merge({end_ns - counted_ns, end_ns});
   const std::int64_t taken_ns = std::min(busy_ns_, kOfKernel * kernel_busy_ns_);
   if (taken_ns < std::max(kMinBusyNs, kMinGaps * longest_ns_)) return;
-  rates_[samples_++ % rates_.size()] = bytes_ / static_cast<double>(taken_ns);
-  least_ = *std::max_element(rates_.begin(), rates_.end());
+  const Sample before = kept_[(samples_ + kept_.size() - 1) % kept_.size()];
+  const Sample last{bytes_ / static_cast<double>(taken_ns), busy_.back().end_ns};
+  kept_[samples_++ % kept_.size()] = last;
+  least_ = std::max(before.rate, last.rate);
+  for (const Sample& sample : kept_) {
+    if (sample.end_ns >= last.end_ns - kFreshNs) least_ = std::max(least_, sample.rate);
+  }
   const bool is_queued = queued_looks_ > 0 && 2 * queued_looks_ >= looks_;
   since_queued_ = is_queued ? 0 : since_queued_ + 1;
   most_ = is_queued ? least_ : std::max(least_, kKept * most_);

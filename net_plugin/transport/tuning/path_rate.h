@@ -4,7 +4,8 @@
 // What was delivered is divided by the time in which something was under way over any of them. In that time, bursts
 // have also waited for acknowledgements, behind what the peer sends, and for a CPU. This makes a path look slower the
 // less is sent over it, so that it would get less and less. What disturbs makes samples lower, hardly ever higher, so
-// the rate is the highest of the last few (as BBR does with each connection: draft-ietf-ccwg-bbr). And if nothing was
+// the rate is the highest of the last few (as BBR does with each connection: draft-ietf-ccwg-bbr), and at least of two. A
+// sample of a path that became slow takes long: what was kFreshNs before the last one counts no more. And if nothing was
 // queued, short bursts have waited for the round trip: the path may be faster, and is certainly as fast as that for who
 // sends little over it.
 //
@@ -39,7 +40,7 @@ class PathRate {
   double least() const { return least_; }  // with what was sent lately
   double most() const { return most_; }    // with more
   // Something was queued in one of the last samples. Otherwise the path may be faster than all of them.
-  bool is_limit() const { return since_queued_ < static_cast<int>(rates_.size()); }
+  bool is_limit() const { return since_queued_ < static_cast<int>(kept_.size()); }
   std::int64_t measured_ns() const { return measured_ns_; }  // when that was last
 
  private:
@@ -51,7 +52,11 @@ class PathRate {
   // Into busy_, with its length in busy_ns_.
   void merge(Interval interval);
 
-  std::array<double, 8> rates_{};  // of the last samples
+  struct Sample {
+    double rate = 0;
+    std::int64_t end_ns = 0;
+  };
+  std::array<Sample, 8> kept_{};  // the last ones
   std::size_t samples_ = 0;
   double least_ = 0;
   double most_ = 0;
