@@ -21,7 +21,8 @@ struct NetworkInterface {
   bool is_loopback = false;
   unsigned index = 0;  // the kernel's, which it keeps when it is renamed; 0 = unknown
 };
-// Of the same interface now, which may have been renamed, or removed and made again by its name. 0, or `name`: it is gone.
+// Of the same interface now, which may have been renamed, or removed and made again by its name. 0, or `name`: it is
+// gone.
 unsigned current_index(const NetworkInterface& interface);
 std::string current_name(const NetworkInterface& interface);
 

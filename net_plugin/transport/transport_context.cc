@@ -35,8 +35,8 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   settings.host_name = name;
   settings.process_id = static_cast<std::uint64_t>(::getpid());
   const int local_rank = job_position(process_environment()).local_rank;
-  settings.paths = std::make_shared<PathStates>(local_rank >= 0 ? static_cast<std::size_t>(local_rank)
-                                                                : settings.process_id);
+  settings.paths =
+      std::make_shared<PathStates>(local_rank >= 0 ? static_cast<std::size_t>(local_rank) : settings.process_id);
   return settings;
 }
 
@@ -202,8 +202,9 @@ SendPolicy TransportContext::send_policy(const Device& device, const Established
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges && !settings_.encrypts;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
-                             timeout_ms = config_.keepalive_s == 0 ? std::numeric_limits<int>::max()
-                                                                   : config_.keepalive_s * 1000](Joining joining, std::size_t first_path) {
+                             timeout_ms = config_.keepalive_s == 0
+                                              ? std::numeric_limits<int>::max()
+                                              : config_.keepalive_s * 1000](Joining joining, std::size_t first_path) {
       JoinTicket replacing = ticket;
       replacing.timeout_ms = timeout_ms;
       replacing.first_path = first_path;

@@ -75,7 +75,9 @@ def test_small_messages_take_the_fastest_interfaces_in_turn(
         ring.quit()
 
 
-@pytest.mark.parametrize(("host", "way"), rest_is_deep([(0, "link down"), (1, "link down"), (0, "silent"), (1, "silent")], 1, 2))
+@pytest.mark.parametrize(
+    ("host", "way"), rest_is_deep([(0, "link down"), (1, "link down"), (0, "silent"), (1, "silent")], 1, 2)
+)
 def test_an_interface_is_done_without_though_every_place_for_a_stream_is_taken(host: int, way: str) -> None:
     environment = {**_JOINED, "BAGUA_NET_NSTREAMS": "64"}
     with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=environment, channels=1) as ring:

@@ -14,6 +14,9 @@ constexpr double kCertainOfPermitted = 0.5;
 // on.
 constexpr std::int64_t kLastOldNs = 64'000'000'000;
 constexpr double kFaster = 1.25;
+// The nearest healthy situations: a peer whose CPUs are busy, and one lost packet, which the kernel sends again.
+constexpr double kHeldUp = 2;
+constexpr double kHeldUpNs = 100e6;
 
 void add(Backlog* sum, const Backlog& backlog) {
   sum->under_way += backlog.under_way;
@@ -55,6 +58,12 @@ PathLoad::State PathLoad::state(double assumed_rate, std::int64_t now_ns) {
       state.certain = std::max(state.certain, std::min(kCertainOfPermitted * permitted, state.most));
     }
   }
+  for (const Connection& connection : connections_) {
+    if (!connection.was_seen || connection.backlog.under_way == 0 || state.most <= 0) continue;
+    const double expected_ns = state.round_trip_ns + static_cast<double>(connection.backlog.under_way) / state.most;
+    const double waits_ns = static_cast<double>(now_ns - connection.progress_ns);
+    state.is_held_up |= waits_ns > std::max(kHeldUp * expected_ns, kHeldUpNs);
+  }
   const double each = (state.certain > 0 ? state.certain : assumed_rate) / std::max(busy, 1.0);
   for (const Connection& connection : connections_) {
     if (!connection.was_seen) continue;
@@ -94,12 +103,13 @@ void PathLoad::look(std::size_t connection, const Delivery& delivery, const Back
     const bool was_old = measured_ns != 0 && now_ns - measured_ns > old_after_ns_;
     rate_.add({delivery.bytes - seen.delivery.bytes, busy_since_ns, now_ns,
                1000 * std::max<std::int64_t>(kernel_us(delivery) - kernel_us(seen.delivery), 0), is_over,
-               is_queued(delivery)});
+               is_queued(delivery), delivery.retransmits - seen.delivery.retransmits});
     if (rate_.measured_ns() != measured_ns) {
       if (was_old) old_after_ns_ = std::min(2 * old_after_ns_, kLastOldNs);
       if (rate_.least() > kFaster * former) old_after_ns_ = kFirstOldNs;
     }
   }
+  if (!was_seen || is_over || delivery.bytes != seen.delivery.bytes) seen.progress_ns = now_ns;
   seen.delivery = delivery;
   seen.backlog = backlog;
   seen.pace = pace;
@@ -110,6 +120,7 @@ void PathLoad::take(std::size_t connection, std::size_t bytes, std::int64_t now_
   const MutexLock lock(mutex_);
   Connection& taking = connections_[connection];
   if (taking.busy_since_ns == 0) taking.busy_since_ns = now_ns;
+  if (taking.backlog.under_way == 0) taking.progress_ns = now_ns;
   taking.backlog = left_of(taking, rate_.most(), now_ns);
   add(&taking.backlog, {bytes, bytes});
   taking.at_ns = now_ns;

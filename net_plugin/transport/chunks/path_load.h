@@ -27,10 +27,11 @@ class PathLoad {
   // Rates in bytes per ns; 0: unknown.
   struct State {
     double told = 0;
-    double most = 0;        // what the path may reach
-    bool is_limit = false;  // and it reaches no more: as much was queued
-    double certain = 0;     // what it reaches again, most probably
-    bool is_old = false;    // that was measured so long ago that it may be faster now
+    double most = 0;          // what the path may reach
+    bool is_limit = false;    // and it reaches no more: as much was queued
+    double certain = 0;       // what it reaches again, most probably
+    bool is_old = false;      // that was measured so long ago that it may be faster now
+    bool is_held_up = false;  // a connection has delivered nothing for much longer than its bytes take
     double round_trip_ns = 0;
     // What is left if the path has reached `most` since the last look at it, and if it has reached `certain`.
     Backlog least_left;
@@ -55,7 +56,8 @@ class PathLoad {
     Delivery delivery;
     std::int64_t busy_since_ns = 0;  // not looked at, and something under way; 0: nothing is
     Backlog backlog;
-    std::int64_t at_ns = 0;  // when the backlog was that
+    std::int64_t at_ns = 0;        // when the backlog was that
+    std::int64_t progress_ns = 0;  // when it was seen to have delivered more, or began
     double pace = 0;
   };
   static Backlog left_of(const Connection& connection, double rate, std::int64_t now_ns);

@@ -91,6 +91,7 @@ std::size_t PathShares::share(std::size_t path, std::size_t best, std::size_t by
   const PathLoad::State fast = loads_[best]->state(0, now_ns);
   if (fast.most == 0) return 0;
   const PathLoad::State asking = loads_[path]->state(kUnknown * fast.most, now_ns);
+  if (asking.is_held_up && !fast.is_held_up) return 0;
   const double rate =
       asking.certain > 0 && !asking.is_old ? asking.certain : std::max(asking.certain, kUnknown * fast.most);
   const double fast_ns = wait_ns(fast.least_left, fast.most, fast.round_trip_ns) + fast.round_trip_ns +

@@ -44,9 +44,8 @@ constexpr int kUnansweredOfPath = 2;
 
 class PeerSilence {
  public:
-  // max_silence_s: after which a host that does not answer is an error; 0: never, and single streams are replaced all the
-  // same. has_paths: the streams go over
-  // several paths, of which one may be silent.
+  // max_silence_s: after which a host that does not answer is an error; 0: never, and single streams are replaced all
+  // the same. has_paths: the streams go over several paths, of which one may be silent.
   PeerSilence(int max_silence_s, bool recovers, bool has_paths = false)
       : max_silence_s_(max_silence_s), recovers_(recovers), has_paths_(has_paths) {}
 

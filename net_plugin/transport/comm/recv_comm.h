@@ -23,7 +23,7 @@ struct RecvPolicy {
   bool tells_of_addresses = false;  // the sender understands that one of this host is lost
   int max_silence_s = 0;            // after which a host that does not answer is gone; 0: never
   std::size_t inline_bytes = SendPolicy{}.inline_bytes;
-  PeerContact contact;  // the sender's process
+  PeerContact contact;                                                       // the sender's process
   std::shared_ptr<PathStates> path_states = std::make_shared<PathStates>();  // of the process
   FaultInjector* faults = nullptr;
   StallReport* stalls = nullptr;  // outlives the comm; nullptr: nothing is reported

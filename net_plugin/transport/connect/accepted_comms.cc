@@ -16,7 +16,8 @@ void AcceptedComms::add(const RandomId& comm_id, const RandomId& listen_id, Hand
 
 HandshakeKeyRef AcceptedComms::find_key(const Hello& hello) const {
   const auto found = comms_.find(hello.listen_id);
-  return found == comms_.end() || found->second.comm_id != hello.comm_id ? nullptr : find_key_of_listen(hello.listen_id);
+  return found == comms_.end() || found->second.comm_id != hello.comm_id ? nullptr
+                                                                         : find_key_of_listen(hello.listen_id);
 }
 
 HandshakeKeyRef AcceptedComms::find_key_of_listen(const RandomId& listen_id) const {

@@ -48,7 +48,8 @@ class AcceptedComms {
   };
 
   const HandshakeSettings& settings_;
-  // By listen id, which is this process's own random number. Its peer chooses the comm id: another comm may have it, too.
+  // By listen id, which is this process's own random number. Its peer chooses the comm id: another comm may have it,
+  // too.
   std::map<RandomId, Accepted> comms_;
 };
 

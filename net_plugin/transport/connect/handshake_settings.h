@@ -40,9 +40,9 @@ struct HandshakeSettings {
   int handshake_timeout_ms = 10000;
   std::string host_name;
   std::uint64_t process_id = 0;
-  std::shared_ptr<const JobSecret> secret;  // nullptr: the job has none
-  bool encrypts = false;                    // needs the secret
-  bool uses_aes = cpu_has_aes();            // if the peer does, too
+  std::shared_ptr<const JobSecret> secret;                             // nullptr: the job has none
+  bool encrypts = false;                                               // needs the secret
+  bool uses_aes = cpu_has_aes();                                       // if the peer does, too
   std::shared_ptr<PathStates> paths = std::make_shared<PathStates>();  // of the process
   StallReport* stalls = nullptr;            // outlives whoever has the settings; nullptr: nothing is reported
   OptionalConnections* optional = nullptr;  // outlives whoever has the settings; nullptr: without limits

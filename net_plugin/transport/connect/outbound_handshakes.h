@@ -39,11 +39,7 @@ class OutboundHandshakes {
  public:
   // log: written once the mutex is free.
   OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log)
-      : settings_(settings),
-        poller_(poller),
-        next_id_(next_id),
-        log_(log),
-        binding_(settings, log) {}
+      : settings_(settings), poller_(poller), next_id_(next_id), log_(log), binding_(settings, log) {}
 
   // Starts or polls the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an error: the
   // attempt is over. interfaces: through which the connections leave, if the peer can be reached there. ports: at the

@@ -1,6 +1,7 @@
 // PathStates: what this process knows of its paths ([Note: pairs of interfaces] in transport/connect/nic_paths.h). One
-// record for each interface of this host and host that is reached over it, and no other record of that: handshakes, comms
-// and the recovery thread report what they find out, and ask before they use a path. Comms with one path have none here.
+// record for each interface of this host and host that is reached over it, and no other record of that: handshakes,
+// comms and the recovery thread report what they find out, and ask before they use a path. Comms with one path have
+// none here.
 //
 //   untried   nothing is known of it
 //   works     it has connected, or a packet was answered
@@ -100,7 +101,7 @@ class PathStates {
     bool has_lost_address = false;  // the peer says so
 
     bool has_worked = false;
-    std::int64_t worked_ms = 0;  // when it connected last, or a packet was found to be answered
+    std::int64_t worked_ms = 0;      // when it connected last, or a packet was found to be answered
     std::int64_t round_trip_us = 0;  // the shortest of its handshakes; 0: unknown
     int failures = 0;                // connections in a row
     std::int64_t refused_until_ms = 0;

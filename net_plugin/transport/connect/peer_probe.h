@@ -1,8 +1,8 @@
-// PeerProbe: asks a sender's process whether it still has a comm, where the receiver has reason to doubt it. A process that
-// has ended refuses the connection. If the network is down, there is no answer. Otherwise the process says whether it still
-// has the comm. The question is the start of a handshake (kAskingStream), which the connection thread of that process
-// answers. It is asked at every address from which the comm has had a connection: one of them may be dead. Owned by the
-// receiving comm, and guarded by its mutex.
+// PeerProbe: asks a sender's process whether it still has a comm, where the receiver has reason to doubt it. A process
+// that has ended refuses the connection. If the network is down, there is no answer. Otherwise the process says whether
+// it still has the comm. The question is the start of a handshake (kAskingStream), which the connection thread of that
+// process answers. It is asked at every address from which the comm has had a connection: one of them may be dead.
+// Owned by the receiving comm, and guarded by its mutex.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,8 @@ class PeerProbe {
 
   bool can_ask() const { return !contact_.addresses.empty(); }
   void add(const SocketAddress& address) { contact_.add(address); }
-  // The last answers, of which that of the process counts most, then a refusal; asks again when it is time. Never blocks.
+  // The last answers, of which that of the process counts most, then a refusal; asks again when it is time. Never
+  // blocks.
   PeerAnswer ask(std::int64_t now_ms);
   // Discards the last answers.
   void forget() { questions_.clear(); }

@@ -28,7 +28,7 @@ class StreamArrivals {
   struct Arrival {
     KeyedSocket socket;
     Joining joining = Joining::kMore;
-    std::size_t path = 0;  // the connecting side: of its ticket
+    std::size_t path = 0;   // the connecting side: of its ticket
     SocketAddress contact;  // the listening side: from where it comes, with the port of the peer's process; 0: none
   };
   // A connection that the comm asked for will not come.

@@ -41,8 +41,8 @@ class Recoverable {
   virtual bool is_closed(std::int64_t /*now_ms*/) { return true; }
 };
 
-// Network interfaces in use, and who is told of their states and of routes, before the comms are. By the recovery thread,
-// or whoever starts it.
+// Network interfaces in use, and who is told of their states and of routes, before the comms are. By the recovery
+// thread, or whoever starts it.
 struct WatchedLinks {
   std::vector<NetworkInterface> interfaces;
   std::function<void(const NetworkInterface&, LinkState)> on_state;

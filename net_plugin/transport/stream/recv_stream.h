@@ -98,7 +98,7 @@ class RecvStream final : public DataStream {
   std::uint64_t asked_chunks_ = 0;    // of them, up to the last that asked for acknowledgement
   std::uint64_t acknowledged_chunks_ = 0;
   std::array<std::uint8_t, kAcknowledgementBytes> acknowledgement_{};
-  std::size_t acknowledgement_left_ = 0;     // bytes of it to be written
+  std::size_t acknowledgement_left_ = 0;      // bytes of it to be written
   std::atomic<std::uint64_t> lost_ports_{0};  // that its peer does not know of
   std::atomic<bool> has_new_chunks_{false};
 };

@@ -10,6 +10,8 @@ namespace {
 constexpr std::int64_t kMinBusyNs = 40'000'000;
 constexpr std::int64_t kMinGaps = 3;
 constexpr std::int64_t kFreshNs = 500'000'000;
+// So many bytes for each lost packet: one of 32. TCP itself loses fewer where it finds out what a healthy path takes.
+constexpr double kLossyBytes = 32 * 1448;
 // At 100 Hz, the slowest that Linux has.
 constexpr std::int64_t kTickNs = 10'000'000;
 constexpr std::int64_t kOfKernel = 2;
@@ -26,6 +28,7 @@ void PathRate::add(const Burst& burst) {
   if (counted_ns <= 0) return;
   const double part = static_cast<double>(counted_ns) / static_cast<double>(end_ns - burst.begin_ns);
   bytes_ += part * static_cast<double>(burst.bytes);
+  lost_packets_ += part * static_cast<double>(burst.retransmits);
   kernel_busy_ns_ += static_cast<std::int64_t>(part * static_cast<double>(burst.kernel_busy_ns));
   if (!burst.is_over) ++looks_;  // at the end nothing is ever queued
   if (!burst.is_over && burst.queued) ++queued_looks_;
@@ -34,17 +37,23 @@ void PathRate::add(const Burst& burst) {
   const std::int64_t taken_ns = std::min(busy_ns_, kOfKernel * kernel_busy_ns_);
   if (taken_ns < std::max(kMinBusyNs, kMinGaps * longest_ns_)) return;
   const Sample before = kept_[(samples_ + kept_.size() - 1) % kept_.size()];
-  const Sample last{bytes_ / static_cast<double>(taken_ns), busy_.back().end_ns};
+  const Sample last{bytes_ / static_cast<double>(taken_ns), busy_.back().end_ns, lost_packets_ * kLossyBytes > bytes_};
   kept_[samples_++ % kept_.size()] = last;
   least_ = std::max(before.rate, last.rate);
+  double lowest = last.rate;
+  bool is_lossy = false;
   for (const Sample& sample : kept_) {
-    if (sample.end_ns >= last.end_ns - kFreshNs) least_ = std::max(least_, sample.rate);
+    if (sample.end_ns == 0 || sample.end_ns < last.end_ns - kFreshNs) continue;
+    least_ = std::max(least_, sample.rate);
+    lowest = std::min(lowest, sample.rate);
+    is_lossy |= sample.is_lossy;
   }
+  if (is_lossy) least_ = lowest;
   const bool is_queued = queued_looks_ > 0 && 2 * queued_looks_ >= looks_;
   since_queued_ = is_queued ? 0 : since_queued_ + 1;
   most_ = is_queued ? least_ : std::max(least_, kKept * most_);
   measured_ns_ = counted_until_ns_ = busy_.back().end_ns;
-  bytes_ = 0;
+  bytes_ = lost_packets_ = 0;
   looks_ = queued_looks_ = 0;
   busy_.clear();
   busy_ns_ = kernel_busy_ns_ = longest_ns_ = 0;

@@ -4,10 +4,11 @@
 // What was delivered is divided by the time in which something was under way over any of them. In that time, bursts
 // have also waited for acknowledgements, behind what the peer sends, and for a CPU. This makes a path look slower the
 // less is sent over it, so that it would get less and less. What disturbs makes samples lower, hardly ever higher, so
-// the rate is the highest of the last few (as BBR does with each connection: draft-ietf-ccwg-bbr), and at least of two. A
-// sample of a path that became slow takes long: what was kFreshNs before the last one counts no more. And if nothing was
-// queued, short bursts have waited for the round trip: the path may be faster, and is certainly as fast as that for who
-// sends little over it.
+// the rate is the highest of the last few (as BBR does with each connection: draft-ietf-ccwg-bbr), and at least of two.
+// A sample of a path that became slow takes long: what was kFreshNs before the last one counts no more. Where packets
+// are lost, samples are low because bytes have waited for retransmission, and the next may wait as long: the rate is
+// then the lowest of them. And if nothing was queued, short bursts have waited for the round trip: the path may be
+// faster, and is certainly as fast as that for who sends little over it.
 //
 // A peer whose program reads late is no slow path. The kernel knows when the peer's kernel has everything, but it
 // counts in ticks. So a burst lasts at most two ticks longer than the kernel says, and a sample at most twice as long
@@ -30,8 +31,9 @@ class PathRate {
     std::int64_t end_ns = 0;
     // What the kernel says of this time, without that in which the peer's window was full.
     std::int64_t kernel_busy_ns = 0;
-    bool is_over = false;  // nothing is under way any more
-    bool queued = false;   // there is more to send than the path takes at once
+    bool is_over = false;           // nothing is under way any more
+    bool queued = false;            // there is more to send than the path takes at once
+    std::uint64_t retransmits = 0;  // packets
   };
   // About in the order of end_ns.
   void add(const Burst& burst);
@@ -55,6 +57,7 @@ class PathRate {
   struct Sample {
     double rate = 0;
     std::int64_t end_ns = 0;
+    bool is_lossy = false;
   };
   std::array<Sample, 8> kept_{};  // the last ones
   std::size_t samples_ = 0;
@@ -64,6 +67,7 @@ class PathRate {
   std::int64_t measured_ns_ = 0;
   // The sample that is being taken.
   double bytes_ = 0;
+  double lost_packets_ = 0;
   int looks_ = 0;
   int queued_looks_ = 0;
   std::int64_t counted_until_ns_ = 0;  // what was before belongs to another sample, or can grow no more

@@ -101,6 +101,24 @@ TEST_CASE(a_slow_path_gets_what_it_delivers_meanwhile) {
   CHECK_EQ(paths.share(1, 65536), std::size_t{65536});
 }
 
+// As in a retransmission that waits for its timer: what is added waits with it.
+TEST_CASE(a_path_that_holds_something_up_gets_nothing_more_until_it_delivers) {
+  Paths paths(2);
+  paths.deliver(0, 1250, 100);
+  paths.deliver(1, 1250, 100);
+  paths.shares.take(1, 65536, paths.now_ns);
+  paths.now_ns += 99 * kMs;  // one lost packet, or a peer whose CPUs are busy
+  CHECK(paths.share(1, 64 * kMiB) > 0);
+  paths.now_ns += 2 * kMs;
+  CHECK_EQ(paths.share(1, 64 * kMiB), std::size_t{0});
+  // Unless the best one does so, too: the peer may be paused.
+  paths.shares.take(0, 65536, paths.now_ns - 101 * kMs);
+  CHECK(paths.share(1, 64 * kMiB) > 0);
+  paths.deliveries[1].bytes += 65536;
+  paths.look(1, {});
+  CHECK(paths.share(1, 64 * kMiB) > 0);
+}
+
 TEST_CASE(a_long_path_gets_nothing_of_what_is_over_sooner) {
   Paths paths(2);
   paths.deliver(0, 1250, 100);

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
 #include <cstdint>
 #include <deque>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 

@@ -60,7 +60,6 @@ TEST_CASE(without_a_limit_a_silent_path_is_left_and_no_host_has_vanished) {
   CHECK(check(silence, {unanswered(day_ms), unanswered(day_ms)}, day_ms).host.empty());
 }
 
-
 TEST_CASE(a_check_is_due_once_a_second) {
   PeerSilence silence(kMaxSilenceS, true);
   CHECK(silence.is_due(100000));

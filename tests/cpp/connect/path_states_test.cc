@@ -118,7 +118,7 @@ TEST_CASE(first_streams_take_turns_on_the_fastest_of_the_near_paths) {
 
 TEST_CASE(first_streams_are_spread_to_each_peer_and_to_all_and_of_all_processes) {
   for (std::size_t process = 0; process < 3; ++process) {
-      PathStates states(process);
+    PathStates states(process);
     const auto begin = [&](std::uint8_t peer) {
       std::vector<NicPath> paths = {path_to("eth0", peer), path_to("eth1", static_cast<std::uint8_t>(peer + 100))};
       for (NicPath& path : paths) path.interface.speed_mbps = 100;

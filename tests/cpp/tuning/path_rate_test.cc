@@ -102,6 +102,30 @@ TEST_CASE(one_that_stands_still_for_a_while_is_no_slower_and_one_that_stays_slow
   CHECK(is_close(path.most(), 100));
 }
 
+// Its samples take longer, too: eight of them would be seconds.
+TEST_CASE(a_path_that_became_slow_is_known_after_half_a_second) {
+  Watched path;
+  path.alone(1000, 200, true);
+  for (int look = 0; look < 9; ++look) {  // three samples
+    path.now_ns += 100'000'000;
+    path.rate.add({5000, path.now_ns - 100'000'000, path.now_ns, 100'000'000, false, true});
+  }
+  CHECK(is_close(path.least(), 100));
+}
+
+// One lost packet of a path that is found full is none of them.
+TEST_CASE(where_packets_are_lost_the_lowest_of_the_last_samples_counts) {
+  for (const std::uint64_t lost : {1u, 100u}) {
+    Watched path;
+    path.alone(100'000, 40, true);
+    path.now_ns += kStepNs;
+    path.rate.add({100'000, path.now_ns - kStepNs, path.now_ns, kStepNs, false, true, lost});
+    path.alone(50'000, 39, true);
+    path.alone(100'000, 20, true);
+    CHECK(is_close(path.least(), lost == 1 ? 100'000 : 50'000));
+  }
+}
+
 // The kernel of the peer had everything soon: its program was late.
 TEST_CASE(a_peer_that_reads_late_is_no_slow_path) {
   Watched path;
