@@ -64,6 +64,9 @@ def unknown_knobs(environment: Mapping[str, str]) -> list[str]:
 def secret_key_id(file: str) -> str:
     """Of the secret in a file, as 16 hexadecimal digits. Raises ValueError if the plugin would refuse the file."""
 
+def tuning_choice(environment: Mapping[str, str]) -> str:
+    """The variable, with its value, with which the user has chosen what the plugin's tuner chooses otherwise; "": none."""
+
 def interfaces(environment: Mapping[str, str]) -> list[_Interface]:
     """Every network interface, the used ones first, with the reason for each verdict.
 

@@ -83,6 +83,11 @@ def secret_key_id(file: str) -> str:
     return str(_core().secret_key_id(file))
 
 
+def tuning_choice(environment: Mapping[str, str]) -> str:
+    """`NCCL_ALGO=Tree`, say: what the user has chosen, so that the plugin's tuner chooses nothing; "" otherwise."""
+    return str(_core().tuning_choice(dict(environment)))
+
+
 def knobs() -> list[Knob]:
     return [Knob(**row) for row in _core().knobs()]
 

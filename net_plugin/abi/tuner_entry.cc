@@ -5,16 +5,14 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "abi/collective_policy.h"
 #include "abi/nccl_log.h"
 #include "abi/plugin_name.h"
 #include "abi/process_instance.h"
 #include "base/log_sink.h"
-#include "base/text_parsing.h"
 #include "config/plugin_config.h"
+#include "config/tuning_choice.h"
 
 namespace bagua_net::abi::tuner {
 namespace {
@@ -24,18 +22,6 @@ struct TunedCommunicator {
   std::size_t nodes;
   std::size_t ranks;
 };
-
-// With any of these the user has chosen. The names in RINGS are NCCL's older ones.
-constexpr const char* kUsersChoices[] = {"NCCL_MIN_NCHANNELS",    "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",
-                                         "NCCL_MAX_CTAS",         "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS",
-                                         "NCCL_THREAD_THRESHOLDS"};
-// With these, too, unless they only forbid what the policy never asks for: torch sets NCCL_ALGO=^NVLS in its
-// deterministic mode, and NCCL_PROTO=^LL128 is a known remedy.
-struct NamedChoice {
-  const char* variable;
-  std::vector<const char*> ours;
-};
-const NamedChoice kNamedChoices[] = {{"NCCL_ALGO", {"ring"}}, {"NCCL_PROTO", {"ll", "simple"}}};
 
 // NCCL's numbers.
 constexpr int kRing = 1;
@@ -47,36 +33,16 @@ std::string shape(std::size_t nodes, std::size_t ranks) {
          (nodes == 1 ? " node" : " nodes");
 }
 
-// "^A,B" with neither of `ours`. NCCL's longer form, a list per collective, counts as a choice.
-bool only_forbids_others(std::string_view value, const std::vector<const char*>& ours) {
-  if (value.empty() || value.front() != '^' || value.find_first_of(":;") != std::string_view::npos) return false;
-  for (const std::string_view name : split(value.substr(1), ',')) {
-    for (const char* mine : ours) {
-      if (strcasecmp(std::string(name).c_str(), mine) == 0) return false;
-    }
-  }
-  return true;
-}
-
 // Why NCCL's own numbers stand; empty if the policy applies.
 std::string reason_to_leave(std::size_t nodes, std::size_t ranks, const EnvironmentReader& environment) {
   // NCCL finds the tuner in this library also where another network carries its messages.
   if (current_epoch.load(std::memory_order_acquire) == 0) return "Bagua-Net is not active";
   const std::optional<std::string> network = environment("NCCL_NET");
   if (network && !network->empty() && strcasecmp(network->c_str(), kPluginName) != 0) return "NCCL_NET=" + *network;
-  for (const char* name : kUsersChoices) {
-    const std::optional<std::string> value = environment(name);
-    if (value && !value->empty()) return std::string(name) + "=" + *value;
-  }
-  for (const NamedChoice& choice : kNamedChoices) {
-    const std::optional<std::string> value = environment(choice.variable);
-    if (value && !value->empty() && !only_forbids_others(*value, choice.ours)) {
-      return std::string(choice.variable) + "=" + *value;
-    }
-  }
+  const std::string chosen = tuning_choice(environment);
+  if (!chosen.empty()) return chosen;
   PluginConfig config;
   if (!parse_plugin_config(environment, &config).is_ok()) return "the settings cannot be read";
-  if (config.rails) return "BAGUA_NET_RAILS=" + std::to_string(*config.rails);
   if (nodes < 3 && !is_measured_shape(nodes, ranks)) return shape(nodes, ranks);
   return "";
 }

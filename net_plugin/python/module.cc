@@ -14,6 +14,7 @@
 
 #include "base/version.h"
 #include "config/plugin_config.h"
+#include "config/tuning_choice.h"
 #include "crypto/job_secret.h"
 #include "os/cpu_budget.h"
 #include "os/launcher.h"
@@ -229,6 +230,14 @@ PYBIND11_MODULE(_core, module) {
   module.def(
       "secret_key_id", &bagua_net::secret_key_id, py::arg("file"),
       "Of the secret in a file, as 16 hexadecimal digits. Raises ValueError if the plugin would refuse the file.");
+  module.def(
+      "tuning_choice",
+      [](const py::object& environment) {
+        return bagua_net::tuning_choice(bagua_net::reader_of(bagua_net::environment_of(environment)));
+      },
+      py::arg("environment"),
+      "The variable, with its value, with which the user has chosen what the plugin's tuner chooses otherwise; \"\": "
+      "none.");
   module.def("interfaces", &bagua_net::interfaces, py::arg("environment"),
              "Every network interface, the used ones first, with the reason for each verdict. Raises ValueError, with "
              "the interfaces that exist, if none can be used or an NCCL variable has a bad value.");

@@ -17,7 +17,7 @@ from bagua.cli.net import main
 from bagua.net.doctor import examination
 
 _ASKED = {"ENABLE_BAGUA_NET": "1"}
-_SECTIONS = ["library", "activation", "nccl", "interfaces", "rdma", "settings", "protection", "self_test"]
+_SECTIONS = ["library", "activation", "nccl", "interfaces", "rdma", "settings", "tuning", "protection", "self_test"]
 
 Doctor = Callable[..., tuple[Completed, dict[str, Any]]]
 

@@ -19,7 +19,7 @@ from bagua.net.doctor import activation_check, library_check, self_test
 from bagua.net.doctor.activation_check import check_activation
 from bagua.net.doctor.finding import Finding, Section, Status, split_message
 from bagua.net.doctor.library_check import check_library
-from bagua.net.doctor.nccl_check import check_nccl
+from bagua.net.doctor.nccl_check import check_nccl, check_tuning
 from bagua.net.doctor.self_test import check_loopback
 from bagua.net.doctor.settings_check import check_settings
 from bagua.net.nccl_config_file import ConfigSetting
@@ -208,6 +208,15 @@ def test_each_nccl(library: NcclLibrary, status: Status, text: str, here: Surrou
     assert finding.status is status
     assert text in finding.text
     assert finding.remedy or status is Status.OK
+
+
+@pytest.mark.parametrize("setting", ["NCCL_ALGO=Tree", "NCCL_MAX_NCHANNELS=2", "BAGUA_NET_RAILS=2"])
+def test_a_choice_of_the_users_is_named(setting: str) -> None:
+    name, _, value = setting.partition("=")
+    assert only(check_tuning({name: value}, settings_fail=False)).text.endswith(f": {setting} is set")
+    # What the plugin's tuner would not choose either, and the default.
+    ours = only(check_tuning({"NCCL_ALGO": "^NVLS", "BAGUA_NET_RAILS": "auto"}, settings_fail=False)).text
+    assert ours.startswith("the plugin chooses")
 
 
 @pytest.mark.parametrize(("minor", "forgets"), [(27, False), (28, True), (29, True), (30, False)])

@@ -84,7 +84,7 @@ def test_base_and_tree_are_measured_in_both_places(tmp_path: Path) -> None:
         parts=(Part(2, "8", "8", 0.5), Part(8, "1K", "4K", 0.5)),
         progress=Progress(1, quiet=True),
     )
-    assert list(rows) == [(2, 8), (8, 1024), (8, 4096)]
+    assert list(rows) == [("loopback", 2, 8), ("loopback", 8, 1024), ("loopback", 8, 4096)]
     for samples in rows.values():
         assert len(samples.time_ratios) >= 2
         assert samples.time_ratios == pytest.approx([1.5] * len(samples.time_ratios))
@@ -97,14 +97,16 @@ def test_a_slower_tree_is_seen_in_every_row(
     repository.git("tag", "v1.0.0")
     repository.commit("3")
     samples = RowSamples([1.25] * 12, [1.25] * 12, [1.5] * 6, [8.0] * 12, [10.0] * 12)
-    monkeypatch.setattr("perf.cli.measure", lambda *_, **__: {(2, 8): samples, (8, 1024): samples})
+    monkeypatch.setattr("perf.cli.measure", lambda *_, **__: {("loopback", 2, 8): samples, ("10G", 8, 1024): samples})
     path = tmp_path / "perf.json"
     given = ["--repository", str(repository.root), "--library", sys.executable, "--driver", sys.executable]
     assert main([*given, "--fail-on-slower", "--json", str(path)]) == 3
     output = capsys.readouterr().out
     assert f"base: v1.0.0 ({released[:10]}): the last release that HEAD contains" in output
-    rows = re.findall(r"^ +(\d) +(\S+ \w+) .* 1\.250  1\.250\.\.1\.250 .*  slower, more CPU$", output, re.MULTILINE)
-    assert rows == [("2", "8 B"), ("8", "1 KiB")]
+    rows = re.findall(
+        r"^ *(\w+) +(\d) +(\S+ \w+) .* 1\.250  1\.250\.\.1\.250 .*  slower, more CPU$", output, re.MULTILINE
+    )
+    assert rows == [("loopback", "2", "8 B"), ("10G", "8", "1 KiB")]
     assert "slower: 2 of 2 rows" in output
     ratios = read_result(path).select("time_ratio", baseline="base")
     assert [(one.case["verdict"], one.median) for one in ratios] == [("slower, more CPU", 1.25)] * 2

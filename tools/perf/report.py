@@ -26,6 +26,7 @@ _NOISY = 0.1
 
 @dataclass(frozen=True)
 class Row:
+    place: str
     channels: int
     bytes: int
     rounds: int
@@ -36,9 +37,10 @@ class Row:
     over_bare: float
 
     @staticmethod
-    def of(channels: int, size_bytes: int, samples: RowSamples) -> Row:
+    def of(place: str, channels: int, size_bytes: int, samples: RowSamples) -> Row:
         complete = len(samples.cpu_ratios) == len(samples.time_ratios)
         return Row(
+            place,
             channels,
             size_bytes,
             len(samples.time_ratios),
@@ -65,10 +67,10 @@ class Row:
 
     @property
     def title(self) -> str:
-        return f"{format_size(self.bytes)} over {self.channels} channels"
+        return f"{format_size(self.bytes)} over {self.channels} channels ({self.place})"
 
     def figures(self) -> list[Figure]:
-        case = {"channels": self.channels, "size_bytes": self.bytes, "baseline": "base"}
+        case = {"network": self.place, "channels": self.channels, "size_bytes": self.bytes, "baseline": "base"}
         found = [Figure({**case, "verdict": self.verdict}, "time_ratio", "x", *_spread(self.time), self.rounds)]
         if self.cpu is not None:
             found.append(Figure(case, "cpu_ratio", "x", *_spread(self.cpu), self.rounds))
@@ -87,8 +89,8 @@ def result_of_comparison(rows: Sequence[Row], base: BaseCommit, tree: WorkingTre
 
 def judged(rows: Rows) -> list[Row]:
     return [
-        Row.of(channels, size, samples)
-        for (channels, size), samples in rows.items()
+        Row.of(place, channels, size, samples)
+        for (place, channels, size), samples in rows.items()
         if len(samples.time_ratios) >= MIN_ROUNDS
     ]
 
@@ -102,6 +104,7 @@ def _range(ratio: PairedRatio | None) -> str:
 
 
 COLUMNS: tuple[Column[Row], ...] = (
+    Column("network", "", lambda row: row.place),
     Column("channels", "", lambda row: str(row.channels)),
     Column("size", "", lambda row: format_size(row.bytes)),
     Column("base", "us", lambda row: format_time_us(row.base_us)),
@@ -120,7 +123,7 @@ def render_table(rows: Sequence[Row], *, colour: bool = False) -> str:
     return render_rows(
         rows,
         COLUMNS,
-        begins_block=lambda before, row: before.channels != row.channels,
+        begins_block=lambda before, row: (before.place, before.channels) != (row.place, row.channels),
         is_loud=lambda row: row.is_worse,
         colour=colour,
     )

@@ -12,7 +12,7 @@ from bagua.net.activation import Surroundings
 from bagua.net.doctor.activation_check import check_activation
 from bagua.net.doctor.finding import Report, Section, Status, skip
 from bagua.net.doctor.library_check import check_library, missing_library
-from bagua.net.doctor.nccl_check import check_nccl
+from bagua.net.doctor.nccl_check import check_nccl, check_tuning
 from bagua.net.doctor.network_check import check_interfaces, check_rdma
 from bagua.net.doctor.protection_check import check_protection
 from bagua.net.doctor.self_test import check_loopback
@@ -64,6 +64,7 @@ def examine(environment: Mapping[str, str]) -> Report:
             check_interfaces(effective),
             check_rdma(ports, effective, inactive, has_device_files=rdma.has_device_files()),
             settings,
+            check_tuning(effective, settings_fail=settings.status is Status.FAIL),
             check_protection(effective, settings_fail=settings.status is Status.FAIL),
             check_loopback(effective, library, settings_fail=settings.status is Status.FAIL),
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bagua.net import native
 from bagua.net.activation import Surroundings
 from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, skip, warn
 from bagua.net.nccl_library import NcclLibrary, TorchInstallation
@@ -45,6 +46,26 @@ def check_nccl(
         ],
     }
     return Section("nccl", "NCCL", tuple(findings), facts)
+
+
+def check_tuning(environment: Mapping[str, str], *, settings_fail: bool) -> Section:
+    """
+    Who chooses channels, algorithm and protocol of the collectives of a job over the plugin, and why?
+
+    Args:
+        settings_fail: some setting has a bad value, so that none can be relied on.
+    """
+    if settings_fail:
+        return Section("tuning", "Channels", (skip("not checked: correct the settings first"),))
+    chosen = native.tuning_choice(environment)
+    if chosen:
+        finding = ok(f"NCCL chooses the channels and the protocol of each collective: {chosen} is set")
+    else:
+        finding = ok(
+            "the plugin chooses the channels of a collective by its size: on two to four nodes with one rank each, and the "
+            "protocol, too; on three or more other nodes; NCCL on two"
+        )
+    return Section("tuning", "Channels", (finding,), {"chosen_by_user": chosen})
 
 
 def _no_nccl(torch: TorchInstallation | None) -> Finding:
