@@ -65,7 +65,7 @@ def secret_key_id(file: str) -> str:
     """Of the secret in a file, as 16 hexadecimal digits. Raises ValueError if the plugin would refuse the file."""
 
 def tuning_choice(environment: Mapping[str, str]) -> str:
-    """The variable, with its value, with which the user has chosen what the plugin's tuner chooses otherwise; "": none."""
+    """The variable, with its value, that takes the choice of channels from the plugin's tuner; "": none."""
 
 def interfaces(environment: Mapping[str, str]) -> list[_Interface]:
     """Every network interface, the used ones first, with the reason for each verdict.

@@ -39,7 +39,7 @@ std::string reason_to_leave(std::size_t nodes, std::size_t ranks, const Environm
   if (current_epoch.load(std::memory_order_acquire) == 0) return "Bagua-Net is not active";
   const std::optional<std::string> network = environment("NCCL_NET");
   if (network && !network->empty() && strcasecmp(network->c_str(), kPluginName) != 0) return "NCCL_NET=" + *network;
-  const std::string chosen = tuning_choice(environment);
+  std::string chosen = tuning_choice(environment);
   if (!chosen.empty()) return chosen;
   PluginConfig config;
   if (!parse_plugin_config(environment, &config).is_ok()) return "the settings cannot be read";

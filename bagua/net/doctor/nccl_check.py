@@ -62,8 +62,8 @@ def check_tuning(environment: Mapping[str, str], *, settings_fail: bool) -> Sect
         finding = ok(f"NCCL chooses the channels and the protocol of each collective: {chosen} is set")
     else:
         finding = ok(
-            "the plugin chooses the channels of a collective by its size: on two to four nodes with one rank each, and the "
-            "protocol, too; on three or more other nodes; NCCL on two"
+            "the plugin chooses the channels of a collective by its size: on two to four nodes with one rank each, "
+            "and the protocol, too; on three or more other nodes; NCCL on two"
         )
     return Section("tuning", "Channels", (finding,), {"chosen_by_user": chosen})
 

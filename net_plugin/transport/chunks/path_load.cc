@@ -35,6 +35,8 @@ Backlog PathLoad::left_of(const Connection& connection, double rate, std::int64_
 
 PathLoad::State PathLoad::state(double assumed_rate, std::int64_t now_ns) {
   const MutexLock lock(mutex_);
+  // Who pulls a chunk asks several times at one moment. What is assumed counts only where nothing is certain.
+  if (is_known_ && known_at_ns_ == now_ns && (known_.certain > 0 || known_assumed_ == assumed_rate)) return known_;
   State state;
   state.told = told_rate_;
   std::int64_t least_us = 0;
@@ -58,19 +60,20 @@ PathLoad::State PathLoad::state(double assumed_rate, std::int64_t now_ns) {
       state.certain = std::max(state.certain, std::min(kCertainOfPermitted * permitted, state.most));
     }
   }
-  for (const Connection& connection : connections_) {
-    if (!connection.was_seen || connection.backlog.under_way == 0 || state.most <= 0) continue;
-    const double expected_ns = state.round_trip_ns + static_cast<double>(connection.backlog.under_way) / state.most;
-    const double waits_ns = static_cast<double>(now_ns - connection.progress_ns);
-    state.is_held_up |= waits_ns > std::max(kHeldUp * expected_ns, kHeldUpNs);
-  }
   const double each = (state.certain > 0 ? state.certain : assumed_rate) / std::max(busy, 1.0);
   for (const Connection& connection : connections_) {
     if (!connection.was_seen) continue;
     add(&state.least_left, left_of(connection, state.most, now_ns));
     add(&state.most_left, left_of(connection, each, now_ns));
+    if (connection.backlog.under_way == 0 || state.most <= 0) continue;
+    const double expected_ns = state.round_trip_ns + static_cast<double>(connection.backlog.under_way) / state.most;
+    const auto waits_ns = static_cast<double>(now_ns - connection.progress_ns);
+    state.is_held_up |= waits_ns > std::max(kHeldUp * expected_ns, kHeldUpNs);
   }
-  return state;
+  is_known_ = true;
+  known_at_ns_ = now_ns;
+  known_assumed_ = assumed_rate;
+  return known_ = state;
 }
 
 std::size_t PathLoad::add_connection() {
@@ -86,11 +89,13 @@ std::size_t PathLoad::add_connection() {
 void PathLoad::remove_connection(std::size_t connection) {
   const MutexLock lock(mutex_);
   connections_[connection] = {};
+  is_known_ = false;
 }
 
 void PathLoad::look(std::size_t connection, const Delivery& delivery, const Backlog& backlog, double pace, bool at_once,
                     std::int64_t now_ns) {
   const MutexLock lock(mutex_);
+  is_known_ = false;
   Connection& seen = connections_[connection];
   const bool was_seen = std::exchange(seen.was_seen, true);
   const bool is_over = backlog.under_way == 0;
@@ -118,6 +123,7 @@ void PathLoad::look(std::size_t connection, const Delivery& delivery, const Back
 
 void PathLoad::take(std::size_t connection, std::size_t bytes, std::int64_t now_ns) {
   const MutexLock lock(mutex_);
+  is_known_ = false;
   Connection& taking = connections_[connection];
   if (taking.busy_since_ns == 0) taking.busy_since_ns = now_ns;
   if (taking.backlog.under_way == 0) taking.progress_ns = now_ns;

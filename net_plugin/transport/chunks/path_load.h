@@ -68,6 +68,11 @@ class PathLoad {
   static constexpr std::int64_t kFirstOldNs = 1'000'000'000;
   std::int64_t old_after_ns_ GUARDED_BY(mutex_) = kFirstOldNs;  // a rate that was measured longer ago is old
   std::vector<Connection> connections_ GUARDED_BY(mutex_);
+  // The last answer of state(), and to what.
+  bool is_known_ GUARDED_BY(mutex_) = false;
+  std::int64_t known_at_ns_ GUARDED_BY(mutex_) = 0;
+  double known_assumed_ GUARDED_BY(mutex_) = 0;
+  State known_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua_net

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cerrno>
+#include <tuple>
 #include <utility>
 
 #include "base/monotonic_clock.h"
@@ -148,7 +149,8 @@ void RecvComm::count_damage(const Status& damage) {
       "memory of both hosts"));
 }
 
-void RecvComm::on_joined(std::size_t /*index*/, const StreamArrivals::Arrival& arrival) {
+void RecvComm::on_joined(std::size_t index, const StreamArrivals::Arrival& arrival) {
+  joined_ns_[index] = monotonic_ns();
   doubt_ms_ = refused_ms_ = 0;
   probe_.forget();
   probe_.add(arrival.contact);
@@ -156,12 +158,13 @@ void RecvComm::on_joined(std::size_t /*index*/, const StreamArrivals::Arrival& a
 
 int RecvComm::most_silent(const SocketAddress& from) {
   int chosen = -1;
-  std::pair<bool, std::int64_t> most;  // it comes from another address, and for how long it has sent nothing
+  // It comes from another address; for how long it has sent nothing, in the kernel's ticks; and when it joined.
+  std::tuple<bool, std::int64_t, std::int64_t> most;
   for (std::size_t index = 1; index < streams_.size(); ++index) {
     const DataStream* const stream = streams_[index].stream.get();
     PeerLiveness liveness;
     if (stream == nullptr || stream->is_over() || !stream->peer_liveness(&liveness)) continue;
-    const std::pair<bool, std::int64_t> its = {!remote_address(stream->fd()).same_host(from), liveness.data_ms};
+    const std::tuple its(!remote_address(stream->fd()).same_host(from), liveness.data_ms, -joined_ns_[index]);
     if (chosen >= 0 && its <= most) continue;
     chosen = static_cast<int>(index);
     most = its;
@@ -282,8 +285,8 @@ std::string RecvComm::why_none_will_come() {
     return "the peer has opened no connection" + since;
   }
   PeerAnswer answer = PeerAnswer::kNone;
-  const std::string why = why_sender_is_gone(&answer);
-  if (!why.empty()) return why + since;
+  const std::string_view why = why_sender_is_gone(&answer);
+  if (!why.empty()) return std::string(why) + since;
   if (answer == PeerAnswer::kAlive) answered_ms_ = now_ms;
   if (answer != PeerAnswer::kUnanswered || policy_.max_silence_s == 0 ||
       now_ms - answered_ms_ < policy_.max_silence_s * 1000 / share + kGraceMs) {
@@ -295,15 +298,15 @@ std::string RecvComm::why_none_will_come() {
 std::string RecvComm::why_nothing_will_come() {
   if (doubt_ms_ == 0 || !recovers_ || !probe_.can_ask()) return {};
   PeerAnswer answer = PeerAnswer::kNone;
-  const std::string why = why_sender_is_gone(&answer);
+  const std::string_view why = why_sender_is_gone(&answer);
   if (answer == PeerAnswer::kAlive) {
     doubt_ms_ = 0;
     probe_.forget();
   }
-  return why.empty() ? why : why + " since it closed a connection";
+  return why.empty() ? "" : std::string(why) + " since it closed a connection";
 }
 
-std::string RecvComm::why_sender_is_gone(PeerAnswer* answer) {
+std::string_view RecvComm::why_sender_is_gone(PeerAnswer* answer) {
   const std::int64_t now_ms = monotonic_ms();
   *answer = probe_.ask(now_ms);
   if (*answer != PeerAnswer::kRefused && *answer != PeerAnswer::kGone) {
