@@ -91,7 +91,10 @@ def test_survivors_name_the_dead_rank() -> None:
             rf"Rank 1 \(host .*\) exited\.\nOperation on rank {rank}: {WHAT} \(group \d+, ranks 0 to 2\)\.\n", message
         )
         assert f"Rank 1 (host {socket.gethostname()})" in message
-        assert re.search("(Read error|Connection closed).* 127", message.replace("[", " "))
+        # Rank 0 receives from rank 1. Rank 2 sends to it, which gloo has once not found out in ten seconds: then the
+        # job's thread closed its connections (bagua.job.lost_ranks).
+        ended = "|Application timeout" if rank == 2 else ""
+        assert re.search(f"(Read error|Connection closed).* 127{ended}", message.replace("[", " "))
         assert "Check the end of rank 1's log" in message
         assert "restart all ranks from the last checkpoint" in message
         assert "gloo" in cause

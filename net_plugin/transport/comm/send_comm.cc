@@ -425,8 +425,7 @@ void SendComm::return_streams() {
       log("Bagua-Net: connections to " + its.address.host() + " over " + its.interface.name + " open, and packets of " +
               std::to_string(bytes) +
               " bytes are not answered: compare the MTU of hosts and switches (ip link). The other interfaces carry "
-              "its "
-              "share until they are",
+              "its share until they are",
           LogLevel::kWarn, "packets over " + its.interface.name);
     }
     return false;
