@@ -28,6 +28,7 @@
 
 #include "abi/nccl_types.h"
 #include "support/check.h"
+#include "support/pause.h"
 
 namespace abi_test {
 
@@ -101,21 +102,16 @@ class CapturedLog {
                   std::string("no warning says \"") + (part) + "\"; logged: " + abi_test::CapturedLog::get().all()); \
   } while (false)
 
-// Polls until `ready` says so; the limit is generous, since it only decides when a hang is called one. What takes long
-// is looked at less often: other tests need the CPU.
+// Polls until `ready` says so; the limit is generous, since it only decides when a hang is called one.
 inline void wait_until(const char* what, const std::function<bool()>& ready, int seconds = 15 * kSlowdown) {
   const auto began = std::chrono::steady_clock::now();
+  Pause pause;
   while (!ready()) {
-    const auto waited = std::chrono::steady_clock::now() - began;
-    if (waited > std::chrono::seconds(seconds)) {
+    if (std::chrono::steady_clock::now() - began > std::chrono::seconds(seconds)) {
       throw std::runtime_error(std::string(what) + ": still not after " + std::to_string(seconds) +
                                " s; logged: " + CapturedLog::get().all());
     }
-    if (waited < std::chrono::milliseconds(10)) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
+    pause();
   }
 }
 

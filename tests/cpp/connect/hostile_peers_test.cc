@@ -20,6 +20,7 @@
 
 #include "support/connection_ends.h"
 #include "support/context_pair.h"
+#include "support/pause.h"
 #include "support/process_limits.h"
 #include "support/traffic.h"
 
@@ -130,7 +131,7 @@ TEST_CASE(a_real_peer_gets_through_a_crowd) {
         held.push_back(std::move(socket));
         ++held_count;
       }
-      while (!leave) sched_yield();
+      for (Pause pause; !leave;) pause();
     } catch (const std::exception& error) {
       failure = error.what();
       done = connection_count();

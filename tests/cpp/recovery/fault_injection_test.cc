@@ -95,14 +95,6 @@ std::vector<std::size_t> flips_of(const std::string& plan, std::size_t piece_byt
   return positions;
 }
 
-void sleep_until(const std::function<bool()>& condition, const char* what) {
-  const Deadline deadline;
-  while (!condition()) {
-    deadline.check(what);
-    ::usleep(200);
-  }
-}
-
 PluginConfig config_with(const std::string& plan, int workers) {
   PluginConfig config = recovering(workers, 3);
   if (!plan.empty()) config.faults = plan_of(plan);
@@ -256,7 +248,7 @@ TEST_CASE(a_dropped_connection_hears_nothing) {
   make_blocking(pair.far.get());
   std::vector<std::uint8_t> byte(1);
   const iovec piece = piece_of(byte);
-  sleep_until(
+  wait_until(
       [&] {
         CHECK_EQ(pair.near->write(&piece, 1), ssize_t{1});
         return pair.faults.counts().drops.load() > 0;

@@ -13,6 +13,7 @@
 #include "base/monotonic_clock.h"
 #include "support/comm_pair.h"
 #include "support/cut_connections.h"
+#include "support/pause.h"
 
 namespace bagua_net {
 namespace {
@@ -56,8 +57,10 @@ struct Connection {
   // Until so many lines were written, or the requests are done.
   static void test_until(std::vector<Request*> requests, std::size_t lines) {
     const Deadline deadline;
+    Pause pause;
     while (!requests.empty() && logged().size() < lines) {
       deadline.check("a line");
+      pause();
       for (std::size_t i = 0; i < requests.size();) {
         bool done = false;
         std::size_t bytes = 0;

@@ -12,6 +12,7 @@
 #include "base/monotonic_clock.h"
 #include "support/byte_patterns.h"
 #include "support/check.h"
+#include "support/pause.h"
 #include "transport/chunks/request.h"
 
 namespace bagua_net {
@@ -51,9 +52,10 @@ class Deadline {
 template <typename Condition>
 inline void wait_until(Condition condition, const char* what) {
   const Deadline deadline;
+  Pause pause;
   while (!condition()) {
     deadline.check(what);
-    sched_yield();
+    pause();
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/comm_parts.h"
+#include "support/pause.h"
 #include "transport/comm/recv_comm.h"
 #include "transport/comm/send_comm.h"
 
@@ -39,6 +40,7 @@ class Traffic {
     const std::size_t begin = next_;
     next_ += sizes.size();
     std::int64_t progress_ms = monotonic_ms();
+    Pause pause;
     while (sends_done_ < next_ || receives_done_ < next_) {
       if (monotonic_ms() - progress_ms > kDeadlineMs) {
         check::fail(__FILE__, __LINE__,
@@ -53,7 +55,12 @@ class Traffic {
       if (received_ < posted_ && is_due && (random_() % habits_.receive_one_in == 0 || posted_ == next_)) {
         post_receive();
       }
-      if (finish_some()) progress_ms = monotonic_ms();
+      if (finish_some()) {
+        progress_ms = monotonic_ms();
+        pause.begin_again();
+      } else if (posted_ == next_ || posted_ == std::min(sends_done_, receives_done_) + habits_.window) {
+        pause();
+      }
     }
   }
 
