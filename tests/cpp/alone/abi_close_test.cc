@@ -367,7 +367,7 @@ bool register_all() {
       in_own_process(environment, [=] { threads_end_after_an_aborted_connect(version); });
     });
   }
-  for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
+  for (const int version : {kOldestVersion, kNewestVersion}) {
     register_case("every_state_v" + std::to_string(version), [=] {
       in_own_process(patient, [=] {
         const Session session(version);

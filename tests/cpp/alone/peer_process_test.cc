@@ -16,6 +16,7 @@
 #include "base/monotonic_clock.h"
 #include "support/context_pair.h"
 #include "support/cut_connections.h"
+#include "support/pause.h"
 #include "support/test_clock.h"
 #include "transport/recovery/recovery_timing.h"
 
@@ -159,7 +160,7 @@ TEST_CASE(a_sender_that_is_stopped_has_not_ended_though_a_connection_was_lost) {
   cut(open_connections()[1], Cut::kReset);
   // Real time: longer than a process that has ended takes to be noticed.
   const std::int64_t end_ms = monotonic_ms() + 2 * kRefusedMs;
-  while (monotonic_ms() < end_ms) CHECK(!is_done(request));
+  for (Pause pause; monotonic_ms() < end_ms; pause()) CHECK(!is_done(request));
   rank.peer.signal(SIGCONT);
   rank.signal_peer();
   CHECK_OK(outcome(request));
