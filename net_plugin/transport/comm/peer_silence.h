@@ -73,6 +73,7 @@ class PeerSilence {
   struct Observation {
     PeerLiveness liveness;
     std::size_t path = 0;
+    bool is_over = false;  // it was lost or ended, and is about to go
   };
   // By place; empty: there is no stream, or the kernel does not say.
   using Observations = std::array<std::optional<Observation>, kMaxStreams>;

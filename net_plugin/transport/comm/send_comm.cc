@@ -29,8 +29,6 @@ ChunkPolicy chunk_policy(const SendPolicy& policy) {
 
 // The pause before a replacement that failed is requested again, while the comm has other connections.
 constexpr int kReplaceAgainMs = 10000;
-// How often it is looked whether the paths of streams that go over others work again.
-constexpr int kReturnMs = 1000;
 // The time limit for closing a comm. NCCL aborts within a second.
 constexpr int kLingerMs = 700;
 // The part of it that is spent waiting for the peer to check the data in its kernel for damage. The peer may not call
@@ -50,8 +48,7 @@ SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, S
       own_chunks_(chunk_policy(policy_), policy_.path_loads),
       striped_chunks_(chunk_policy(policy_), policy_.path_loads),
       growth_(policy_, streams),
-      silence_(policy_.max_silence_s, recovers_, policy_.paths.size() > 1),
-      paths_(policy_.first_paths, policy_.own_paths, policy_.paths, policy_.path_states.get()) {}
+      paths_(policy_, recovers_) {}
 
 SendComm::~SendComm() {
   stop_recovering();
@@ -97,7 +94,7 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
   std::function<void(int)> kick_stream;
   if (policy_.measures_rates) kick_stream = [this](int other) { kick(other); };
   const bool zero_copy = policy_.zero_copy && scheduler == &striped_chunks_;
-  silence_.add_stream(place, coarse_monotonic_ms());
+  paths_.on_opened(place, coarse_monotonic_ms());
   auto stream =
       std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy, std::move(kick_stream),
                                    recovers_ ? &replay_of(place) : nullptr, policy_.checksums);
@@ -278,38 +275,23 @@ Status SendComm::check_progress_possible() {
 }
 
 void SendComm::check_liveness() {
-  const std::int64_t now_ms = coarse_monotonic_ms();
-  if (!silence_.is_due(now_ms)) return;
+  if (!paths_.is_look_due(coarse_monotonic_ms())) return;
   PeerSilence::Observations observations;
-  std::uint64_t silent_elsewhere = 0;  // places
   const bool is_waiting = paths_.has_choice() && recovers_ && unfinished().requests > 0;
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     SendStream* const looked_at = stream(index);
     if (looked_at == nullptr) continue;
     looked_at->sample_delivery();
-    if (looked_at->was_acknowledged()) silence_.on_acknowledgement();
+    if (looked_at->was_acknowledged()) paths_.on_acknowledgement();
     PeerLiveness liveness;
     if (!looked_at->peer_liveness(&liveness)) continue;
     // What the peer acknowledged may have been lost, and with it all that its kernel would repeat: nothing is under way
     // from here, and the kernel asks after seconds only.
     if (is_waiting && liveness.transmissions == 0 && liveness.sent_ms >= kSilentPathMs) looked_at->probe_when_idle();
-    observations[index] = {liveness, paths_.path_of(index)};
-    if (is_silent_elsewhere(index, now_ms - liveness.ms)) silent_elsewhere |= std::uint64_t{1} << index;
+    observations[index] = {liveness, paths_.path_of(index), looked_at->is_over()};
   }
-  if (silent_elsewhere != 0) {
-    lose_streams(silent_elsewhere, "other connections over its network interface are not answered");
-    return;
-  }
-  const PeerSilence::Verdict verdict =
-      silence_.check(observations, now_ms, [&](std::size_t path) REQUIRES(mutex_) { return ask_elsewhere(path); });
-  for (const PeerSilence::Silent& silent : verdict.streams) {
-    if (paths_.has_choice()) {
-      policy_.path_states->on_silent(policy_.paths[paths_.path_of(silent.index)], now_ms);
-    }
-    detach(silent.index);
-    stream(silent.index)
-        ->lose(Status::remote_error("no answer for " + std::to_string(silent.ms) + " ms on this connection"));
-  }
+  const SendPaths::Verdict verdict = paths_.look(observations, monotonic_ms());
+  lose_streams(verdict.lost);
   if (verdict.host.empty()) return;
   fail(Status::remote_error(verdict.host + outstanding()));
   stop();
@@ -344,11 +326,8 @@ StreamPhase SendComm::on_lost(DataStream& stream) {
   stream.count_loss();
   lost_ms_ = monotonic_ms();
   // The peer's address is that of its listener, whichever way this stream went.
-  const std::string way = paths_.has_choice() ? " over " + policy_.paths[paths_.path_of(index)].interface.name : "";
-  const std::uint64_t bit = std::uint64_t{1} << index;
-  const bool is_told = (told_ & bit) != 0;
-  paths_.on_lost(index, is_told, lost_ms_);
-  told_ &= ~bit;
+  const std::string way = paths_.way_of(index);
+  const bool is_told = paths_.on_lost(index, lost_ms_);
   last_loss_ = "data stream " + std::to_string(index) + way + ": " + lost.loss().message();
   // What the kernel says of an interface is a cause, which lines about its consequences are not to suppress.
   log("Bagua-Net: a connection to " + peer_ + " was lost (" + last_loss_ + "): opening another one and sending " +
@@ -400,38 +379,21 @@ int SendComm::place_of(const StreamArrivals::Arrival& arrival) {
 }
 
 void SendComm::on_joined(std::size_t index, const StreamArrivals::Arrival& arrival) {
-  joined_ms_[index] = monotonic_ms();
-  paths_.on_joined(index, arrival.path, arrival.joining == Joining::kMore, joined_ms_[index]);
+  paths_.on_joined(index, arrival.path, arrival.joining == Joining::kMore, monotonic_ms());
 }
 
-void SendComm::lose_streams(std::uint64_t places, const std::string& why) {
-  for (; places != 0; places &= places - 1) {
-    const auto index = static_cast<std::size_t>(__builtin_ctzll(places));
-    detach(index);
-    stream(index)->lose(Status::remote_error(why));
+void SendComm::lose_streams(const std::vector<SendPaths::Loss>& lost) {
+  for (const SendPaths::Loss& loss : lost) {
+    detach(loss.place);
+    stream(loss.place)->lose(Status::remote_error(loss.why));
   }
 }
 
 void SendComm::return_streams() {
-  const std::int64_t now_ms = monotonic_ms();
-  if (!paths_.has_choice() || !recovers_ || now_ms < return_ms_ || missing_streams() != 0 || close_by_ms_ != 0) return;
-  return_ms_ = now_ms + kReturnMs;
-  probes_ = false;
-  const auto probe = [&](std::size_t path) REQUIRES(mutex_) {
-    const NicPath& its = policy_.paths[path];
-    if (policy_.path_states->works(its, now_ms)) return true;
-    probes_ |= policy_.path_states->is_due(its);
-    if (const std::size_t bytes = policy_.path_states->take_lost_packet_bytes(its); bytes != 0) {
-      log("Bagua-Net: connections to " + its.address.host() + " over " + its.interface.name + " open, and packets of " +
-              std::to_string(bytes) +
-              " bytes are not answered: compare the MTU of hosts and switches (ip link). The other interfaces carry "
-              "its share until they are",
-          LogLevel::kWarn, "packets over " + its.interface.name);
-    }
-    return false;
-  };
-  const std::uint64_t moving = paths_.places_to_move(live_streams(), probe, now_ms);
-  if (probes_) return_ms_ = now_ms + kCheckPathsMs;
+  if (!recovers_ || missing_streams() != 0 || close_by_ms_ != 0) return;
+  std::vector<RareLog::Line> lines;
+  const std::uint64_t moving = paths_.to_return(live_streams(), monotonic_ms(), &lines);
+  for (RareLog::Line& line : lines) log(std::move(line.text), line.level, std::move(line.kind));
   if (moving == 0) return;
   use_streams(in_use_);  // the others take its chunks
   for (std::uint64_t left = moving; left != 0; left &= left - 1) {
@@ -443,17 +405,7 @@ void SendComm::return_streams() {
 }
 
 void SendComm::leave_gone_paths() {
-  if (has_stopped() || has_failed() || !paths_.has_choice() || !recovers_) return;
-  std::vector<std::string> why;
-  for (const NicPath& path : policy_.paths) why.push_back(policy_.path_states->why_gone(path));
-  // Without another one, it is waited for as in any outage.
-  if (std::none_of(why.begin(), why.end(), [](const std::string& reason) { return reason.empty(); })) return;
-  for (std::uint64_t left = live_streams(); left != 0; left &= left - 1) {
-    const std::string& reason = why[paths_.path_of(static_cast<std::size_t>(__builtin_ctzll(left)))];
-    if (reason.empty()) continue;
-    told_ |= left & -left;
-    lose_streams(left & -left, reason);
-  }
+  if (!has_stopped() && !has_failed()) lose_streams(paths_.leave_gone(live_streams()));
 }
 
 void SendComm::on_links_changed() {
@@ -469,27 +421,9 @@ void SendComm::on_peer_address_lost(std::uint16_t port) {
   ask_for_recovery();
 }
 
-bool SendComm::is_silent_elsewhere(std::size_t index, std::int64_t answered_ms) {
-  if (!paths_.has_choice() || !recovers_ || stream(index)->is_over()) return false;
-  const std::int64_t silent_ms = policy_.path_states->silent_ms(policy_.paths[paths_.path_of(index)]);
-  return silent_ms != 0 && std::max(answered_ms, joined_ms_[index]) < silent_ms;
-}
-
-std::int64_t SendComm::ask_elsewhere(std::size_t path) {
-  std::int64_t ago_ms = PeerSilence::kNeverAnswered;
-  const std::int64_t now_ms = monotonic_ms();
-  for (std::size_t other = 0; other < policy_.paths.size(); ++other) {
-    if (other == path) continue;
-    policy_.path_states->works(policy_.paths[other], now_ms);
-    const std::int64_t answered_ms = policy_.path_states->answered_ms(policy_.paths[other]);
-    if (answered_ms != 0) ago_ms = std::min(ago_ms, now_ms - answered_ms);
-  }
-  return ago_ms;
-}
-
 bool SendComm::looks_again() {
   const MutexLock lock(mutex_);
-  return silence_.is_suspicious() || probes_;
+  return paths_.looks_again();
 }
 
 bool SendComm::has_replayed(const DataStream& stream) const {

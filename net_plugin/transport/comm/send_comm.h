@@ -5,13 +5,10 @@
 // With recovery, it opens another connection for each lost one, and sends again there what was not acknowledged.
 #pragma once
 
-#include <array>
-
 #include "transport/chunks/replay_queue.h"
 #include "transport/comm/comm.h"
 #include "transport/comm/comm_growth.h"
-#include "transport/comm/peer_silence.h"
-#include "transport/comm/place_paths.h"
+#include "transport/comm/send_paths.h"
 #include "transport/comm/send_policy.h"
 #include "transport/connect/established_connection.h"
 #include "transport/stream/send_stream.h"
@@ -57,15 +54,9 @@ class SendComm final : public Comm {
   void on_finished(const Request& request) REQUIRES(mutex_) override;
   Status check_progress_possible() REQUIRES(mutex_) override;
   void check_liveness() REQUIRES(mutex_);
-  // Takes these streams away from their connections, which work no more, or are to be replaced.
-  void lose_streams(std::uint64_t places, const std::string& why) REQUIRES(mutex_);
-  // The same for all that go over a path that is gone, unless all are.
+  // What SendPaths says of the streams: some are taken away from their connections, some move back to their own path.
+  void lose_streams(const std::vector<SendPaths::Loss>& lost) REQUIRES(mutex_);
   void leave_gone_paths() REQUIRES(mutex_);
-  // Streams of other comms over the same path were not answered, and this one has not been since then.
-  bool is_silent_elsewhere(std::size_t index, std::int64_t answered_ms) REQUIRES(mutex_);
-  // How long ago a packet was sent that the peer's host has answered over another path (PeerSilence::AskElsewhere).
-  std::int64_t ask_elsewhere(std::size_t path) REQUIRES(mutex_);
-  // Streams whose own path works again move back to it.
   void return_streams() REQUIRES(mutex_);
   bool should_stripe(std::size_t bytes) const REQUIRES(mutex_);
   // The calling thread moves this message, and wakes workers for the next one.
@@ -119,12 +110,7 @@ class SendComm final : public Comm {
   std::size_t next_kicked_ GUARDED_BY(mutex_) = 0;  // of the wide streams, where each flow is limited
   std::size_t striped_under_way_ GUARDED_BY(mutex_) = 0;
   CommGrowth growth_ GUARDED_BY(mutex_);
-  PeerSilence silence_ GUARDED_BY(mutex_);
-  PlacePaths paths_ GUARDED_BY(mutex_);
-  std::array<std::int64_t, kMaxStreams> joined_ms_ GUARDED_BY(mutex_){};  // by place; 0: the comm began with it
-  std::uint64_t told_ GUARDED_BY(mutex_) = 0;                             // places whose path is gone
-  std::int64_t return_ms_ GUARDED_BY(mutex_) = 0;  // when to look again whether streams can return
-  bool probes_ GUARDED_BY(mutex_) = false;         // the answer is expected within a round trip
+  SendPaths paths_ GUARDED_BY(mutex_);
 
   // When to request replacements of the streams in kLost, unless something depends on them earlier.
   std::int64_t ask_lost_ms_ GUARDED_BY(mutex_) = 0;

@@ -1,15 +1,9 @@
 #include "transport/connect/path_states.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 
 #include "os/local_address.h"
-#include "os/tcp_socket.h"
-#include "transport/connect/handshake_io.h"
 #include "transport/recovery/recovery_timing.h"
-#include "wire/handshake_message.h"
 
 namespace bagua_net {
 namespace {
@@ -30,28 +24,15 @@ constexpr std::int64_t kKnownMs = 1000;
 constexpr std::int64_t kTryPathAgainMs = 1000;
 // One may be lost, or answered late.
 constexpr int kLostPackets = 2;
+// A probe or connections that were not answered keep new ones away until the next probe, and not for longer: the
+// nearest healthy situation is a path that lost a packet, and that nobody asks about any more.
+constexpr std::int64_t kUnansweredMs = 2 * (kTryPathAgainMs + kConnectAnswerMs);
 
 // The nearest healthy situation: a cable with a loose contact, which should carry what it can. So a stream that stays
 // for this long after its return counts as one that works.
 constexpr std::int64_t kProvenMs = 4000;
 constexpr std::int64_t kFirstPauseMs = 2000;
 constexpr std::int64_t kLongestPauseMs = 60000;
-
-// A hello that names nothing, and zeros behind it up to the size of a packet.
-void send_packet(int socket, std::size_t bytes) {
-  std::vector<std::uint8_t> packet(std::max(bytes, kHelloBytes));
-  Hello hello;
-  hello.stream_index = kAskingStream;
-  encode_hello(hello, packet.data());
-  [[maybe_unused]] const int ignored = write_handshake(socket, packet.data(), packet.size());
-}
-
-// Otherwise the kernel repeats the packet for a quarter of an hour.
-void discard(OwnedFd* socket) {
-  const linger reset{1, 0};
-  ::setsockopt(socket->get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-  socket->reset();
-}
 
 }  // namespace
 
@@ -116,7 +97,9 @@ bool PathStates::leaves_out(const NicPath& path, std::int64_t now_ms) const {
   const Record* const record = find(path);
   if (record == nullptr) return lost_links_.count(path.interface.name) != 0;
   const bool is_silent = record->silent_ms != 0 && record->silent_ms >= record->worked_ms;
-  return is_silent || now_ms < record->refused_until_ms || !describe_gone(*record).empty();
+  const bool is_unanswered =
+      record->unanswered_ms > record->worked_ms && now_ms < record->unanswered_ms + kUnansweredMs;
+  return is_silent || is_unanswered || now_ms < record->refused_until_ms || !describe_gone(*record).empty();
 }
 
 std::vector<std::size_t> PathStates::usable_of(const std::vector<NicPath>& paths, std::int64_t now_ms) const {
@@ -165,7 +148,11 @@ void PathStates::on_connected(const NicPath& path, std::int64_t round_trip_us, s
 RareLog::Line PathStates::on_failed(const NicPath& path, const Status& why, std::int64_t now_ms) {
   const MutexLock lock(mutex_);
   Record& failed = record(path);
-  if (++failed.failures < kFailuresToLeaveOut || failed.has_worked || now_ms < failed.refused_until_ms) return {};
+  if (++failed.failures < kFailuresToLeaveOut || now_ms < failed.refused_until_ms) return {};
+  if (failed.has_worked) {
+    failed.unanswered_ms = now_ms;
+    return {};
+  }
   failed.refused_until_ms = now_ms + kRefusedPathMs;
   failed.failures = 0;
   return {LogLevel::kWarn,
@@ -227,32 +214,32 @@ std::int64_t PathStates::silent_ms(const NicPath& path) {
 }
 
 void PathStates::look_for_answer(Record& record, std::int64_t now_ms) {
-  const int socket = record.socket.get();
-  pollfd state{socket, POLLOUT, 0};
-  if (record.sent_ms == 0) {
-    const bool is_answered = ::poll(&state, 1, 0) > 0;
-    if (is_answered && tcp_connect_result(socket) == 0) {
-      record.sent_ms = now_ms;
-      record.packet_bytes = tcp_packet_bytes(socket);
-      send_packet(socket, record.packet_bytes);
-    } else if (is_answered || now_ms - record.asked_ms >= kConnectAnswerMs) {
-      record.socket.reset();
-      return;
-    }
+  const PathProbe::State state = record.probe->look();
+  if (state == PathProbe::State::kConnecting) {
+    if (now_ms - record.asked_ms < kConnectAnswerMs) return;
+    record.unanswered_ms = now_ms;
+    record.probe.reset();
+    return;
   }
-  if (record.sent_ms == 0) return;
-  // The peer's process may have reset the connection, once its kernel had the packet.
-  const bool is_reset = ::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0;
-  if (tcp_undelivered_bytes(socket) == 0 || is_reset) {
+  if (state == PathProbe::State::kFailed) {
+    record.probe.reset();
+    return;
+  }
+  if (record.sent_ms == 0) {
+    record.sent_ms = now_ms;
+    record.packet_bytes = record.probe->packet_bytes();
+  }
+  if (state == PathProbe::State::kAnswered) {
     note_working(record, now_ms);
     record.found_ms = now_ms;
     record.answered_ms = record.sent_ms;
     record.lost_packets = 0;
     record.is_told = false;
-    discard(&record.socket);
+    record.probe.reset();
   } else if (now_ms - record.sent_ms >= kConnectAnswerMs) {
     ++record.lost_packets;
-    discard(&record.socket);
+    record.unanswered_ms = now_ms;
+    record.probe.reset();
   }
 }
 
@@ -264,15 +251,14 @@ bool PathStates::works(const NicPath& path, std::int64_t now_ms) {
       !tried.has_lost_address) {
     return true;
   }
-  if (tried.socket.is_open()) {
+  if (tried.probe != nullptr) {
     look_for_answer(tried, now_ms);
     if (tried.found_ms == now_ms) return true;
   }
-  if (!tried.socket.is_open() && now_ms - tried.asked_ms >= kTryPathAgainMs) {
+  if (tried.probe == nullptr && now_ms - tried.asked_ms >= kTryPathAgainMs) {
     tried.asked_ms = now_ms;
     tried.sent_ms = 0;
-    // No route, no descriptor: treated like no answer.
-    if (!tcp_connect(path.address, {}, &path.interface, &tried.socket).is_ok()) tried.socket.reset();
+    tried.probe = begin_probe_(path);
   }
   return false;
 }
@@ -280,7 +266,7 @@ bool PathStates::works(const NicPath& path, std::int64_t now_ms) {
 bool PathStates::is_due(const NicPath& path) {
   const MutexLock lock(mutex_);
   const Record& tried = record(path);
-  return tried.socket.is_open() && tried.sent_ms != 0;
+  return tried.probe != nullptr && tried.sent_ms != 0;
 }
 
 std::int64_t PathStates::answered_ms(const NicPath& path) {

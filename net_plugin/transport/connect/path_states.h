@@ -6,7 +6,8 @@
 //   untried   nothing is known of it
 //   works     it has connected, or a packet was answered
 //   refused   it has never worked, and two connections in a row have failed
-//   silent    data was not answered, while the peer's host answered over another path
+//   silent    data was not answered, while the peer's host answered over another path; or the last probe or connections
+//             were not
 //   gone      announced: the interface has no link, there is no route any more, or the peer has lost its address
 //
 //   untried, refused  --it connects--> works
@@ -16,8 +17,8 @@
 //   any  --the peer, of its address--> gone  --it connects, a packet is answered--> works
 //
 // Connections go over paths that are untried or work; where there is none, over any. Streams that have left a path move
-// back once it works: what finds that out is a packet as large as those of a chunk, over a connection of its own. A
-// listener sees one such connection a second, however many comms ask.
+// back once it works, which a probe finds out (transport/connect/path_probe.h). A listener sees one a second, however
+// many comms ask.
 //
 // Any thread.
 #pragma once
@@ -31,18 +32,19 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "base/owned_fd.h"
 #include "base/rare_log.h"
 #include "base/status.h"
 #include "transport/chunks/path_load.h"
 #include "transport/connect/nic_paths.h"
+#include "transport/connect/path_probe.h"
 
 namespace bagua_net {
 
 class PathStates {
  public:
   // turn: differs between the processes of a host.
-  explicit PathStates(std::size_t turn = 0) : turn_(turn) {}
+  explicit PathStates(std::size_t turn = 0, BeginProbe begin_probe = begin_tcp_probe)
+      : turn_(turn), begin_probe_(std::move(begin_probe)) {}
 
   // What the kernel of this host announces.
   void set_link(const NetworkInterface& interface, bool is_usable);
@@ -107,13 +109,14 @@ class PathStates {
     std::int64_t refused_until_ms = 0;
     std::int64_t silent_ms = 0;
 
-    OwnedFd socket;                // of a connection that tries it
-    std::int64_t asked_ms = 0;     // when it was opened
-    std::int64_t sent_ms = 0;      // when a packet was sent over it; 0: it is not open yet
-    std::int64_t found_ms = 0;     // when the last packet was found to be answered; 0: never
-    std::int64_t answered_ms = 0;  // when that packet was sent
-    int lost_packets = 0;          // in a row
-    bool is_told = false;          // of them
+    std::unique_ptr<PathProbe> probe;
+    std::int64_t asked_ms = 0;       // when it began
+    std::int64_t sent_ms = 0;        // when a packet was sent over it; 0: it is not open yet
+    std::int64_t found_ms = 0;       // when the last packet was found to be answered; 0: never
+    std::int64_t answered_ms = 0;    // when that packet was sent
+    std::int64_t unanswered_ms = 0;  // when that was last found of a probe, or of two connections in a row
+    int lost_packets = 0;            // in a row
+    bool is_told = false;            // of them
     std::size_t packet_bytes = 0;
 
     std::int64_t return_ms = 0;  // from when on streams may return
@@ -137,6 +140,7 @@ class PathStates {
   static void note_working(Record& record, std::int64_t now_ms);
 
   const std::size_t turn_;
+  const BeginProbe begin_probe_;
   Mutex mutex_;
   std::map<Key, Record> records_ GUARDED_BY(mutex_);  // by the interface's name and the peer's address
   std::map<std::string, NetworkInterface> lost_links_ GUARDED_BY(mutex_);

@@ -26,7 +26,8 @@ class NicModel {
   explicit NicModel(unsigned seed)
       : random_(seed),
         is_up_(2 + random_() % 3, true),
-        pair_(settings(is_up_.size() + random_() % 6, static_cast<int>(random_() % 2) * 2)) {
+        pair_(settings(random_() % 8 == 0 ? kMaxStreams : is_up_.size() + random_() % 6,
+                       static_cast<int>(random_() % 2) * 2)) {
     // As CommPair opens them: both ends of each, one connection after the other.
     const std::vector<int> open = open_connections();
     for (std::size_t end = 0; end < open.size(); ++end) path_of_[ports_of(open[end])] = end / 2 % is_up_.size();

@@ -55,7 +55,8 @@ void streams_join_on_both_ends(int workers, std::size_t first_streams) {
     do {
       deadline.check("traffic on every stream");
       std::vector<std::size_t> sizes;
-      for (int i = 0; i < 40; ++i) sizes.push_back(random() % 3 == 0 ? random() % 200 : random() % (4u << 20));
+      for (int i = 0; i < check::rounds(40); ++i)
+        sizes.push_back(random() % 3 == 0 ? random() % 200 : random() % (4u << 20));
       connection.exchange(sizes, hand_in);
     } while (connection.used_streams() < kMax);
   }

@@ -99,7 +99,7 @@ TEST_CASE(streams_that_gained_nothing_are_closed) {
     Windows windows(connection.growth);
     const Deadline deadline;
     // More often than there are places for streams that nobody has closed.
-    for (int trial = 0; trial < 12; ++trial) {
+    for (int trial = 0; trial < check::rounds(12); ++trial) {
       windows.pass_until(8);
       const std::size_t first = connection.watched.size();
       for (int joins = 0; joins < 6; ++joins) connection.join();

@@ -1,0 +1,92 @@
+// SendPaths: over which paths the streams of a send comm go, and which of them are to leave theirs. It decides, from
+// what it is told, from what the process knows of its paths (transport/connect/path_states.h) and from the clock that
+// it is given; SendComm observes the streams and does what it says. Not thread-safe: the comm's mutex guards every
+// call.
+//
+//   places       which stream belongs to which path            transport/comm/place_paths.h
+//   silence      which streams are not answered any more       transport/comm/peer_silence.h
+//   leave_gone   a path that the kernel of either host has announced as gone is left at once
+//   look         a path is left once a comm of this process has found it silent, or this one has
+//   to_return    a stream whose own path works again is to move back
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/rare_log.h"
+#include "transport/comm/peer_silence.h"
+#include "transport/comm/place_paths.h"
+#include "transport/comm/send_policy.h"
+
+namespace bagua_net {
+
+class SendPaths {
+ public:
+  // policy: outlives this.
+  SendPaths(const SendPolicy& policy, bool recovers);
+
+  bool has_choice() const { return places_.has_choice(); }
+  std::size_t path_of(std::size_t place) const { return places_.path_of(place); }
+  const std::array<std::size_t, kMaxStreams>& by_place() const { return places_.by_place(); }
+  // The streams at these places, a bit mask, are on their way back: they take nothing new.
+  std::uint64_t moving() const { return places_.moving(); }
+  // Of a missing stream: the path over which it is to be opened, if it can.
+  std::size_t replacement_path(std::size_t place, std::uint64_t live) const {
+    return places_.replacement_path(place, live);
+  }
+  std::size_t place_for(std::size_t path, std::uint64_t asked) const { return places_.place_for(path, asked); }
+  // " over eth1"; empty: there is one path.
+  std::string way_of(std::size_t place) const;
+
+  // A connection was opened for the stream at this place, which is about to join.
+  void on_opened(std::size_t place, std::int64_t now_ms) { silence_.add_stream(place, now_ms); }
+  void on_joined(std::size_t place, std::size_t path, bool is_more, std::int64_t now_ms);
+  // Returns whether that its path is gone was announced.
+  bool on_lost(std::size_t place, std::int64_t now_ms);
+  void on_acknowledgement() { silence_.on_acknowledgement(); }
+
+  // A stream that is to be taken away from its connection.
+  struct Loss {
+    std::size_t place = 0;
+    std::string why;
+  };
+  // live: the places with streams, a bit mask.
+  std::vector<Loss> leave_gone(std::uint64_t live);
+
+  // Whether to observe the streams and call look().
+  bool is_look_due(std::int64_t now_ms) { return silence_.is_due(now_ms); }
+  struct Verdict {
+    std::vector<Loss> lost;
+    std::string host;  // not empty: the peer's host has vanished, for this reason
+  };
+  Verdict look(const PeerSilence::Observations& observations, std::int64_t now_ms);
+
+  // The places, a bit mask, whose streams are to be given back and opened over their own paths. To be called while no
+  // stream is missing; looks once a second, or sooner if an answer is expected. lines: for the log.
+  std::uint64_t to_return(std::uint64_t live, std::int64_t now_ms, std::vector<RareLog::Line>* lines);
+
+  // Something is to be looked at again kCheckPathsMs later.
+  bool looks_again() const { return silence_.is_suspicious() || probes_; }
+
+ private:
+  // Streams of other comms over the same path were not answered, and this one has not been since then.
+  bool is_silent_elsewhere(std::size_t place, const PeerSilence::Observation& observation, std::int64_t now_ms) const;
+  // How long ago a packet was sent that the peer's host has answered over another path (PeerSilence::AskElsewhere).
+  std::int64_t ask_elsewhere(std::size_t path, std::int64_t now_ms) const;
+  // Whether packets are answered over the path.
+  bool probe(std::size_t path, std::int64_t now_ms, std::vector<RareLog::Line>* lines);
+
+  const std::vector<NicPath>& paths_;
+  PathStates* const states_;
+  const bool can_leave_;  // there are several, and recovery
+  PlacePaths places_;
+  PeerSilence silence_;
+  std::array<std::int64_t, kMaxStreams> joined_ms_{};  // by place; 0: the comm began with it
+  std::uint64_t told_ = 0;                             // places whose path was announced as gone
+  std::int64_t return_ms_ = 0;                         // when to look again whether streams can return
+  bool probes_ = false;                                // the answer is expected within a round trip
+};
+
+}  // namespace bagua_net
