@@ -1,6 +1,7 @@
 #include "transport/comm/send_paths.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "transport/recovery/recovery_timing.h"
 
@@ -55,7 +56,8 @@ std::vector<SendPaths::Loss> SendPaths::leave_gone(std::uint64_t live) {
 SendPaths::Verdict SendPaths::look(const PeerSilence::Observations& observations, std::int64_t now_ms) {
   Verdict verdict;
   for (std::size_t place = 0; place < observations.size(); ++place) {
-    if (!observations[place].has_value() || !is_silent_elsewhere(place, *observations[place], now_ms)) continue;
+    const std::optional<PeerSilence::Observation>& observation = observations[place];
+    if (!observation.has_value() || !is_silent_elsewhere(place, *observation, now_ms)) continue;
     verdict.lost.push_back({place, "other connections over its network interface are not answered"});
   }
   if (!verdict.lost.empty()) return verdict;
