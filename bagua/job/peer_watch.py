@@ -149,17 +149,28 @@ class PeerWatch:
             self._connection.close()
 
     def _run(self) -> None:
-        address, answer = reach_any(self._door, self._attempt_s)
-        connection = answer.connection if answer.state == "here" else None
-        if connection is None and self._has_failed():
-            self._on_gone(EXITED)
-        elif connection is None:
-            _logger.info(f"{self._name} cannot be reached at port {self._door.port}; nobody watches its machine.")
+        address, connection = self._reach_first()
         while connection is not None:
             self._connection = connection
             attempts = self._watch(connection)
             connection.close()
             connection = self._reach_again(address, attempts) if attempts else None
+
+    def _reach_first(self) -> tuple[str, socket.socket | None]:
+        """The address that answers. None: the process is gone, or cannot be reached from here."""
+        # A healthy process may be late: it holds the GIL while it loads a model, or its first packets are lost.
+        for _ in range(self._attempts if self._door.addresses else 1):
+            begin = time.monotonic()
+            address, answer = reach_any(self._door, self._attempt_s)
+            if answer.state == "here":
+                return address, answer.connection
+            if self._has_failed():
+                self._on_gone(EXITED)
+                return "", None
+            if self._is_stopped.wait(begin + self._attempt_s - time.monotonic()):
+                return "", None
+        _logger.info(f"{self._name} cannot be reached at port {self._door.port}; nobody watches its machine.")
+        return "", None
 
     def _watch(self, connection: socket.socket) -> int:
         """Until it is lost. Returns how many attempts without an answer are a proof then; 0: the process has left."""

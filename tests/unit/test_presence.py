@@ -142,10 +142,22 @@ def test_a_port_that_was_never_reached_proves_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         for door in (Door(("127.0.0.1",), port, "token"), Door((), 1, "")):
-            one = Watched(door)
+            one = Watched(door, attempts=1)
             one.watch._thread.join(PATIENCE_S)
             assert not one.watch._thread.is_alive()
             assert one.found == []
+
+
+def test_a_process_that_does_not_answer_at_first_is_watched_all_the_same() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as theirs:
+        theirs.settimeout(PATIENCE_S)
+        one = Watched(Door(("127.0.0.1",), theirs.getsockname()[1], "token"))
+        theirs.accept()[0].close()
+        with theirs.accept()[0] as connection:
+            connection.sendall(b'["token", ""]\n')
+            wait_until(lambda: one.connection() is not None, "the connection")
+            one.watch.stop()
+    assert one.found == []
 
 
 # --- machines ---------------------------------------------------------------------------------------------------------
