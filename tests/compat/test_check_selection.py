@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.git_repository import Repository
 from support.import_arrows import REPOSITORY, differences_of_rows
-from support.perf_tool import Repository
 
 _TOOLS = str(REPOSITORY / "tools")
 if _TOOLS not in sys.path:

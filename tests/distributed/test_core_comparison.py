@@ -1,5 +1,4 @@
-"""`measure core` with two real ranks on CPUs: an algorithm of each way to wrap and of each promise. What needs no ranks
-is in tests/unit/test_core_comparison.py."""
+"""`measure core` with two real ranks on CPUs: an algorithm of each way to wrap and of each promise."""
 
 from __future__ import annotations
 

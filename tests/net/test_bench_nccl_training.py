@@ -42,6 +42,7 @@ def test_the_comparison_trains_and_finds_equal_losses(tmp_path: Path, capsys: py
 
 
 @needs_lab
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_all_reduce_goes_on_without_a_backend_that_fails_and_measures_a_network_once(

@@ -13,24 +13,6 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-from measure import compression
-
-from bagua.net.bench.result_file import read_result
-
-
-def test_comparison_of_codecs_has_a_row_for_each_operation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "compression.json"
-    words = ["--device", "cpu", "--elements", "64K", "--dtypes", "f32", "--versions", "2", "--threads", "1"]
-    codecs = ["int4", "int8"]
-    assert compression.main([*words, "--codecs", ",".join(codecs), "--rounds", "3", "--json", str(path)]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("1 ")]
-    expected = [(codec, operation) for codec in codecs for operation in ("compress", "decompress", "reduce")]
-    assert [(row[1], row[2]) for row in rows] == expected
-    for metric in ("time", "of_copy"):
-        found = read_result(path).select(metric)
-        assert [(one.case["codec"], str(one.case["operation"]).removesuffix(" 2")) for one in found] == expected
-        assert all(one.median > 0 and one.repetitions == 3 for one in found)
-
 
 @pytest.mark.parametrize(
     ("words", "says"),
