@@ -44,7 +44,7 @@ def arrows() -> selection.Arrows:
         pytest.param(
             "net_plugin/wire/frame_header.cc",
             {SCREEN, ARROWS, "tests/net/test_plugin_faults.py", "wire_test", "comm_test", "abi_scenario_test"},
-            {TRAINING, "tests/codecs/test_codecs.py", "delay_line_test", "path_rate_test"},
+            {TRAINING, "tests/codecs/test_codecs.py", "ring_schedule_test", "path_rate_test"},
             id="wire",
         ),
         pytest.param(

@@ -1,7 +1,6 @@
 """tools/netlab: its networks hold what tests and measurements rely on, and leave nothing behind.
 
-The forwarder's parts are tested in tests/cpp/tools/delay_line_test.cc. All traffic stays inside network namespaces that
-the test made.
+All traffic stays inside network namespaces that the test made.
 """
 
 from __future__ import annotations
