@@ -17,6 +17,7 @@ from support.fresh_process import RunNet
 from support.labs import Lab, missing_privilege
 from support.ports import free_port
 from support.processes import is_alive, wait_until
+from support.sweeps import rest_is_deep
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.compare.setting import Setting
@@ -45,16 +46,24 @@ def two_nodes() -> Iterator[tuple[str, list[list[str]], list[dict[str, str]]]]:
         )
 
 
-def test_two_nodes_with_gloo(bagua_net: Path, environment: dict[str, str], tmp_path: Path) -> None:
+# torchrun imports torch two times more.
+@pytest.mark.parametrize("launcher", rest_is_deep(["a launcher that sets variables", "torchrun"], 0))
+def test_two_nodes_with_gloo(launcher: str, bagua_net: Path, environment: dict[str, str], tmp_path: Path) -> None:
     """As a user does: the same command on both nodes."""
-    port = free_port()
+    port = str(free_port())
+
+    def words(node: int, address: str) -> list[str]:
+        if launcher == "torchrun":
+            found = [str(TORCHRUN), "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node)]
+            return [*found, "--master-addr", address, "--master-port", port, "--local-addr", address]
+        place = {"RANK": str(node), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port}
+        return ["env", *(f"{name}={value}" for name, value in place.items())]
+
     with two_nodes() as (address, entering, variables):
-        launcher = [str(TORCHRUN), "--nnodes", "2", "--nproc-per-node", "1"]
-        launcher += ["--master-addr", address, "--master-port", str(port), "--local-addr", address]
         command = [str(bagua_net), "test", "--json", "--seconds", "0.05", "--"]
         nodes = [
             subprocess.Popen(
-                [*entering[node], *command, *launcher, "--node-rank", str(node)],
+                [*entering[node], *command, *words(node, address)],
                 env={**environment, **variables[node], "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
                 cwd=tmp_path,
                 stdout=subprocess.PIPE,
