@@ -30,8 +30,7 @@ const char* accept_remedy(const Status& status) {
     case EPERM:
     case ENOSYS:
       return ". If this persists, a security policy (SELinux, AppArmor, seccomp) forbids it, and no peer can connect "
-             "to "
-             "this rank";
+             "to this rank";
     default: return "; raise the limit of open files (ulimit -n) if this persists";
   }
 }
