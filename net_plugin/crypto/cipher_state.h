@@ -1,5 +1,5 @@
 // CipherState of the Noise protocol framework (noiseprotocol.org, revision 34, section 5.1): a key with the counter
-// that is its nonce. The counter only rises, so no nonce is used twice with a key. The ciphers are libsodium's,
+// that is its nonce. The counter only rises, so no nonce is used twice with a key. The ciphers are libsodium's;
 // where the CPU has VAES, AES-256-GCM is WideAes. It holds a key, so it lives in protected memory. Not thread-safe.
 #pragma once
 
