@@ -161,6 +161,51 @@ TEST_CASE(a_comm_goes_on_without_an_idle_stream_that_cannot_be_replaced) {
   check_names(outcome(last), "could not be opened again: it was refused");
 }
 
+// As where the peer's process has no descriptor left just then: the comm was healthy before it moved.
+TEST_CASE(a_first_stream_that_moves_back_and_is_not_accepted_is_asked_for_again) {
+  struct Answered final : PathProbe {
+    State look() override { return State::kAnswered; }
+    std::size_t packet_bytes() const override { return 1000; }
+  };
+  std::atomic<int> asked_for_first{0};
+  CommPair::Settings settings = ReplacingPair::settings();
+  settings.sending_workers = 1;  // small messages are those of the first stream
+  settings.sending.replace_stream = [&](Joining joining, std::size_t) {
+    asked_for_first += joining == Joining::kReplacesFirst;
+  };
+  settings.sending.path_states =
+      std::make_shared<PathStates>(0, [](const NicPath&) { return std::make_unique<Answered>(); });
+  for (const char* const name : {"near", "far"}) settings.sending.paths.emplace_back().interface.name = name;
+  settings.sending.first_paths = settings.sending.own_paths = {0, 1};
+  CommPair pair(settings);
+  const std::vector<std::uint8_t> message = make_message(0, 1000);
+  std::vector<std::uint8_t> room(message.size());
+  const auto exchange = [&] {
+    Request* const receive = pair.receive(room);
+    CHECK_OK(outcome({pair.send(message), receive}));
+    CHECK(room == message);
+  };
+  const auto join = [&](std::size_t path) {
+    auto [near, far] = tcp_pair();
+    pair.receiver_arrivals->hand_in(std::move(far), Joining::kReplacesFirst);
+    pair.sender_arrivals->hand_in(std::move(near), Joining::kReplacesFirst, path);
+  };
+  const NetworkInterface& near = settings.sending.paths[0].interface;
+  settings.sending.path_states->set_link(near, false);
+  pair.sender->on_links_changed();
+  wait_until([&] { return pair.sender->recover(), asked_for_first == 1; }, "the loss");
+  join(1);
+  exchange();
+  settings.sending.path_states->set_link(near, true);
+  Request* const receive = pair.receive(room);
+  wait_until([&] { return pair.sender->recover(), !is_done(receive) && asked_for_first == 2; }, "the move");
+  Request* const send = pair.send(message);
+  pair.sender_arrivals->report({Joining::kReplacesFirst, "it was refused"});
+  wait_until([&] { return !is_done(receive) && asked_for_first == 3; }, "another request");
+  join(0);
+  CHECK_OK(outcome({send, receive}));
+}
+
 // The sender knows first where a NIC is dead: its kernel says so, and the receiver's hears nothing.
 TEST_CASE(a_replacement_has_a_place_though_the_receiver_has_not_noticed_the_loss) {
   CommPair::Settings settings = over_tcp(kMaxStreams, 0);
