@@ -68,6 +68,14 @@ void write_frame(int socket, std::uint64_t number, std::uint8_t value) {
   CHECK_EQ(::send(socket, frame.data(), frame.size(), MSG_NOSIGNAL), static_cast<ssize_t>(frame.size()));
 }
 
+// One message of the size of the room.
+void exchange(CommPair& pair, std::vector<std::uint8_t>& room) {
+  const std::vector<std::uint8_t> message = make_message(0, room.size());
+  Request* const receive = pair.receive(room);
+  CHECK_OK(outcome({pair.send(message), receive}));
+  CHECK(room == message);
+}
+
 struct ReplacingPair : CommPair {
   ReplacingPair() : CommPair(settings()) {}
   static Settings settings() {
@@ -134,23 +142,17 @@ TEST_CASE(a_comm_goes_on_without_an_idle_stream_that_cannot_be_replaced) {
     ++(joining == Joining::kReplacesFirst ? asked_for_first : asked_for_another);
   };
   CommPair pair(settings);
-  const std::vector<std::uint8_t> message = make_message(0, 1000);
-  std::vector<std::uint8_t> room(message.size());
-  const auto exchange = [&] {
-    Request* const receive = pair.receive(room);
-    CHECK_OK(outcome({pair.send(message), receive}));
-    CHECK(room == message);
-  };
-  exchange();
+  std::vector<std::uint8_t> room(1000);
+  exchange(pair, room);
   ::shutdown(pair.watched[1].get(), SHUT_RDWR);
   const Deadline deadline;
   while (asked_for_another == 0) {
     deadline.check("the loss");
-    exchange();
+    exchange(pair, room);
   }
   CHECK(asked_for_another == 1 && asked_for_first == 0);
   pair.sender_arrivals->report({Joining::kReplaces, "it was refused"});
-  for (int again = 0; again < 10; ++again) exchange();
+  for (int again = 0; again < 10; ++again) exchange(pair, room);
 
   // What a lost stream may not have delivered is sent over a replacement only.
   ::shutdown(pair.watched[0].get(), SHUT_RDWR);
@@ -180,11 +182,6 @@ TEST_CASE(a_first_stream_that_moves_back_and_is_not_accepted_is_asked_for_again)
   CommPair pair(settings);
   const std::vector<std::uint8_t> message = make_message(0, 1000);
   std::vector<std::uint8_t> room(message.size());
-  const auto exchange = [&] {
-    Request* const receive = pair.receive(room);
-    CHECK_OK(outcome({pair.send(message), receive}));
-    CHECK(room == message);
-  };
   const auto join = [&](std::size_t path) {
     auto [near, far] = tcp_pair();
     pair.receiver_arrivals->hand_in(std::move(far), Joining::kReplacesFirst);
@@ -195,7 +192,7 @@ TEST_CASE(a_first_stream_that_moves_back_and_is_not_accepted_is_asked_for_again)
   pair.sender->on_links_changed();
   wait_until([&] { return pair.sender->recover(), asked_for_first == 1; }, "the loss");
   join(1);
-  exchange();
+  exchange(pair, room);
   settings.sending.path_states->set_link(near, true);
   Request* const receive = pair.receive(room);
   wait_until([&] { return pair.sender->recover(), !is_done(receive) && asked_for_first == 2; }, "the move");
@@ -213,14 +210,8 @@ TEST_CASE(a_replacement_has_a_place_though_the_receiver_has_not_noticed_the_loss
   settings.receiving.recovers = true;
   settings.sending.replace_stream = [](Joining, std::size_t) {};  // or it would fail when a stream of its own ends
   CommPair pair(settings);
-  const std::vector<std::uint8_t> message = make_message(0, 100000);
-  std::vector<std::uint8_t> room(message.size());
-  const auto exchange = [&] {
-    Request* const receive = pair.receive(room);
-    CHECK_OK(outcome({pair.send(message), receive}));
-    CHECK(room == message);
-  };
-  exchange();
+  std::vector<std::uint8_t> room(100000);
+  exchange(pair, room);
   silence(pair.watched.back().get());
   std::vector<OwnedFd> nears;
   for (int i = 0; i < 2; ++i) {
