@@ -61,6 +61,17 @@ def test_optimizers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ours == [("fuse_step", "for_loop"), ("fuse_step", "foreach")]
 
 
+@pytest.mark.deep
+def test_codecs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--device", "cpu", "--elements", "64K", "--dtypes", "f32", "--versions", "2", "--threads", "1")
+    result = measured(tmp_path, capsys, "compression", *words, "--codecs", "int4,int8", "--rounds", "3")
+    for metric in ("time", "of_copy"):
+        found = result.select(metric)
+        assert {one.case["codec"] for one in found} == {"int4", "int8"}
+        assert len(found) == 6, "compress, decompress and reduce of each"
+        assert all(one.median > 0 and one.repetitions == 3 for one in found)
+
+
 def test_tools_are_listed_and_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     printed = capsys.readouterr().out

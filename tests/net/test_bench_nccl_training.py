@@ -98,3 +98,27 @@ def test_the_example_without_a_launcher_says_how_to_start_it(
         ddp_train.main()
     assert ended.value.code == 2
     assert "start it with torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--backend", "nccl"], "--backend nccl needs a GPU for each rank, and torch sees none; use --backend gloo"),
+        (["--json", "/nonexistent/x.json"], "folder /nonexistent does not exist; create it first"),
+    ],
+)
+def test_the_example_says_at_once_what_would_end_it_later(
+    words: list[str],
+    says: str,
+    ddp_train: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["ddp_train.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        ddp_train.parse_arguments()
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err

@@ -24,7 +24,6 @@ LINES: dict[str, tuple[str, ...]] = {
     "unit/test_error_remedies.py": ("bagua.*",),  # reads the sources of the package
     "unit/test_help_texts.py": ("examples", "tools/*"),
     "unit/test_page_programs.py": ("docs",),
-    "unit/test_tool_errors.py": ("examples", "tools/*"),
     "unit/test_torch_env.py": ("bagua.*",),
     "unit/test_training_page.py": ("bagua.*", "docs"),
 }

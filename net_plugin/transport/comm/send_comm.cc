@@ -474,7 +474,7 @@ void SendComm::on_join_failure(const StreamArrivals::Failure& failed) {
   if (index < 0) return;
   move(static_cast<std::size_t>(index), StreamPhase::kLost);
   const std::uint64_t left = streams_.places_in(StreamPhase::kLive) | streams_.places_in(StreamPhase::kReplaying);
-  // One that only moved is asked for again: it was healthy, and while others are, the peer has not ended.
+  // One on its way back to its path is asked for again: while other connections are there, the peer has not ended.
   const bool has_moved = (paths_.moving() >> index & 1) != 0;
   if (left != 0 && (has_moved || !depends_on_missing_streams())) {
     ask_lost_ms_ = coarse_monotonic_ms() + kReplaceAgainMs;

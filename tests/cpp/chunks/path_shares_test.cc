@@ -119,6 +119,57 @@ TEST_CASE(a_path_that_holds_something_up_gets_nothing_more_until_it_delivers) {
   CHECK(paths.share(1, 64 * kMiB) > 0);
 }
 
+// A path that is asked all the time, and one that is asked once a step: what the first remembers of a moment ends with
+// whatever happens in it.
+TEST_CASE(what_a_path_remembers_is_what_it_would_find) {
+  for (unsigned seed = 1; seed <= 20; ++seed) {
+    std::mt19937 random(seed);
+    PathLoad often;
+    PathLoad once;
+    std::vector<Delivery> deliveries(3);
+    for (std::size_t i = 0; i < deliveries.size(); ++i) CHECK_EQ(often.add_connection(), once.add_connection());
+    std::int64_t now_ns = 1000 * kMs;
+    for (int step = 0; step < 400; ++step) {
+      if (random() % 2 == 0) now_ns += static_cast<std::int64_t>(random() % 3) * kMs;
+      const double assumed = random() % 2 == 0 ? 0 : 1;
+      often.state(assumed, now_ns);
+      const std::size_t connection = random() % deliveries.size();
+      const std::size_t bytes = random() % 100'000;
+      Delivery& delivery = deliveries[connection];
+      const auto on_both = [&](auto what) { what(often), what(once); };
+      switch (random() % 16) {
+        case 0:
+          on_both([&](PathLoad& load) {
+            load.remove_connection(connection);
+            CHECK_EQ(load.add_connection(), connection);
+          });
+          delivery = {};
+          break;
+        case 1:
+        case 2: break;
+        case 3:
+        case 4:
+        case 5:
+        case 6: on_both([&](PathLoad& load) { load.take(connection, bytes, now_ns); }); break;
+        default:
+          delivery.bytes += bytes;
+          delivery.busy_us += 2000;
+          delivery.least_round_trip_us = delivery.round_trip_us = 100;
+          delivery.unsent_bytes = random() % 2 * bytes;
+          const Backlog left{random() % 2 * bytes, 0};
+          on_both([&](PathLoad& load) { load.look(connection, delivery, left, 0, true, now_ns); });
+      }
+      const PathLoad::State remembered = often.state(assumed, now_ns);
+      const PathLoad::State found = once.state(assumed, now_ns);
+      CHECK(remembered.most == found.most && remembered.certain == found.certain);
+      CHECK(remembered.is_limit == found.is_limit && remembered.is_old == found.is_old);
+      CHECK(remembered.is_held_up == found.is_held_up && remembered.round_trip_ns == found.round_trip_ns);
+      CHECK_EQ(remembered.least_left.under_way, found.least_left.under_way);
+      CHECK_EQ(remembered.most_left.under_way, found.most_left.under_way);
+    }
+  }
+}
+
 TEST_CASE(a_long_path_gets_nothing_of_what_is_over_sooner) {
   Paths paths(2);
   paths.deliver(0, 1250, 100);
