@@ -91,6 +91,22 @@ def test_what_programs_are_told_of_a_link(speed: str, delay_ms: float) -> None:
 
 
 @needs_lab
+@pytest.mark.skipif(
+    not Path("/proc/sys/net/core/rps_default_mask").exists(), reason="needs Linux 6.3: net.core.rps_default_mask"
+)
+def test_a_flow_is_received_by_one_cpu_of_its_host() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    halves = [cpus[: len(cpus) // 2], cpus[len(cpus) // 2 : len(cpus) // 2 * 2]]
+    for own_cpus, expected in ((False, [cpus, cpus]), (True, halves)):
+        if not expected[0]:
+            continue  # one CPU cannot be divided
+        with Lab(rate_mbit=400, own_cpus=own_cpus) as lab:
+            for host, of_host in enumerate(expected):
+                mask = lab.run(host, ["cat", "/sys/class/net/eth0/queues/rx-0/rps_cpus"], check=True).stdout
+                assert int(mask.replace(",", ""), 16) == sum(1 << cpu for cpu in of_host)
+
+
+@needs_lab
 def test_without_offload_no_packet_is_larger_than_the_mtu() -> None:
     total = 4 << 20
     packets = {}

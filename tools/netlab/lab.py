@@ -90,8 +90,8 @@ class Lab:
     tcp_buffer_bytes:     the most that TCP keeps for one connection and direction, on every host, unless the program
                           says otherwise; a connection moves at most this much in a round trip. None: the machine's
                           default
-    own_cpus:             a host's programs run on CPUs that no other host's use: an equal part of those that this
-                          process may use. What the kernel does for a packet on its way runs on its sender's CPUs
+    own_cpus:             a host's programs run on CPUs that no other host's use, and receive their packets there: an
+                          equal part of those that this process may use
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class Lab:
                 raise ValueError(f"uneven_mbit names host {key[0]} NIC {key[1]}; there are {hosts} hosts, {nics} NICs")
             check_rate("uneven_mbit", rate)
             self._plans[key] = LinkPlan(rate, per_flow_mbit, mtus[key[1]], slow_flows, losses[key[1]])
-        usable_cpus = sorted(os.sched_getaffinity(0))
-        if own_cpus and len(usable_cpus) < hosts:
-            raise ValueError(f"own_cpus is set for {hosts} hosts; this process may use {len(usable_cpus)} CPUs")
-        share = len(usable_cpus) // hosts if own_cpus else 0
-        self._cpus = [usable_cpus[host * share : (host + 1) * share] for host in range(hosts)]  # empty: all
+        self._usable_cpus = sorted(os.sched_getaffinity(0))
+        if own_cpus and len(self._usable_cpus) < hosts:
+            raise ValueError(f"own_cpus is set for {hosts} hosts; this process may use {len(self._usable_cpus)} CPUs")
+        share = len(self._usable_cpus) // hosts if own_cpus else 0
+        self._cpus = [self._usable_cpus[host * share : (host + 1) * share] for host in range(hosts)]  # empty: all
         self._host_count, self._nic_count = hosts, nics
         self.ip_versions = tuple(sorted(set(ip_versions)))
         self._segmentation_offload = segmentation_offload
@@ -301,6 +301,8 @@ class Lab:
         for host in self.hosts:
             with host.namespace.inside(), Netlink() as netlink:
                 self._set_protocols(self.ip_versions)
+                if self._cpus[host.index] or any(plan.is_limited for plan in self._plans.values()):
+                    self._keep_order(self._cpus[host.index] or self._usable_cpus)
                 netlink.set_up("lo")
         for nic in range(self._nic_count):
             if self._needs_switch(nic):
@@ -361,6 +363,7 @@ class Lab:
         switch = self._add_namespace(f"sw{nic}")
         with switch.inside(), Netlink() as netlink:
             self._set_protocols(())
+            self._keep_order(self._usable_cpus)
             netlink.add_bridge("switch", self._plans[0, nic].mtu)
             for host in self.hosts:
                 port = f"port{host.index}"
@@ -384,6 +387,20 @@ class Lab:
             if not self._segmentation_offload:
                 disable_segmentation_offload(name)
             netlink.set_up(name)
+
+    def _keep_order(self, cpus: Sequence[int]) -> None:
+        """A received packet is handled by that of `cpus` which its flow determines, as with the queues of a network
+        card. For the namespace of the calling thread, before it has interfaces.
+
+        The kernel's way is the CPU that sent it. A limited link's queue is emptied by whichever CPU comes by: packets
+        of one flow would overtake each other, which TCP takes for losses. Before Linux 6.3, they do.
+        """
+        setting = Path("/proc/sys/net/core/rps_default_mask")
+        if not setting.exists():
+            return
+        mask = sum(1 << cpu for cpu in cpus)
+        words = [f"{mask >> shift & 0xFFFFFFFF:x}" for shift in range(0, mask.bit_length(), 32)]
+        _write_setting(setting, ",".join(reversed(words)))
 
     def _set_protocols(self, ip_versions: Sequence[int]) -> None:
         """TCP and IPv6 settings of the namespace in which the calling thread is; before its interfaces exist, so that

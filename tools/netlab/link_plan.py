@@ -100,6 +100,10 @@ class LinkPlan:
         if not MIN_MTU <= self.mtu <= MAX_MTU:
             raise ValueError(f"mtu is {self.mtu}; it must be {MIN_MTU} to {MAX_MTU} bytes (1500 and 9000 are usual)")
 
+    @property
+    def is_limited(self) -> bool:
+        return self.rate_mbit is not None or self.per_flow_mbit is not None
+
     def speed_mbit(self, speed: str) -> int:
         """What /sys says, of SPEEDS."""
         if speed == TOLD:

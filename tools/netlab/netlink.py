@@ -152,7 +152,7 @@ class Netlink:
 
     def limit_host_side(self, name: str, plan: LinkPlan) -> None:
         """Limits what a host sends through its NIC: the link's rate, and within it each flow's."""
-        if plan.rate_mbit is None and plan.per_flow_mbit is None:
+        if not plan.is_limited:
             return
         index = self.interface_index(name)
         link_mbit = plan.rate_mbit if plan.rate_mbit is not None else MAX_RATE_MBIT
