@@ -58,7 +58,7 @@ std::size_t ChunkScheduler::push(Request* request) {
 }
 
 std::size_t ChunkScheduler::least_chunk_bytes() const {
-  if (shares_.has_choice() || flows_are_limited_ || is_far_) return policy_.min_bytes;
+  if (shares_.has_choice() || flows_are_limited_ || nearest_ns_ >= kLongPathNs) return policy_.min_bytes;
   return std::max(policy_.min_bytes, policy_.uncut_bytes);
 }
 
@@ -191,13 +191,15 @@ void ChunkScheduler::look(int stream, const Pace& pace, const Delivery& delivery
   shares_.look(stream, delivery, backlog, pace.bytes_per_ns, at_once, now_ns);
 }
 
-bool ChunkScheduler::outlasts_a_round_trip(std::size_t bytes) {
+bool ChunkScheduler::outlasts_round_trips(std::size_t bytes) {
   const MutexLock lock(mutex_);
   if (fastest_ == 0) return false;
-  return std::all_of(streams_.begin(), streams_.end(), [&](int stream) REQUIRES(mutex_) {
-    const Pace& pace = puller(stream).pace;
-    return pace.bytes_per_ns < fastest_ || static_cast<double>(bytes) / fastest_ > pace.round_trip_ns;
-  });
+  double together = 0;
+  for (const int stream : streams_) {
+    const double pace = puller(stream).pace.bytes_per_ns;
+    together += pace == 0 ? fastest_ : pace;
+  }
+  return static_cast<double>(bytes) > kMaxRoundTrips * nearest_ns_ * together;
 }
 
 // After a pause, TCP sends ten packets and waits for a round trip before it sends twice as many. On a long path,
@@ -206,14 +208,13 @@ bool ChunkScheduler::outlasts_a_round_trip(std::size_t bytes) {
 // The shortest one counts: while many connections are opened, a handshake takes milliseconds anywhere.
 void ChunkScheduler::look_over() {
   fastest_ = 0;
-  double nearest_ns = 0;  // 0: unknown
+  nearest_ns_ = 0;
   for (const int stream : streams_) {
     const Pace& pace = puller(stream).pace;
     fastest_ = std::max(fastest_, pace.bytes_per_ns);
     if (pace.round_trip_ns > 0)
-      nearest_ns = nearest_ns == 0 ? pace.round_trip_ns : std::min(nearest_ns, pace.round_trip_ns);
+      nearest_ns_ = nearest_ns_ == 0 ? pace.round_trip_ns : std::min(nearest_ns_, pace.round_trip_ns);
   }
-  is_far_ = nearest_ns >= kLongPathNs;
 }
 
 }  // namespace bagua_net

@@ -89,8 +89,13 @@ class ChunkScheduler {
   // The same, with what was seen. at_once: as PathLoad::look().
   void look(int stream, const Pace& pace, const Delivery& delivery, const Backlog& backlog, bool at_once,
             std::int64_t now_ns);
-  // The fastest stream alone needs more than a round trip to move so many bytes. False if no pace is known.
-  bool outlasts_a_round_trip(std::size_t bytes);
+  // All streams together need more than two round trips to move so many bytes. False if no pace is known.
+  bool outlasts_round_trips(std::size_t bytes);
+  // Of the nearest stream; 0: unknown.
+  double round_trip_ns() {
+    const MutexLock lock(mutex_);
+    return nearest_ns_;
+  }
 
  private:
   struct Puller {
@@ -129,8 +134,8 @@ class ChunkScheduler {
   std::size_t waiting_bytes_ GUARDED_BY(mutex_) = 0;  // of all messages in the queue, what no stream has taken yet
   std::array<Puller, kMaxStreams> pullers_ GUARDED_BY(mutex_){};
   PathShares shares_ GUARDED_BY(mutex_);
-  double fastest_ GUARDED_BY(mutex_) = 0;  // of the streams that pull, bytes per ns; 0: unknown
-  bool is_far_ GUARDED_BY(mutex_) = false;
+  double fastest_ GUARDED_BY(mutex_) = 0;     // of the streams that pull, bytes per ns; 0: unknown
+  double nearest_ns_ GUARDED_BY(mutex_) = 0;  // the least round trip of theirs; 0: unknown
 };
 
 }  // namespace bagua_net

@@ -13,19 +13,25 @@ constexpr std::int64_t kGiveBackNs = 50'000'000;
 
 }  // namespace
 
+bool CommGrowth::is_held_up(double round_trip_ns, std::int64_t now_ns) const {
+  if (sent_ == posted_) return false;
+  return static_cast<double>(now_ns - posted_ns_[sent_ % posted_ns_.size()]) > kMaxRoundTrips * round_trip_ns;
+}
+
 void CommGrowth::add_posted(bool waits, std::int64_t now_ns) {
-  if (in_flight_++ == 0) policy_.growth->begin_busy(now_ns);
+  posted_ns_[posted_ % posted_ns_.size()] = now_ns;
+  if (posted_++ == sent_) policy_.growth->begin_busy(now_ns);
   policy_.growth->add_posted(waits);
 }
 
 void CommGrowth::add_sent(std::size_t bytes, std::int64_t now_ns) {
   policy_.growth->add_sent(bytes, now_ns);
-  if (--in_flight_ == 0) policy_.growth->end_busy(now_ns);
+  if (++sent_ == posted_) policy_.growth->end_busy(now_ns);
 }
 
 void CommGrowth::stop(std::int64_t now_ns) {
-  if (in_flight_ > 0) policy_.growth->end_busy(now_ns);
-  in_flight_ = 0;
+  if (sent_ < posted_) policy_.growth->end_busy(now_ns);
+  sent_ = posted_;
 }
 
 std::size_t CommGrowth::target() const {

@@ -2,9 +2,11 @@
 // gives back in return. Not thread-safe: the comm's mutex guards every call.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
+#include "transport/chunks/limits.h"
 #include "transport/comm/send_policy.h"
 
 namespace bagua_net {
@@ -19,7 +21,9 @@ class CommGrowth {
   bool counts(std::size_t bytes) const {
     return policy_.growth != nullptr && bytes > policy_.min_chunk_bytes / kLimitedFlowShare;
   }
-  bool is_busy() const { return in_flight_ > 0; }
+  // A message is under way for longer than two round trips: the path's rate keeps it there, and not its length. 0: the
+  // round trip is unknown.
+  bool is_held_up(double round_trip_ns, std::int64_t now_ns) const;
   // waits: more connections might move it sooner.
   void add_posted(bool waits, std::int64_t now_ns);
   void add_sent(std::size_t bytes, std::int64_t now_ns);
@@ -42,7 +46,10 @@ class CommGrowth {
 
   const SendPolicy& policy_;
   const std::size_t first_streams_;
-  std::size_t in_flight_ = 0;          // messages
+  std::size_t posted_ = 0;  // messages, ever
+  std::size_t sent_ = 0;
+  // Of the last ones; they are sent in about the order in which they were posted.
+  std::array<std::int64_t, kMaxRequestsPerComm> posted_ns_{};
   std::size_t requested_ = 0;          // streams in all, including those that the comm has
   std::int64_t request_again_ns_ = 0;  // when to stop waiting for those that did not join
   std::int64_t give_back_ns_ = 0;      // when to look for streams to close; 0: there are none

@@ -21,6 +21,9 @@ struct Delivery {
 // From this round trip on, a path is long. Within a data centre it takes less.
 constexpr double kLongPathNs = 1e6;
 
+// A message that is under way for longer waits for the rate of its connections, and not only for the path.
+constexpr double kMaxRoundTrips = 2;
+
 inline bool is_long(const Delivery& delivery) {
   return 1e3 * static_cast<double>(delivery.least_round_trip_us) >= kLongPathNs;
 }

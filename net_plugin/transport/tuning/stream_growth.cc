@@ -19,10 +19,11 @@ constexpr std::int64_t kShortPauseNs = 3'000'000;
 // If more than this part of the messages had to wait, more connections may help.
 constexpr double kWaitingShare = 0.5;
 
-// 4 Gb/s of a comm, in the time in which it has messages under way. It begins with four connections, and providers
-// limit one to 5 or 10 Gb/s, small machines to less. Between two emulated hosts without a limit, an all-reduce of 4 MiB
-// took 0.48 ms, and 1.3 during a trial: its messages are cut for 16 connections, and moving them takes all processors.
-constexpr double kFastBytesPerNs = 0.5;
+// 2 Gb/s of a comm, in the time in which it has messages under way. It begins with four connections, and providers
+// limit one to 5 or 10 Gb/s. Between two emulated hosts without a limit, an all-reduce of 4 MiB took 0.48 ms, and 1.3
+// during a trial: its messages are cut for 16 connections, and moving them takes all processors. At 25 Gb/s, where each
+// of eight comms moves 3, one took 1.4 ms, and 1.8 to 2.0 during a trial.
+constexpr double kFastBytesPerNs = 0.25;
 // Of what the interface tells. At 25 Gb/s, 128 connections instead of 32 made 4 MiB take 2.6 ms instead of 1.35: they
 // lose packets to each other.
 constexpr double kFullShare = 0.5;

@@ -219,14 +219,16 @@ TEST_CASE(limited_streams_take_a_chunk_each_before_any_takes_a_second) {
   CHECK(sending.pull(sending.better, 0) == Pull::kChunk);
 }
 
-TEST_CASE(a_message_outlasts_a_round_trip_where_the_fastest_stream_needs_longer) {
+TEST_CASE(a_message_outlasts_round_trips_where_all_streams_together_need_longer_than_two) {
   const double round_trip_ms = 0.5;
-  // 25 KB in a round trip.
+  // 60 KB in two round trips.
   Sending sending(65536, {50, 10}, round_trip_ms);
-  CHECK(sending.scheduler.outlasts_a_round_trip(32768));
-  CHECK(!sending.scheduler.outlasts_a_round_trip(16384));
+  CHECK(sending.scheduler.outlasts_round_trips(61000));
+  CHECK(!sending.scheduler.outlasts_round_trips(59000));
+  Sending half_known(65536, {50, 0}, round_trip_ms);
+  CHECK(!half_known.scheduler.outlasts_round_trips(99000));
   Sending unknown(65536, {0, 0}, round_trip_ms);
-  CHECK(!unknown.scheduler.outlasts_a_round_trip(1u << 30));
+  CHECK(!unknown.scheduler.outlasts_round_trips(1u << 30));
 }
 
 TEST_CASE(what_is_delivered_at_once_is_never_late) {

@@ -55,6 +55,26 @@ TEST_CASE(streams_go_out_of_use_on_one_thread) { streams_go_out_of_use(0); }
 
 TEST_CASE(streams_go_out_of_use_with_workers) { streams_go_out_of_use(2); }
 
+TEST_CASE(a_message_is_held_up_when_it_is_under_way_for_two_round_trips) {
+  StreamGrowth growth(1, 4);
+  SendPolicy policy;
+  policy.growth = &growth;
+  CommGrowth comm(policy, 1);
+  constexpr std::int64_t kMillisecond = 1'000'000;
+  constexpr double kRoundTripNs = 10.0 * kMillisecond;
+  CHECK(!comm.is_held_up(kRoundTripNs, 100 * kMillisecond));
+  comm.add_posted(false, 100 * kMillisecond);
+  comm.add_posted(false, 115 * kMillisecond);
+  CHECK(!comm.is_held_up(kRoundTripNs, 119 * kMillisecond));
+  CHECK(comm.is_held_up(kRoundTripNs, 121 * kMillisecond));
+  CHECK(comm.is_held_up(0, 101 * kMillisecond));
+  comm.add_sent(kLarge, 122 * kMillisecond);
+  CHECK(!comm.is_held_up(kRoundTripNs, 134 * kMillisecond));
+  CHECK(comm.is_held_up(kRoundTripNs, 136 * kMillisecond));
+  comm.add_sent(kLarge, 137 * kMillisecond);
+  CHECK(!comm.is_held_up(kRoundTripNs, 200 * kMillisecond));
+}
+
 TEST_CASE(streams_are_asked_for_once_and_as_many_as_are_missing) {
   for (const int workers : {0, 2}) {
     GrowingComms connection(workers, 2, 8, 8);

@@ -113,7 +113,7 @@ class Windows {
  private:
   static constexpr int kMessages = 100;
   static constexpr std::size_t kMoreThanAnyNetwork = std::size_t{1} << 28;  // in 2 ms
-  static constexpr int kComms = 4096;
+  static constexpr int kComms = 8192;
 
   StreamGrowth& growth_;
   std::int64_t now_ns_ = 1'000'000'000'000'000'000;

@@ -26,8 +26,8 @@ struct Network {
   double rate(int streams) const { return std::min(streams * flow_limit, link_limit); }
 };
 
-constexpr Network kCapped{50e6, 400e6};
-constexpr Network kPlain{1e12, 400e6};
+constexpr Network kCapped{25e6, 200e6};
+constexpr Network kPlain{1e12, 200e6};
 
 struct Change {
   std::int64_t at_ns;
@@ -44,7 +44,7 @@ class Sender {
   void send_for(std::int64_t duration_ns, const Network& network, bool full = true) {
     for (const std::int64_t end_ns = now_ns_ + duration_ns; now_ns_ < end_ns;) {
       const int before = growth_->target();
-      constexpr std::size_t kMessageBytes = 2 * kMegabyte;
+      constexpr std::size_t kMessageBytes = kMegabyte;
       now_ns_ += static_cast<std::int64_t>(1e9 * kMessageBytes / network.rate(before));
       growth_->add_posted(full);
       growth_->add_sent(kMessageBytes, now_ns_);
@@ -177,9 +177,9 @@ TEST_CASE(connections_that_are_not_full_start_no_trial) {
 }
 
 TEST_CASE(comms_that_move_more_than_networks_allow_to_a_connection_start_no_trial) {
-  // The limit is 4 Gb/s for each comm while it is busy, however many there are.
+  // The limit is 2 Gb/s for each comm while it is busy, however many there are.
   for (const auto& [comms, gigabit, tries] :
-       {std::tuple{8, 36.0, false}, {8, 28.0, true}, {1, 5.0, false}, {1, 3.0, true}}) {
+       {std::tuple{8, 18.0, false}, {8, 14.0, true}, {1, 2.5, false}, {1, 1.5, true}}) {
     StreamGrowth growth(1, 64);
     std::int64_t now_ns = 0;
     for (int comm = 0; comm < comms; ++comm) growth.begin_busy(now_ns);
@@ -329,7 +329,7 @@ TEST_CASE(a_rate_that_rises_by_itself_is_no_gain) {
   StreamGrowth growth(1, 64);
   Sender sender(&growth);
   while (growth.target() == 1) sender.send_for(kMillisecond, kPlain);
-  sender.send_for(3 * kSecond, {1e12, 800e6});  // the link became faster, for any number of connections
+  sender.send_for(3 * kSecond, {1e12, 400e6});  // the link became faster, for any number of connections
   check_targets(sender, {4, 1});                // it looked like a gain until the number went back
 }
 
@@ -360,7 +360,7 @@ TEST_CASE(chance_rarely_makes_it_grow) {
     StreamGrowth growth(1, 16);
     Sender sender(&growth);
     std::mt19937 random(seed);
-    std::normal_distribution<double> rate(400e6, 20e6);
+    std::normal_distribution<double> rate(200e6, 10e6);
     for (int window = 0; window < 10 * 600; ++window) sender.send_for(100 * kMillisecond, {1e12, rate(random)});
     grown += growth.target() > 1 ? 1 : 0;
   }
