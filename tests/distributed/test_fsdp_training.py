@@ -131,6 +131,7 @@ def _separate_group(device: torch.device) -> None:
 
 def _offloaded(device: torch.device) -> None:
     policy = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    torch.manual_seed(5)
     ours, plain = (shard(copy.deepcopy(layers()).cpu(), device, offload_policy=policy) for _ in range(2))
     plain.load_state_dict(ours.state_dict())
     compress_communication(ours)
