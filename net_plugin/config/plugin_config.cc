@@ -102,6 +102,12 @@ const std::vector<Knob>& knob_table() {
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
                    "Within a host, I/O threads send messages above 512 KiB without copying them, if the kernel "
                    "supports it (vmsplice)."),
+      boolean_knob(
+          "BAGUA_NET_MSG_ZEROCOPY", &Config::msg_zerocopy,
+          "1: Between hosts, too, I/O threads send messages above 512 KiB without copying them (MSG_ZEROCOPY), "
+          "over connections whose first such send shows that the kernel does not copy after all. Not with "
+          "BAGUA_NET_ENCRYPTION. It was not measured on a network card: docs/how-to/measure-network.md says "
+          "how to see whether it saves CPU time."),
       boolean_knob("BAGUA_NET_STATS", &Config::stats,
                    "Other processes of the same user, and root, can read the statistics of this process: `bagua-net "
                    "stats`, `top` and `exporter`. 0: they cannot."),

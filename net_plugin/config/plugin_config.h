@@ -39,6 +39,7 @@ struct PluginConfig {
   std::string secret_file;                // BAGUA_NET_SECRET_FILE: what all ranks know, in a file; "" = none
   Encryption encryption = Encryption::kOff;  // BAGUA_NET_ENCRYPTION: with the fastest cipher, or with ChaCha20-Poly1305
   bool zero_copy = true;                     // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
+  bool msg_zerocopy = false;                 // BAGUA_NET_MSG_ZEROCOPY: the same between hosts, where it saves copies
   bool stats = true;                         // BAGUA_NET_STATS: `bagua-net stats` can look at this process
   std::string trace;                         // BAGUA_NET_TRACE: the file for the trace; "" = none
   std::int64_t socket_buffer_bytes = 0;      // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning

@@ -13,6 +13,7 @@
 #include "base/inherited_sockets.h"
 #include "base/log_sink.h"
 #include "os/local_address.h"
+#include "os/zero_copy_sends.h"
 
 namespace bagua_net {
 namespace {
@@ -223,6 +224,7 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) 
     set_if_known(socket, kTcpRtoMinUs, kMinRetransmissionTimeoutUs);
     set_if_known(socket, kTcpDelackMaxUs, kMaxAcknowledgementDelayUs);
   }
+  if (options.zero_copy) allow_zero_copy_sends(socket, !same_host);
   if (options.buffer_bytes > 0) {
     const int bytes = static_cast<int>(options.buffer_bytes);
     BAGUA_NET_RETURN_IF_ERROR(set_option(socket, SOL_SOCKET, SO_SNDBUF, bytes, "SO_SNDBUF"));

@@ -21,6 +21,7 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   settings.tcp.buffer_bytes = config.socket_buffer_bytes;
   settings.tcp.keepalive_s = config.keepalive_s;
   settings.tcp.congestion_control = config.congestion_control;
+  settings.tcp.zero_copy = config.msg_zerocopy;
   settings.streams = config.streams;
   settings.recovery = config.recovery;
   settings.checksums = config.checksum;
@@ -199,7 +200,8 @@ SendPolicy TransportContext::send_policy(const Device& device, const Established
   for (std::size_t path = 0; paths.size() > 1 && path < paths.size(); ++path) {
     policy.path_loads.push_back(settings_.paths->load(paths[path], kBytesPerNs * paths[path].interface.speed_mbps));
   }
-  policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges && !settings_.encrypts;
+  const bool is_wanted = connection.same_host ? config_.zero_copy : config_.msg_zerocopy;
+  policy.zero_copy = is_wanted && connection.acknowledges && !settings_.encrypts;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
                              timeout_ms = config_.keepalive_s == 0

@@ -8,13 +8,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <string>
 #include <utility>
 
+#include "base/log_sink.h"
 #include "os/page_pipe.h"
 #include "os/tcp_socket.h"
+#include "os/zero_copy_sends.h"
 
 namespace bagua_net {
 namespace {
+
+// How long an abort waits for the network card. What it sends takes milliseconds.
+constexpr int kReleaseLimitMs = 1000;
 
 class TcpByteStream final : public ByteStream {
  public:
@@ -45,6 +51,10 @@ class TcpByteStream final : public ByteStream {
       // It waits for the pages, to travel with them.
       return ::send(socket_.get(), copied.iov_base, copied.iov_len, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE);
     }
+    if (pages_ == nullptr && zero_copy_ == nullptr && ZeroCopySends::are_allowed(socket_.get())) {
+      zero_copy_ = std::make_unique<ZeroCopySends>(socket_.get());
+    }
+    if (zero_copy_ != nullptr) return zero_copy_->send(referred.iov_base, referred.iov_len);
     if (pages_ == nullptr) pages_ = PagePipe::open();
     if (pages_ == nullptr) {
       errno = EOPNOTSUPP;
@@ -112,15 +122,22 @@ class TcpByteStream final : public ByteStream {
   void reset() override {
     const sockaddr nowhere{AF_UNSPEC, {}};
     if (::connect(socket_.get(), &nowhere, sizeof nowhere) != 0) shutdown();
+    if (zero_copy_ != nullptr && !zero_copy_->wait_until_released(kReleaseLimitMs)) {
+      BAGUA_NET_WARN("Bagua-Net: the network card still reads memory of a connection that was reset " +
+                     std::to_string(kReleaseLimitMs) + " ms ago; BAGUA_NET_MSG_ZEROCOPY=0 avoids that");
+    }
   }
   bool is_broken() const override {
+    if (zero_copy_ != nullptr) zero_copy_->take_notices();
     pollfd state{socket_.get(), 0, 0};
     return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0;
   }
 
  private:
   OwnedFd socket_;
-  std::unique_ptr<PagePipe> pages_;  // opened by the first write by reference
+  // By reference: the first write decides which.
+  std::unique_ptr<PagePipe> pages_;           // within a host
+  std::unique_ptr<ZeroCopySends> zero_copy_;  // between hosts
 };
 
 }  // namespace

@@ -73,6 +73,8 @@ class DataStream {
   void set_stats(StreamStats stats) { stats_ = std::move(stats); }
 
   int fd() const { return bytes_->fd(); }
+  // By the driver.
+  bool is_broken() const { return bytes_->is_broken(); }
   int index() const { return index_; }
   void shutdown() { bytes_->shutdown(); }
   // No driver will come again, and the memory of all requests is about to belong to the caller again.
@@ -115,7 +117,6 @@ class DataStream {
   std::uint64_t overhead_bytes() const { return bytes_->overhead_bytes(); }
   bool delivery(Delivery* delivery) const { return bytes_->delivery(delivery); }
   void reset() { bytes_->reset(); }
-  bool is_broken() const { return bytes_->is_broken(); }
   bool is_polled() const { return polled_; }
   bool has_peer_ended() const { return peer_ended_; }
   void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }

@@ -103,7 +103,9 @@ void EventLoopWorker::make_runnable(std::uint64_t stream_id) {
 void EventLoopWorker::take_event(const EpollPoller::Event& event) {
   if ((event.flags & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
     const auto found = streams_.find(event.id);
-    if (found != streams_.end()) found->second.stream->set_peer_ended();
+    // An error alone may be a notice of a zero-copy send.
+    if (found != streams_.end() && ((event.flags & (EPOLLRDHUP | EPOLLHUP)) != 0 || found->second.stream->is_broken()))
+      found->second.stream->set_peer_ended();
   }
   make_runnable(event.id);
 }

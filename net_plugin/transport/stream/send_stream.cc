@@ -21,7 +21,8 @@ constexpr std::int64_t kLookAgainNs = 100'000;
 
 // A zero-copy chunk costs less CPU time, but arrives later: only the receiver's CPU copies it, instead of two CPUs at
 // the same time. This is faster for a series of large messages (docs/design/performance.md), if chunks are large enough
-// for two more system calls by the sender, and one for the acknowledgement.
+// for two more system calls by the sender, and one for the acknowledgement. Between hosts it is the network card that
+// copies, if at all (BAGUA_NET_MSG_ZEROCOPY).
 constexpr std::size_t kLargestCopiedMessage = 524288;
 constexpr std::size_t kMinZeroCopyBytes = 65536;
 
@@ -118,7 +119,8 @@ void SendStream::begin_chunk() {
   const bool had_copy = chunk_.copy.bytes != nullptr;
   if (!had_copy) {
     chunk_.by_reference = may_zero_copy_ && header.message_bytes > kLargestCopiedMessage &&
-                          chunk_.bytes >= kMinZeroCopyBytes && !unacknowledged_.is_full() && header.attempt == 0;
+                          chunk_.bytes >= kMinZeroCopyBytes && !unacknowledged_.is_full() && header.attempt == 0 &&
+                          rate_estimator_.pace().round_trip_ns < kLongPathNs;
     if (should_copy()) {
       chunk_.copy = blocks_.take(header_bytes_ + chunk_.bytes);
       std::uint8_t* const payload = chunk_.copy.bytes.get() + header_bytes_;

@@ -296,8 +296,8 @@ bool register_all() {
     constexpr int kLimitS = 600 * kSlowdown;
     const Environment cuts = with({{"BAGUA_NET_FAULT", "delay=50us@0.01,seed=" + seed}});
     register_case("survives_cuts" + suffix, [=] { in_own_process(cuts, [=] { survives_cuts(version); }, kLimitS); });
-    // Of the largest chunks, 1 MiB, two in five arrive damaged. 32 damaged ones in a row are an error, and with 1e-6 two
-    // in three do: among thousands of losses there was such a row.
+    // Of the largest chunks, 1 MiB, two in five arrive damaged. 32 damaged ones in a row are an error, and with 1e-6
+    // two in three do: among thousands of losses there was such a row.
     const Environment flips = with({{"BAGUA_NET_CHECKSUM", "1"}, {"BAGUA_NET_FAULT", "flip=5e-7,seed=" + seed}});
     register_case("survives_flips" + suffix, [=] { in_own_process(flips, [=] { survives_flips(version); }, kLimitS); });
     if (version != kNewestVersion && !is_long) continue;

@@ -88,6 +88,12 @@ TEST_CASE(chunks_ask_for_acknowledgement_where_the_listener_gives_it) {
   CHECK(!asks_for_acknowledgement(config_with(1, false), kFeatureAcknowledgements));
   // All of 127.0.0.0/8 leads here, but the ends see different addresses, as across a network.
   CHECK(!asks_for_acknowledgement(config_with(1, true), kFeatureAcknowledgements, INADDR_LOOPBACK + 1));
+  // There it is another knob's.
+  PluginConfig between_hosts = config_with(1, false);
+  between_hosts.msg_zerocopy = true;
+  CHECK(asks_for_acknowledgement(between_hosts, kFeatureAcknowledgements, INADDR_LOOPBACK + 1));
+  CHECK(!asks_for_acknowledgement(between_hosts, 0, INADDR_LOOPBACK + 1));
+  CHECK(!asks_for_acknowledgement(between_hosts, kFeatureAcknowledgements));
 }
 
 TEST_CASE(a_listener_grants_what_was_asked_for_and_known) {

@@ -49,7 +49,7 @@ auto members(const PluginConfig& config) {
   return std::tuple(config.enabled, config.required, config.streams, config.workers, config.rails, config.inline_bytes,
                     config.min_chunk_bytes, config.max_chunk_bytes, config.spin_us, config.connect_timeout_ms,
                     config.handshake_timeout_ms, config.keepalive_s, config.stall_s, config.recovery, config.checksum,
-                    config.zero_copy, config.stats, config.trace, config.socket_buffer_bytes,
+                    config.zero_copy, config.msg_zerocopy, config.stats, config.trace, config.socket_buffer_bytes,
                     config.congestion_control);
 }
 
@@ -62,7 +62,7 @@ TEST_CASE(nothing_set_gives_the_defaults) {
   CHECK(members(config) == members(PluginConfig()));
   CHECK(config.enabled && !config.required);
   CHECK(!config.streams && !config.workers && !config.rails);
-  CHECK(config.zero_copy && config.stats);
+  CHECK(config.zero_copy && !config.msg_zerocopy && config.stats);
   CHECK(config.congestion_control == CongestionControl::kAuto);
 }
 
@@ -87,20 +87,21 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       {"BAGUA_NET_SECRET_FILE", "/run/job.secret"},
                                       {"BAGUA_NET_ENCRYPTION", "chacha20"},
                                       {"BAGUA_NET_ZERO_COPY", "0"},
+                                      {"BAGUA_NET_MSG_ZEROCOPY", "1"},
                                       {"BAGUA_NET_STATS", "0"},
                                       {"BAGUA_NET_TRACE", "/tmp/Trace.json"},
                                       {"BAGUA_NET_SOCKET_BUFFER", "71234"},
                                       {"BAGUA_NET_CONGESTION_CONTROL", "bbr"},
                                       {"BAGUA_NET_FAULT", "cut=15/s"}});
   CHECK(members(config) == std::tuple(false, true, std::optional(7), std::optional(3), std::optional(5), 1234, 2345,
-                                      3456, 11, 1212, 1313, 14, 16, Recovery::kOff, true, false, false,
+                                      3456, 11, 1212, 1313, 14, 16, Recovery::kOff, true, false, true, false,
                                       "/tmp/Trace.json", 71234, CongestionControl::kBbr));
   CHECK_EQ(config.faults.cuts_per_s, 15.0);
   CHECK(!config.join_nics.is_auto);
   CHECK((config.join_nics.groups == std::vector<std::vector<std::string>>{{"eth0", "eth1"}, {"eth2", "eth3"}}));
   CHECK_EQ(config.secret_file, "/run/job.secret");
   CHECK(config.encryption == bagua_net::Encryption::kChaCha20);
-  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{24});
+  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{25});
 }
 
 // What a row says is the default is read back as the default: setting it changes nothing.
