@@ -42,7 +42,8 @@ constexpr std::size_t kAskAfterBytes = 524288;
 constexpr std::size_t kMeasuredMessage = 262144;
 constexpr std::size_t kMeasuredBytes = 16384;
 // On a long path, large chunks are copied. NCCL has only some MiB in flight per channel, which is less than such a path
-// carries in a round trip. The copies are what is in flight, up to kMaxLargeCopies per stream.
+// carries in a round trip. The copies are what is in flight, up to kMaxLargeCopies per stream. They are made once the
+// chunk is written: copying takes as long as writing, and the packets are on their way meanwhile.
 constexpr std::size_t kMaxLargeCopies = 32u << 20;
 
 }  // namespace
@@ -117,15 +118,15 @@ void SendStream::begin_chunk() {
   header.offset = chunk_.offset;
   header.message_bytes = chunk_.message_bytes;
   const bool had_copy = chunk_.copy.bytes != nullptr;
+  copies_when_written_ = false;
   if (!had_copy) {
     chunk_.by_reference = may_zero_copy_ && header.message_bytes > kLargestCopiedMessage &&
                           chunk_.bytes >= kMinZeroCopyBytes && !unacknowledged_.is_full() && header.attempt == 0 &&
                           rate_estimator_.pace().round_trip_ns < kLongPathNs;
     if (should_copy()) {
-      chunk_.copy = blocks_.take(header_bytes_ + chunk_.bytes);
-      std::uint8_t* const payload = chunk_.copy.bytes.get() + header_bytes_;
-      if (chunk_.bytes > 0) std::memcpy(payload, chunk_.data, chunk_.bytes);
-      chunk_.data = payload;
+      copy(&chunk_);
+    } else {
+      copies_when_written_ = should_copy_when_written();
     }
   }
   writes_by_reference_ = header.by_reference = chunk_.by_reference;
@@ -133,7 +134,8 @@ void SendStream::begin_chunk() {
   if (recovers()) {
     ++unasked_chunks_;
     unasked_bytes_ += chunk_.bytes;
-    header.acknowledge = header.attempt > 0 || chunk_.copy.bytes == nullptr || unasked_chunks_ >= kAskAfterChunks ||
+    const bool waits = chunk_.copy.bytes == nullptr && !copies_when_written_;
+    header.acknowledge = header.attempt > 0 || waits || unasked_chunks_ >= kAskAfterChunks ||
                          unasked_bytes_ >= kAskAfterBytes || is_measured();
     if (header.acknowledge) unasked_chunks_ = unasked_bytes_ = 0;
   } else {
@@ -150,10 +152,20 @@ bool SendStream::is_measured() const { return shares_paths_ && chunk_.message_by
 bool SendStream::should_copy() const {
   if (chunk_.bytes <= kSmallBytes) return true;
   if (!recovers() || chunk_.by_reference) return false;
-  const std::size_t copies = unacknowledged_.copied_bytes() + chunk_.bytes;
-  const bool is_small = chunk_.bytes <= (is_measured() ? kMeasuredBytes - 1 : kSmallCopyBytes);
-  if (is_small && copies <= kMaxSmallCopies) return true;
-  return rate_estimator_.pace().round_trip_ns >= kLongPathNs && copies <= kMaxLargeCopies;
+  return chunk_.bytes <= (is_measured() ? kMeasuredBytes - 1 : kSmallCopyBytes) &&
+         unacknowledged_.copied_bytes() + chunk_.bytes <= kMaxSmallCopies;
+}
+
+bool SendStream::should_copy_when_written() const {
+  return recovers() && !chunk_.by_reference && rate_estimator_.pace().round_trip_ns >= kLongPathNs &&
+         unacknowledged_.copied_bytes() + chunk_.bytes <= kMaxLargeCopies;
+}
+
+void SendStream::copy(Chunk* chunk) {
+  chunk->copy = blocks_.take(header_bytes_ + chunk->bytes);
+  std::uint8_t* const payload = chunk->copy.bytes.get() + header_bytes_;
+  if (chunk->bytes > 0) std::memcpy(payload, chunk->data, chunk->bytes);
+  chunk->data = payload;
 }
 
 bool SendStream::look_at_delivery(std::int64_t not_since_ns, bool is_acknowledged, bool at_once) {
@@ -274,6 +286,7 @@ void SendStream::end_chunk() {
   has_chunk_ = false;
   resends_.store(false, std::memory_order_relaxed);
   Chunk chunk = std::move(chunk_);
+  if (copies_when_written_) copy(&chunk);
   const bool is_copied = chunk.copy.bytes != nullptr;
   if (chunk.request != nullptr && (is_copied || !keeps_chunk_)) {
     std::exchange(chunk.request, nullptr)->chunk_moved(chunk.bytes, chunk.message_bytes);

@@ -101,6 +101,9 @@ class SendStream final : public DataStream {
   void begin_chunk();
   // A copy is to be kept of the chunk: its request does not wait for the acknowledgement then.
   bool should_copy() const;
+  // The same, and the copy can wait until the chunk is written.
+  bool should_copy_when_written() const;
+  void copy(Chunk* chunk);
   // The rate of its path is measured by this chunk's message.
   bool is_measured() const;
   bool should_listen() const;
@@ -129,6 +132,7 @@ class SendStream final : public DataStream {
   bool writes_by_reference_ = false;  // what is left of it
   bool may_zero_copy_;
   bool keeps_chunk_ = false;  // until it is acknowledged
+  bool copies_when_written_ = false;
   const bool checksums_;
   const std::size_t header_bytes_;  // with checksums
   UnacknowledgedChunks unacknowledged_;
