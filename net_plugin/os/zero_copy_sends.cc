@@ -50,6 +50,11 @@ ssize_t ZeroCopySends::send(const void* data, std::size_t bytes) {
   const ssize_t sent = ::send(socket_, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL | kMsgZeroCopy);
   // The limit of locked memory, or of notices that wait.
   if (sent < 0 && errno == ENOBUFS) return plain_send(socket_, data, bytes);
+  // Memory that cannot be pinned, such as a device's. It can be copied.
+  if (sent < 0 && errno == EFAULT) {
+    trial_ = Trial::kCopies;
+    errno = EOPNOTSUPP;
+  }
   if (sent > 0) {
     ++under_way_;
     if (trial_ == Trial::kNotBegun) trial_ = Trial::kUnderWay;

@@ -20,10 +20,11 @@ class ZeroCopySends {
   explicit ZeroCopySends(int socket) : socket_(socket) {}
 
   // Like send() on a non-blocking socket. The memory must stay as it is until the peer's program has the bytes.
-  // EOPNOTSUPP: the kernel copies, nothing was sent, and a plain send costs less.
+  // EOPNOTSUPP: nothing was sent, because the kernel copies after all, or cannot refer to this memory.
   ssize_t send(const void* data, std::size_t bytes);
   // Reads what the kernel says of earlier sends: until then the socket counts as one with an error.
   void take_notices();
+  bool has_any_under_way() const { return under_way_ > 0; }
   // Of a socket that is disconnected: until the network card has let go of the memory, too. False: it has not in time.
   bool wait_until_released(int limit_ms);
 

@@ -8,6 +8,7 @@ NIC n of host h is `eth<n>` with the addresses 10.77.<n>.<h+1>/24 and fd77:0:0:<
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import subprocess
@@ -21,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from .delayed_wires import DelayedWires, DelayUsage, check_delay
-from .errors import NetlabError, translated
+from .errors import NetlabError, describe_failure, translated
 from .flow_usage import FlowUsage
 from .link_plan import SPEEDS, TOLD, VETH, LinkPlan, SlowFlows, check_rate
 from .namespace import NetworkNamespace, sweep, unique_name
@@ -301,7 +302,7 @@ class Lab:
         for host in self.hosts:
             with host.namespace.inside(), Netlink() as netlink:
                 self._set_protocols(self.ip_versions)
-                if self._cpus[host.index] or any(plan.is_limited for plan in self._plans.values()):
+                if self._cpus[host.index] or any(plan.is_limited or plan.loss for plan in self._plans.values()):
                     self._keep_order(self._cpus[host.index] or self._usable_cpus)
                 netlink.set_up("lo")
         for nic in range(self._nic_count):
@@ -400,7 +401,11 @@ class Lab:
             return
         mask = sum(1 << cpu for cpu in cpus)
         words = [f"{mask >> shift & 0xFFFFFFFF:x}" for shift in range(0, mask.bit_length(), 32)]
-        _write_setting(setting, ",".join(reversed(words)))
+        try:
+            setting.write_text(",".join(reversed(words)))
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # the kernel gives no packets to CPUs that are isolated from its work
+                raise NetlabError(describe_failure(f"writing {words} to {setting}", error.errno or 0, None)) from error
 
     def _set_protocols(self, ip_versions: Sequence[int]) -> None:
         """TCP and IPv6 settings of the namespace in which the calling thread is; before its interfaces exist, so that

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstdint>
 #include <new>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/log_sink.h"
 #include "base/monotonic_clock.h"
@@ -26,6 +29,9 @@ constexpr std::size_t kCallerTurnBytes = 1u << 20;
 // several paths it should, because the path of the first one was chosen for that.
 constexpr std::size_t kOneMove = 1;
 constexpr int kCallerRounds = 8;
+
+// How long a comm that gives up waits for the network card, which takes milliseconds unless the link is down.
+constexpr std::int64_t kReleaseLimitMs = 1000;
 
 }  // namespace
 
@@ -216,12 +222,20 @@ void Comm::stop() {
   // Holding mutex_ while waiting for a worker is safe: workers never take it.
   if (stopped_) return;
   const bool is_orderly = !has_failed();
+  std::vector<DataStream*> resetting;
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     StreamTable::Place& place = streams_[index];
     if (place.stream == nullptr) continue;
     detach(index);
     if (is_orderly) place.stream->say_end(next_number_);
-    place.stream->release_memory();
+    if (place.stream->release_memory()) resetting.push_back(place.stream.get());
+  }
+  const std::int64_t end_ms = monotonic_ms() + kReleaseLimitMs;
+  for (DataStream* stream : resetting) {
+    if (stream->wait_until_released(static_cast<int>(std::max<std::int64_t>(end_ms - monotonic_ms(), 0)))) continue;
+    log("the network card still reads memory of a connection that was reset " + std::to_string(kReleaseLimitMs) +
+        " ms ago, and what it sends of it is wrong if the memory changes; BAGUA_NET_MSG_ZEROCOPY=0 avoids that");
+    break;
   }
   stopped_ = true;
 }

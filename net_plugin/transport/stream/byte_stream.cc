@@ -8,19 +8,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <string>
 #include <utility>
 
-#include "base/log_sink.h"
 #include "os/page_pipe.h"
 #include "os/tcp_socket.h"
 #include "os/zero_copy_sends.h"
 
 namespace bagua_net {
 namespace {
-
-// How long an abort waits for the network card. What it sends takes milliseconds.
-constexpr int kReleaseLimitMs = 1000;
 
 class TcpByteStream final : public ByteStream {
  public:
@@ -51,11 +46,8 @@ class TcpByteStream final : public ByteStream {
       // It waits for the pages, to travel with them.
       return ::send(socket_.get(), copied.iov_base, copied.iov_len, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE);
     }
-    if (pages_ == nullptr && zero_copy_ == nullptr && ZeroCopySends::are_allowed(socket_.get())) {
-      zero_copy_ = std::make_unique<ZeroCopySends>(socket_.get());
-    }
+    if (pages_ == nullptr && zero_copy_ == nullptr) begin_to_refer();
     if (zero_copy_ != nullptr) return zero_copy_->send(referred.iov_base, referred.iov_len);
-    if (pages_ == nullptr) pages_ = PagePipe::open();
     if (pages_ == nullptr) {
       errno = EOPNOTSUPP;
       return -1;
@@ -122,18 +114,33 @@ class TcpByteStream final : public ByteStream {
   void reset() override {
     const sockaddr nowhere{AF_UNSPEC, {}};
     if (::connect(socket_.get(), &nowhere, sizeof nowhere) != 0) shutdown();
-    if (zero_copy_ != nullptr && !zero_copy_->wait_until_released(kReleaseLimitMs)) {
-      BAGUA_NET_WARN("Bagua-Net: the network card still reads memory of a connection that was reset " +
-                     std::to_string(kReleaseLimitMs) + " ms ago; BAGUA_NET_MSG_ZEROCOPY=0 avoids that");
-    }
+  }
+  bool wait_until_released(int limit_ms) override {
+    return zero_copy_ == nullptr || zero_copy_->wait_until_released(limit_ms);
   }
   bool is_broken() const override {
-    if (zero_copy_ != nullptr) zero_copy_->take_notices();
     pollfd state{socket_.get(), 0, 0};
-    return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0;
+    for (int look = 0; look < 3; ++look) {
+      if (zero_copy_ != nullptr) zero_copy_->take_notices();
+      if (::poll(&state, 1, 0) <= 0) return false;
+      // A broken connection is hung up, too. An error alone may be a notice that has just come.
+      if ((state.revents & POLLHUP) != 0) return true;
+      if ((state.revents & POLLERR) == 0) return false;
+      if (zero_copy_ == nullptr || !zero_copy_->has_any_under_way()) return true;
+    }
+    return true;
   }
 
  private:
+  // Between hosts only in the way that says when the network card has let go of the memory.
+  void begin_to_refer() {
+    if (ZeroCopySends::are_allowed(socket_.get())) {
+      zero_copy_ = std::make_unique<ZeroCopySends>(socket_.get());
+    } else if (local_address(socket_.get()).same_host(remote_address(socket_.get()))) {
+      pages_ = PagePipe::open();
+    }
+  }
+
   OwnedFd socket_;
   // By reference: the first write decides which.
   std::unique_ptr<PagePipe> pages_;           // within a host

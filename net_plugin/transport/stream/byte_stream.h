@@ -60,6 +60,8 @@ class ByteStream {
   virtual void shutdown() = 0;
   // Breaks the connection at once, and discards what is in flight: for referred memory that is about to change.
   virtual void reset() { shutdown(); }
+  // After a reset: until nothing outside this process reads referred memory any more. False: something still does.
+  virtual bool wait_until_released(int /*limit_ms*/) { return true; }
   // The peer has reset the connection, or it was lost. Bytes that arrived before can still be read.
   virtual bool is_broken() const { return false; }
 };

@@ -78,7 +78,9 @@ class DataStream {
   int index() const { return index_; }
   void shutdown() { bytes_->shutdown(); }
   // No driver will come again, and the memory of all requests is about to belong to the caller again.
-  virtual void release_memory() {}
+  // True: wait_until_released() says when it does.
+  virtual bool release_memory() { return false; }
+  bool wait_until_released(int limit_ms) { return bytes_->wait_until_released(limit_ms); }
   // Sends the last frame. No driver will come again, and all requests are done. messages: of the comm, in all.
   virtual void say_end(std::uint64_t /*messages*/) {}
 

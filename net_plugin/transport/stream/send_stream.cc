@@ -281,12 +281,13 @@ ssize_t SendStream::write_chunk() {
 }
 
 void SendStream::end_chunk() {
+  // It allocates. Before anything else, so that the chunk is not lost if it cannot.
+  if (std::exchange(copies_when_written_, false)) copy(&chunk_);
   stats_.end_chunk({chunk_.message_number, chunk_.offset, chunk_.bytes, chunk_.attempt});
   if (writes_by_reference_) stats_->zero_copy_bytes.add(chunk_.bytes);
   has_chunk_ = false;
   resends_.store(false, std::memory_order_relaxed);
   Chunk chunk = std::move(chunk_);
-  if (copies_when_written_) copy(&chunk);
   const bool is_copied = chunk.copy.bytes != nullptr;
   if (chunk.request != nullptr && (is_copied || !keeps_chunk_)) {
     std::exchange(chunk.request, nullptr)->chunk_moved(chunk.bytes, chunk.message_bytes);
@@ -391,8 +392,10 @@ std::vector<Chunk> SendStream::take_unfinished() {
 }
 
 // Otherwise the peer would read memory that belongs to the application again, and take its contents for the message.
-void SendStream::release_memory() {
-  if (unacknowledged_.has_references() || (has_chunk_ && chunk_.by_reference)) reset();
+bool SendStream::release_memory() {
+  const bool refers = unacknowledged_.has_references() || (has_chunk_ && chunk_.by_reference);
+  if (refers) reset();
+  return refers;
 }
 
 void SendStream::send_end(std::uint64_t messages, bool of_stream) {

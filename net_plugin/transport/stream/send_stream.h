@@ -42,7 +42,7 @@ class SendStream final : public DataStream {
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
-  void release_memory() override;
+  bool release_memory() override;
   void say_end(std::uint64_t messages) override { send_end(messages, false); }
   // Ends this stream alone, and not the comm. Once no driver will come again.
   void give_back() { send_end(0, true); }

@@ -73,6 +73,18 @@ TEST_CASE(where_the_kernel_copies_one_send_is_tried) {
   CHECK(!one.has_error());
 }
 
+TEST_CASE(memory_that_cannot_be_referred_to_is_refused) {
+  const Connection one;
+  if (!one.is_supported()) return;
+  ZeroCopySends sends(one.near());
+  const void* const nowhere = nullptr;
+  CHECK_EQ(sends.send(nowhere, kBytes), ssize_t{-1});
+  CHECK_EQ(errno, EOPNOTSUPP);
+  // It was the memory; but one answer is enough.
+  CHECK_EQ(sends.send(one.message.data(), kBytes), ssize_t{-1});
+  CHECK_EQ(errno, EOPNOTSUPP);
+}
+
 TEST_CASE(until_the_first_is_known_sends_are_plain) {
   const Connection one;
   if (!one.is_supported()) return;
@@ -110,6 +122,25 @@ TEST_CASE(a_disconnected_socket_waits_until_the_memory_is_free) {
   const sockaddr nowhere{AF_UNSPEC, {}};
   CHECK_EQ(::connect(one.near(), &nowhere, sizeof nowhere), 0);
   CHECK(sends.wait_until_released(10000));
+}
+
+TEST_CASE(between_hosts_memory_is_referred_to_in_no_other_way) {
+  // All of 127.0.0.0/8 leads here, but the ends see different addresses, as across a network.
+  SocketAddress address = loopback(INADDR_LOOPBACK + 1).address;
+  OwnedFd listener;
+  CHECK_OK(tcp_listen(&address, &listener));
+  OwnedFd near;
+  CHECK_OK(tcp_connect(address, {}, nullptr, &near));
+  const OwnedFd far = [&] {
+    OwnedFd accepted;
+    SocketAddress peer;
+    wait_until([&] { return tcp_accept(listener.get(), &accepted, &peer).is_ok() && accepted.is_open(); }, "the peer");
+    return accepted;
+  }();
+  const std::unique_ptr<ByteStream> stream = make_tcp_byte_stream(std::move(near));
+  std::vector<std::uint8_t> message(kBytes, 7);
+  CHECK_EQ(stream->write_by_reference({}, {message.data(), kBytes}), ssize_t{-1});
+  CHECK_EQ(errno, EOPNOTSUPP);
 }
 
 TEST_CASE(a_notice_is_no_loss_of_the_connection) {
