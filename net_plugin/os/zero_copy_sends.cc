@@ -14,10 +14,6 @@
 namespace bagua_net {
 namespace {
 
-// <sys/socket.h> of older C libraries does not have them.
-constexpr int kSoZeroCopy = 60;
-constexpr int kMsgZeroCopy = 0x4000000;
-
 ssize_t plain_send(int socket, const void* data, std::size_t bytes) {
   return ::send(socket, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
@@ -31,13 +27,13 @@ bool is_of_error_queue(const cmsghdr& entry) {
 
 void allow_zero_copy_sends(int socket, bool allowed) {
   const int on = allowed ? 1 : 0;
-  [[maybe_unused]] const int ignored = ::setsockopt(socket, SOL_SOCKET, kSoZeroCopy, &on, sizeof on);
+  [[maybe_unused]] const int ignored = ::setsockopt(socket, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on);
 }
 
 bool ZeroCopySends::are_allowed(int socket) {
   int on = 0;
   socklen_t length = sizeof on;
-  return ::getsockopt(socket, SOL_SOCKET, kSoZeroCopy, &on, &length) == 0 && on != 0;
+  return ::getsockopt(socket, SOL_SOCKET, SO_ZEROCOPY, &on, &length) == 0 && on != 0;
 }
 
 ssize_t ZeroCopySends::send(const void* data, std::size_t bytes) {
@@ -47,7 +43,7 @@ ssize_t ZeroCopySends::send(const void* data, std::size_t bytes) {
     return -1;
   }
   if (trial_ == Trial::kUnderWay) return plain_send(socket_, data, bytes);
-  const ssize_t sent = ::send(socket_, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL | kMsgZeroCopy);
+  const ssize_t sent = ::send(socket_, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_ZEROCOPY);
   // The limit of locked memory, or of notices that wait.
   if (sent < 0 && errno == ENOBUFS) return plain_send(socket_, data, bytes);
   // Memory that cannot be pinned, such as a device's. It can be copied.

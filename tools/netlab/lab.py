@@ -401,11 +401,12 @@ class Lab:
             return
         mask = sum(1 << cpu for cpu in cpus)
         words = [f"{mask >> shift & 0xFFFFFFFF:x}" for shift in range(0, mask.bit_length(), 32)]
+        value = ",".join(reversed(words))
         try:
-            setting.write_text(",".join(reversed(words)))
+            setting.write_text(value)
         except OSError as error:
             if error.errno != errno.EINVAL:  # the kernel gives no packets to CPUs that are isolated from its work
-                raise NetlabError(describe_failure(f"writing {words} to {setting}", error.errno or 0, None)) from error
+                raise NetlabError(describe_failure(f"writing {value} to {setting}", error.errno or 0, None)) from error
 
     def _set_protocols(self, ip_versions: Sequence[int]) -> None:
         """TCP and IPv6 settings of the namespace in which the calling thread is; before its interfaces exist, so that

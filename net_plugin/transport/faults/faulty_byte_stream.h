@@ -33,6 +33,7 @@ class FaultyByteStream final : public ByteStream {
   int fd() const override { return bytes_->fd(); }
   void shutdown() override { bytes_->shutdown(); }
   void reset() override { bytes_->reset(); }
+  bool wait_until_released(int limit_ms) override { return bytes_->wait_until_released(limit_ms); }
   bool is_broken() const override { return bytes_->is_broken(); }
 
  private:

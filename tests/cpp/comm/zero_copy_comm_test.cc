@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "support/comm_pair.h"
@@ -40,8 +41,9 @@ void wait_until_written(std::vector<OwnedFd>* senders, std::size_t bytes) {
   senders->clear();
 }
 
-CommPair::Settings referring_pair(std::size_t worker_streams, int receiving_workers) {
+CommPair::Settings referring_pair(std::size_t worker_streams, int receiving_workers, bool msg_zerocopy = false) {
   CommPair::Settings settings;
+  settings.msg_zerocopy = msg_zerocopy;
   settings.streams = 1 + worker_streams;
   settings.sending_workers = 2;
   settings.receiving_workers = receiving_workers;
@@ -77,7 +79,7 @@ TEST_CASE(messages_survive_a_sender_that_overwrites_them) {
   for (unsigned seed = 1; seed <= static_cast<unsigned>(check::rounds(8)); ++seed) {
     std::mt19937 random(seed);
     // The peer's settings may differ.
-    CommPair::Settings settings = referring_pair(1 + seed % 3, seed % 2 == 0 ? 0 : 2);
+    CommPair::Settings settings = referring_pair(1 + seed % 3, seed % 2 == 0 ? 0 : 2, seed % 4 > 1);
     if (seed > 6) settings.buffer_bytes = 30000;
     CommPair pair(settings);
     Traffic traffic(*pair.sender, *pair.receiver, {seed % 3 == 0 ? 30 : random() % 4, 1, 1, seed});
@@ -99,9 +101,10 @@ TEST_CASE(a_send_is_done_when_the_receiver_has_it_and_not_before) {
 }
 
 TEST_CASE(deregistered_memory_may_go_at_once) {
-  for (const std::size_t bytes : {kReferred, 64 * kReferred}) {
+  for (const auto& [bytes, msg_zerocopy] :
+       {std::pair{kReferred, false}, {64 * kReferred, false}, {64 * kReferred, true}}) {
     std::vector<std::uint8_t> room(bytes);
-    CommPair pair(referring_pair(2, 2));
+    CommPair pair(referring_pair(2, 2, msg_zerocopy));
     void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(data != MAP_FAILED);
     MemoryRegistration* registration = nullptr;
@@ -122,10 +125,10 @@ TEST_CASE(deregistered_memory_may_go_at_once) {
 TEST_CASE(an_aborted_sender_does_not_forge_messages) {
   enum class Where { kSendersSocket, kReceiversSocket, kInFrontOfOthers };
   for (const Where where : {Where::kSendersSocket, Where::kReceiversSocket, Where::kInFrontOfOthers}) {
-    for (const bool closes : {false, true}) {
+    for (const auto& [closes, msg_zerocopy] : {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
       Abandoned one;
       const std::vector<std::uint8_t> others(64 * kReferred);
-      CommPair::Settings settings = referring_pair(1, 2);
+      CommPair::Settings settings = referring_pair(1, 2, msg_zerocopy);
       if (where == Where::kReceiversSocket) {
         settings.receive_buffer_bytes = 4 * kReferred;
         settings.watched = CommPair::Watched::kReceivers;

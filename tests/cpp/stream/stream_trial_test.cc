@@ -1,6 +1,8 @@
 // Comms that ask for more streams, or take some out of use, as StreamGrowth finds that they gain or not, while messages
 // are under way.
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -49,6 +51,32 @@ void streams_go_out_of_use(int workers) {
   CHECK(after[3] <= before[3] + 1);
 }
 
+// A comm with so many messages of 512 KiB in flight on a path whose round trip takes 10 ms: true if more connections
+// are tried within ten seconds.
+bool is_tried(std::size_t in_flight, double bytes_per_ns) {
+  constexpr double kRoundTripNs = 1e7;
+  constexpr std::size_t kBytes = 524288;
+  StreamGrowth growth(4, 16);
+  SendPolicy policy;
+  policy.growth = &growth;
+  CommGrowth comm(policy, 4);
+  std::deque<double> done_ns;
+  double now_ns = 1e9;
+  double leaves_ns = now_ns;
+  while (now_ns < 11e9 && growth.target() == 4) {
+    if (done_ns.size() == in_flight) {
+      now_ns = std::max(now_ns, done_ns.front());
+      done_ns.pop_front();
+      comm.add_sent(kBytes, static_cast<std::int64_t>(now_ns));
+    }
+    comm.add_posted(comm.is_held_up(kRoundTripNs, static_cast<std::int64_t>(now_ns)),
+                    static_cast<std::int64_t>(now_ns));
+    leaves_ns = std::max(leaves_ns, now_ns) + kBytes / bytes_per_ns;
+    done_ns.push_back(leaves_ns + kRoundTripNs);
+  }
+  return growth.trials() > 0;
+}
+
 }  // namespace
 
 TEST_CASE(streams_go_out_of_use_on_one_thread) { streams_go_out_of_use(0); }
@@ -73,6 +101,11 @@ TEST_CASE(a_message_is_held_up_when_it_is_under_way_for_two_round_trips) {
   CHECK(comm.is_held_up(kRoundTripNs, 136 * kMillisecond));
   comm.add_sent(kLarge, 137 * kMillisecond);
   CHECK(!comm.is_held_up(kRoundTripNs, 200 * kMillisecond));
+}
+
+TEST_CASE(on_a_long_path_more_connections_are_tried_where_their_rate_is_the_limit) {
+  CHECK(is_tried(8, 0.1));    // 33 ms of messages for 10 ms of path
+  CHECK(!is_tried(2, 0.15));  // the path is empty most of the time
 }
 
 TEST_CASE(streams_are_asked_for_once_and_as_many_as_are_missing) {

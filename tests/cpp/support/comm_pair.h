@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "os/zero_copy_sends.h"
 #include "stats/comm_stats.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
@@ -32,6 +33,7 @@ struct CommPair {
     Watched watched = Watched::kNothing;  // the ends of which `watched` has duplicates
     int buffer_bytes = 0;                 // of each direction of each socket; 0: the kernel's
     int receive_buffer_bytes = 0;
+    bool msg_zerocopy = false;                  // by reference is as between hosts
     std::optional<TwoWayBehaviour> pipes = {};  // instead of sockets
     unsigned seed = 1;                          // of the pipes
   };
@@ -65,6 +67,7 @@ struct CommPair {
       auto ends = tcp_pair();
       set_options(ends.first, settings);
       set_options(ends.second, settings);
+      if (settings.msg_zerocopy) allow_zero_copy_sends(ends.first.get(), true);
       if (settings.watched != Watched::kNothing) {
         watch(settings.watched == Watched::kSenders ? ends.first : ends.second);
       }
