@@ -34,8 +34,9 @@ const std::vector<Knob>& knob_table() {
       integer_or_auto_knob(
           "BAGUA_NET_NSTREAMS", &Config::streams, 1, 64, "connections",
           "Maximum number of TCP connections per comm (one direction of one channel between two ranks). Both ends use "
-          "the smaller of their two values. auto: starts with one, or with four if I/O threads drive them; "
-          "between hosts more are tried, up to 16, and kept if that improves throughput."),
+          "the smaller of their two values. auto: starts with one, or, if I/O threads drive them, with four, or two if "
+          "a round trip takes a millisecond; between hosts more are tried, up to 16, and kept if that improves "
+          "throughput."),
       integer_or_auto_knob("BAGUA_NET_NWORKERS", &Config::workers, 0, 64, "threads",
                            "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all I/O. "
                            "auto: derived from the CPUs available to this process and the number of ranks on this "

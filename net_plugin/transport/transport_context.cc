@@ -215,12 +215,10 @@ SendPolicy TransportContext::send_policy(const Device& device, const Established
     };
   }
   if (!connection.may_grow) return policy;
-  // Comms whose peers are reached over as many paths begin with as many connections.
-  policy.growth = &growth_
-                       .try_emplace(std::pair(device.nic_name(), paths.size()),
-                                    first_auto_streams(settings_.has_workers, paths.size()), kMaxAutoStreams,
-                                    kBytesPerNs * device.nic_mbps())
-                       .first->second;
+  const int first = first_auto_streams(settings_.has_workers, paths.size(), connection.is_long);
+  policy.growth =
+      &growth_.try_emplace(std::pair(device.nic_name(), first), first, kMaxAutoStreams, kBytesPerNs * device.nic_mbps())
+           .first->second;
   policy.most_streams = connection.most_streams;
   policy.optional = connection.optional;
   // The service runs as long as any comm is open.

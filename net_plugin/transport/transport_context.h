@@ -87,8 +87,8 @@ class TransportContext {
   const std::uint32_t link_track_;  // of the trace
   Mutex mutex_;
   std::unique_ptr<ConnectionService> service_ GUARDED_BY(mutex_);
-  // By interfaces and the number of paths to the peer; outlives the comms.
-  std::map<std::pair<std::string, std::size_t>, StreamGrowth> growth_ GUARDED_BY(mutex_);
+  // By interfaces and the number of streams that a comm begins with; outlives the comms.
+  std::map<std::pair<std::string, int>, StreamGrowth> growth_ GUARDED_BY(mutex_);
   std::map<ListenComm*, std::unique_ptr<ListenComm>> listen_comms_ GUARDED_BY(mutex_);
   std::map<Comm*, std::unique_ptr<Comm>> comms_ GUARDED_BY(mutex_);
   int closing_ GUARDED_BY(mutex_) = 0;  // calls that close a comm, in mid-course

@@ -96,6 +96,19 @@ def test_a_comm_opens_more_connections_where_each_is_limited(
 
 
 @needs_lab
+@pytest.mark.parametrize(("delay_ms", "connections"), [(None, 4), (1, 2)])
+def test_a_comm_begins_with_fewer_connections_on_a_long_path(
+    delay_ms: float | None, connections: int, environment: dict[str, str], tmp_path: Path
+) -> None:
+    variables = {**environment, "BAGUA_NET_NWORKERS": "2"}
+    with Lab(delay_ms=delay_ms, ip_versions=(4,)) as lab, _pair_across(lab, tmp_path, variables) as pair:
+        connect_ring(pair)
+        assert _data_connections(pair) == connections
+        _verify(pair, 4)
+        quit_all(pair)
+
+
+@needs_lab
 def test_medium_messages_that_wait_for_each_other_use_more_connections() -> None:
     """Of 64 KiB, as NCCL sends them in an all-reduce of 256 KiB over two channels."""
     with (

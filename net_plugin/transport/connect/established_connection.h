@@ -48,6 +48,7 @@ struct EstablishedConnection {
   // Connections that join later come in here; nullptr: none will.
   std::shared_ptr<StreamArrivals> arrivals;
   bool may_grow = false;  // the connecting side: more connections may help
+  bool is_long = false;   // the connecting side: a round trip took milliseconds, so it began with fewer
   PeerContact contact;    // the listening side: where to ask for its connector
   // The connecting side only: what further connections show, and how many there may be in all.
   JoinTicket ticket;

@@ -22,9 +22,14 @@ namespace bagua_net {
 // The number of streams with which "auto" begins: one for small messages, and three for workers. Without workers one
 // thread does all I/O, and further streams only help if the network limits each connection. With several paths, each
 // has equally many of those that large messages use.
-constexpr int first_auto_streams(bool has_workers, std::size_t paths = 1) {
+//
+// On a long path one for large messages: each has to find out what the path carries, and those that do not know it yet
+// delay a message by round trips. All-reduce at 10 Gb/s with 1 ms one way: 2,780 us instead of 2,970 for 1 MiB, 13.8 ms
+// instead of 15.8 for 16; with 5 ms, 10.6 and 18.0 instead of 10.9 and 18.7.
+constexpr int first_auto_streams(bool has_workers, std::size_t paths = 1, bool is_long = false) {
   const int each = static_cast<int>(paths);
-  return has_workers ? 1 + (3 + each - 1) / each * each : each;
+  const int large = is_long ? each : (3 + each - 1) / each * each;
+  return has_workers ? 1 + large : each;
 }
 // What it may grow to between hosts.
 constexpr int kMaxAutoStreams = 16;

@@ -12,6 +12,7 @@
 #include "transport/connect/first_hello.h"
 #include "transport/connect/handle_address.h"
 #include "transport/recovery/recovery_timing.h"
+#include "transport/tuning/delivery.h"
 
 namespace bagua_net {
 namespace {
@@ -183,6 +184,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
       return;
     }
   }
+  if (!attempt.is_join && index == 0 && !settings_.streams) begin_with_fewer_if_long(attempt);
   // Connections within a host do not break, and acknowledging small messages costs a tenth of their rate.
   if (settings_.recovery == Recovery::kOn || (settings_.recovery == Recovery::kAuto && !attempt.connection.same_host)) {
     attempt.ticket.hello.features |= kFeatureRecovery;
@@ -210,6 +212,17 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
                                          : settings_.handshake_timeout_ms);
   const Status status = poller_->modify(stream.socket.get(), stream.id, EPOLLIN);
   if (!status.is_ok()) retry_or_fail(attempt, index, status);
+}
+
+void OutboundHandshakes::begin_with_fewer_if_long(Attempt& attempt) {
+  EstablishedConnection& connection = attempt.connection;
+  // Of the packets that opened the connection, which the kernels answer.
+  connection.is_long = 1e3 * static_cast<double>(tcp_round_trip_us(attempt.streams[0].socket.get())) >= kLongPathNs;
+  if (!connection.is_long) return;
+  std::uint16_t& wanted = attempt.ticket.hello.streams_wanted;
+  const std::size_t paths = expected_paths(attempt.ticket.paths, attempt.interfaces, attempt.handle);
+  wanted = std::min(wanted, static_cast<std::uint16_t>(first_auto_streams(settings_.has_workers, paths, true)));
+  if (connection.optional != nullptr) connection.optional->keep(wanted - 1);
 }
 
 void OutboundHandshakes::read_answer(Attempt& attempt, std::uint64_t number, std::size_t index) {

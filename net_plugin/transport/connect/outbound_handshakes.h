@@ -109,6 +109,8 @@ class OutboundHandshakes {
   std::uint64_t begin(Attempt attempt);
   void start(Attempt& attempt, std::uint64_t number, std::size_t index);
   void finish_connect(Attempt& attempt, std::size_t index);
+  // Its first connection is opened, and no hello was sent.
+  void begin_with_fewer_if_long(Attempt& attempt);
   void read_answer(Attempt& attempt, std::uint64_t number, std::size_t index);
   void judge_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
   void take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply);

@@ -57,6 +57,7 @@ _FRESH_TURNS = 3
 _MAX_ITERATIONS = 1000
 _SINGLE = 5
 _VERIFIED_BYTES = 1 << 20
+_WARM_UP_BYTES = 1 << 20
 # Raw TCP in each direction: what the connections of all backends share, and as many as a limit per connection needs.
 _RAW_STREAMS = 8
 _RAW_FROM_BYTES = 16 << 20
@@ -114,6 +115,14 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         "--turn", type=within(float, 0.001, 60.0), default=0.15, metavar="S", help="seconds of a turn (default 0.15)"
     )
     length.add_argument(
+        "--warm-up",
+        type=within(float, 0.0, 3600.0),
+        default=1.5,
+        metavar="S",
+        help="seconds of all-reduces of 1 MiB with which each backend begins in a network, not counted: in the first "
+        "second of a job the plugin finds out how many connections pay (default 1.5)",
+    )
+    length.add_argument(
         "--fresh",
         type=within(int, 0, 1000),
         default=0,
@@ -157,6 +166,7 @@ class Contest:
         self._backends = {backend.name: backend for backend in backends}
         self._teams: dict[str, tuple[RankTeam, list[Path]]] = {}
         self._seconds: dict[tuple[str, int], float] = {}
+        self._cold = set(self._backends)
         self.errors: list[str] = []
         self.facts: Mapping[str, Any] = {}
         pool = ThreadPoolExecutor(len(backends))
@@ -220,10 +230,15 @@ class Contest:
 
     def measure(self, name: str, size_bytes: int, seconds: float) -> tuple[float, float | None]:
         """Seconds of one of several all-reduces that take about `seconds` together, and of one alone, None if there was
-        no time for several. The first time at a size, as many go before. Raises BenchError, after which the backend has
-        ended."""
+        no time for several. The first time at a size, as many go before, and before the first size, those of --warm-up.
+        Raises BenchError, after which the backend has ended."""
         if name not in self._teams:
             raise BenchError("it has ended")
+        if name in self._cold:
+            self._cold.remove(name)
+            end, each = time.monotonic() + self._given.warm_up, seconds
+            while time.monotonic() < end:
+                each, _ = self._ask(name, _WARM_UP_BYTES, self._count(seconds, each))
         known = self._seconds.get((name, size_bytes))
         if known is None:
             # Not counted: a job's connections know their path from the steps before.
