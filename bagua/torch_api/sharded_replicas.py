@@ -2,13 +2,15 @@
 
 Averaging and the steps of outer optimizers are elementwise, so that each rank does for its shards what an unsharded
 replica does for whole parameters. FSDP computes gradients; its passes are not seen here. A step is one of all listed
-optimizers.
+optimizers, before which the shards are compared with those that are exchanged: FSDP and users replace them.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -21,7 +23,9 @@ from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_
 from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.bucket_plan import plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.step_statistics import PassRecorder, StepStatistics
+from bagua.engine.tensor import drop_record
 from bagua.job.told_by_all import told_by_all
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.state_broadcast import broadcast_parameters
@@ -31,9 +35,38 @@ from bagua.torch_api.algorithms.local_steps import LocalSGDAlgorithm
 from bagua.torch_api.algorithms.registry import resolve_algorithm
 from bagua.torch_api.wrapping import check_optimizers
 
-_ATTRIBUTE = "_bagua_shard_exchange"
-
 _logger = logging.getLogger("bagua")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Of one parameter, on this rank.
+
+    Attributes:
+        name: the parameter's.
+        parameter: as it stands in the module.
+        tensor: its elements here, which a step of an optimizer changes.
+        is_trained: it is not frozen.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    tensor: Tensor
+    is_trained: bool
+
+    @property
+    def is_sharded(self) -> bool:
+        """False for a parameter that FSDP does not know, or has gathered at the moment."""
+        return isinstance(self.parameter, DTensor)
+
+
+def shards(model: nn.Module) -> list[Shard]:
+    """As they are now. Of a parameter that is not sharded, all of it. Called in each step, and `to_local()` takes as
+    long as a small kernel."""
+    return [
+        Shard(name, one, one._local_tensor if isinstance(one, DTensor) else one.detach(), one.requires_grad)
+        for name, one in model.named_parameters()
+    ]
 
 
 def exchange_shards(
@@ -43,7 +76,9 @@ def exchange_shards(
     replicas: BaguaProcessGroup | dist.ProcessGroup,
 ) -> ShardExchange:
     """Trains replicas of a sharded model with local steps. Call it after `fully_shard` on a mesh of the shards alone,
-    on every rank, before training and before states are loaded. Parameters are broadcast from the first replica.
+    on every rank, before training and before states are loaded. Parameters are broadcast from the first replica, frozen
+    ones as well. Parameters may be frozen, unfrozen, loaded (also with assign=True) and converted later, between two
+    steps and on all ranks alike.
 
     Args:
         model: whose trained parameters are all DTensors.
@@ -58,8 +93,9 @@ def exchange_shards(
     Raises:
         TypeError: another algorithm, or something else than a list of optimizers.
         ValueError: a warm-up, a parameter that is not sharded, replicas that are on the model's mesh, other settings
-            on another rank, or the model is exchanged already.
-        RuntimeError: replicas differ, or a parameter is in none of the optimizers.
+            on another rank, or a parameter of the model is exchanged already.
+        RuntimeError: replicas differ, or a parameter is in none of the optimizers. Steps raise it, too: for a parameter
+            that was unfrozen and is in none of them, and if an optimizer that is not listed steps instead of them.
     """
     recipe = resolve_algorithm(algorithm)
     if not isinstance(recipe, LocalSGDAlgorithm):
@@ -72,34 +108,27 @@ def exchange_shards(
             f"warmup_steps={recipe.warmup_steps}: FSDP makes the gradients, which Bagua does not see.\n"
             "Leave warmup_steps out and use momentum_rounds, or start with HSDP, a mesh of replicas and shards."
         )
-    if _ATTRIBUTE in vars(model):
-        raise ValueError(f"This {type(model).__name__} is exchanged already. Call remove() of the handle first.")
+    found = shards(model)
+    for one in found:
+        if one.is_trained and not one.is_sharded:
+            raise ValueError(f"{one.name!r} is not sharded. Call fully_shard on the whole model first, or freeze it.")
+    _refuse_second_exchange(model, found)
     group = to_bagua_process_group(replicas)
-    shards: list[tuple[str, Tensor]] = []
-    shard_of: dict[int, Tensor] = {}
-    meshes: dict[DeviceMesh, None] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if not isinstance(parameter, DTensor):
-            raise ValueError(f"{name!r} is not sharded. Call fully_shard on the whole model first, or freeze it.")
-        meshes[parameter.device_mesh] = None
-        shard_of[id(parameter)] = cast("DTensor", parameter.detach()).to_local()
-        shards.append((name, shard_of[id(parameter)]))
+    meshes = dict.fromkeys(one.parameter.device_mesh for one in found if isinstance(one.parameter, DTensor))
     _check_groups(list(meshes), group)
     communicator = group.get_global_communicator()
     settings = [recipe.public_name, *(f"{name}={value}" for name, value in sorted(recipe.shared_settings().items()))]
     _compare(settings, [*(one for mesh in meshes for one in mesh.get_all_groups()), group.torch_group])
     listed = check_optimizers(optimizers)
-    Replica(shards, "shards", listed, settings).check(communicator)
-    broadcast_parameters(cast("list[tuple[str, nn.Parameter]]", shards), communicator)
-    view = _ShardFacade(model, group, listed, shards, shard_of)
+    named = [(one.name, one.tensor) for one in found]
+    Replica(named, "shards", listed, settings).check(communicator)
+    broadcast_parameters(cast("list[tuple[str, nn.Parameter]]", named), communicator)
+    view = _ShardFacade(model, group, listed, found)
     rounds = recipe.reify(group)
     exchange = ShardExchange(view, rounds)
-    vars(model)[_ATTRIBUTE] = exchange
     if dist.get_rank() == 0:
-        for one in rounds.options_without_effect(view):
-            _logger.warning(f"exchange_shards: {one}")
+        for line in rounds.options_without_effect(view):
+            _logger.warning(f"exchange_shards: {line}")
     return exchange
 
 
@@ -128,21 +157,44 @@ def _compare(settings: list[str], groups: Sequence[dist.ProcessGroup | None]) ->
             )
 
 
+def _states(found: Sequence[Shard]) -> list[tuple[int, bool]]:
+    """Another list where one was replaced, converted, frozen or unfrozen."""
+    return [(id(one.tensor) if one.is_sharded else id(one.parameter), one.is_trained) for one in found]
+
+
+# At work; for who exchanges a parameter.
+_exchanges: weakref.WeakSet[ShardExchange] = weakref.WeakSet()
+
+
+def _refuse_second_exchange(model: nn.Module, found: Sequence[Shard]) -> None:
+    named = {id(one.parameter): one.name for one in found}
+    for exchange in _exchanges:
+        for one in exchange.shards:
+            if id(one.parameter) in named:
+                raise ValueError(
+                    f"{named[id(one.parameter)]!r} of this {type(model).__name__} is exchanged already, as"
+                    f" {one.name!r} of a {type(exchange.module).__name__}.\nCall remove() of the handle first."
+                )
+
+
 class _ShardFacade(AlgorithmFacade):
     """What local steps see of the engine, of shards instead of parameters. There is no engine, because FSDP
-    communicates gradients, and a facade's other members are missing."""
+    communicates gradients, and a facade's other members are missing.
+
+    Attributes:
+        shards: those that are exchanged, and frozen ones.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         group: BaguaProcessGroup,
         optimizers: Sequence[torch.optim.Optimizer],
-        shards: Sequence[tuple[str, Tensor]],
-        shard_of: Mapping[int, Tensor],
+        found: list[Shard],
     ) -> None:
         self.module, self.process_group, self.parameters_to_ignore = model, group, []
         self.bagua_module_name = f"shards of {type(model).__name__} {id(model)}"
-        self._optimizers, self._shards, self._shard_of = list(optimizers), list(shards), shard_of
+        self._optimizers, self.shards = list(optimizers), found
         # Without buckets: fragments have schedulers of their own.
         self._scheduler = CommScheduler([], group, PassRecorder())
 
@@ -152,32 +204,85 @@ class _ShardFacade(AlgorithmFacade):
 
     @property
     def synchronized_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return cast("list[tuple[str, nn.Parameter]]", self._shards)
+        return [(one.name, cast("nn.Parameter", one.tensor)) for one in self.shards if one.is_trained]
 
     @property
     def scheduler(self) -> CommScheduler:
         return self._scheduler
 
     def tensors_of(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-        return [self._shard_of[id(one)] for one in super().tensors_of(optimizer) if id(one) in self._shard_of]
+        shard_of = {id(one.parameter): one.tensor for one in self.shards if one.is_trained}
+        return [shard_of[id(one)] for one in super().tensors_of(optimizer) if id(one) in shard_of]
 
 
 class ShardExchange:
     """What `exchange_shards` has set up. Training thread only."""
 
-    def __init__(self, view: AlgorithmFacade, rounds: FragmentRounds) -> None:
+    def __init__(self, view: _ShardFacade, rounds: FragmentRounds) -> None:
         self._view, self._rounds = view, rounds
-        tensors = rounds.init_tensors(view)
+        self._begin()
+        self._note_step = rounds.init_post_optimizer_step_hook(view)
+        # Optimizers that are not listed and have stepped since a listed one did.
+        self._strangers: set[int] = set()
+        self._hooks = ModuleHooks()
+        self._hooks.around_step(view.bagua_optimizers, self._before_step, self._after_step)
+        self._hooks.before_steps_of_others(weakref.WeakMethod(self._before_any_step))
+        _exchanges.add(self)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model, or the part of one, whose shards these are."""
+        return self._view.module
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """As they were last seen."""
+        return self._view.shards
+
+    def _begin(self) -> None:
+        """Exchange what is trained now."""
+        tensors = self._rounds.init_tensors(self._view)
         groups = [[tensors[index] for index in group] for group in plan_buckets(tensors)]
-        for bucket in rounds.tensors_to_buckets(groups, do_flatten=False):
-            rounds.init_operations(view, bucket)
-        note_step = rounds.init_post_optimizer_step_hook(view)
+        for bucket in self._rounds.tensors_to_buckets(groups, do_flatten=False):
+            self._rounds.init_operations(self._view, bucket)
 
-        def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            rounds.note_backward()
-            note_step(optimizer)
+    def _follow(self) -> None:
+        """Exchange other shards, if they were replaced, frozen or unfrozen. Before they are trained: the outer
+        parameters begin with what all replicas have."""
+        known = {one.name: one for one in self.shards}
+        now = shards(self.module)
+        for place, one in enumerate(now):
+            former = known.get(one.name)
+            if former is not None and former.is_sharded and not one.is_sharded:
+                now[place] = former  # gathered by FSDP, and comes back as it was
+        if _states(now) == _states(self.shards):
+            return
+        self._rounds.finish(self._view)
+        self._view.shards = now
+        self._begin()
 
-        self._hooks = [optimizer.register_step_post_hook(after_step) for optimizer in view.bagua_optimizers]
+    def _before_step(self, _: torch.optim.Optimizer) -> None:
+        self._follow()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._strangers.clear()
+        self._rounds.note_backward()
+        self._note_step(optimizer)
+
+    def _before_any_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """One that is not listed may be what a listed one steps by: then the listed one's step follows."""
+        if any(one is optimizer for one in self._view.bagua_optimizers):
+            return
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if stepped.isdisjoint(id(one) for one in self.module.parameters() if one.requires_grad):
+            return
+        if id(optimizer) in self._strangers:
+            raise RuntimeError(
+                f"exchange_shards: an optimizer that it was not given, {type(optimizer).__name__}, steps parameters of"
+                f" {type(self.module).__name__}, and none that it was given does: no step is counted, and replicas grow"
+                " apart.\nCall remove() of the handle, and exchange_shards with the optimizers that step."
+            )
+        self._strangers.add(id(optimizer))
 
     @property
     def rounds(self) -> int:
@@ -202,8 +307,9 @@ class ShardExchange:
 
     def remove(self) -> None:
         """Exchange no more; an exchange under way takes effect. On every rank, between two steps."""
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.remove()
         self._rounds.finish(self._view)
         self._rounds.start_from_broadcast()
-        vars(self._view.module).pop(_ATTRIBUTE, None)
+        for one in self.shards:
+            drop_record(one.tensor)
+        _exchanges.discard(self)

@@ -147,6 +147,105 @@ def _tensor_parallel() -> None:
         assert torch.allclose(parameter.to_local(), torch.full_like(parameter.to_local(), rank % 2 - 0.05))
 
 
+class _Delegating(torch.optim.Optimizer):
+    """As wrappers of precision are: listed itself, and another one makes the steps."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def _changed_after_the_call() -> None:
+    """Two replicas of one shard each, whose shards change between two steps."""
+    rank, device = begin()
+    mesh = init_device_mesh(device.type, (2, 1), mesh_dim_names=("replicate", "shard"))
+    replicas = mesh.get_group("replicate")
+    diloco = Algorithm.init("diloco", sync_every=2)
+
+    def make(seed: int = 0, frozen: bool = False) -> Any:
+        torch.manual_seed(seed)
+        model: Any = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).to(device)
+        model[0].requires_grad_(not frozen)
+        for part in (model[0], model[2]):
+            fully_shard(part, mesh=mesh["shard"])
+        return fully_shard(model, mesh=mesh["shard"], reshard_after_forward=False)
+
+    def train(model: Any, optimizer: Any, steps: int, between: Any = None) -> None:
+        dtype = next(model.parameters()).dtype
+        for number in range(steps):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(10 * number + rank)
+            inputs = torch.randn(8, 8, generator=generator).to(device, dtype)
+            model(inputs).square().mean().backward()
+            if between is not None:
+                between(inputs)
+            optimizer.step()
+
+    def are_alike(model: Any) -> bool:
+        mine = torch.cat([one.full_tensor().detach().flatten().float() for one in model.parameters()])
+        found = [torch.empty_like(mine) for _ in range(2)]
+        dist.all_gather(found, mine, group=replicas)
+        return torch.equal(*found)
+
+    # Frozen at first, from other seeds: broadcast, unfrozen, frozen again, loaded and converted.
+    model = make(seed=rank, frozen=True)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    exchange = exchange_shards(model, [optimizer], diloco, replicas)
+    assert are_alike(model)
+    train(model, optimizer, 3)
+    assert (exchange.rounds, are_alike(model)) == (1, False)
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    before = model[0].weight.full_tensor().clone()
+    train(model, optimizer, 1)
+    assert (exchange.rounds, are_alike(model)) == (2, True)
+    assert not torch.equal(before, model[0].weight.full_tensor())
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    del optimizer.param_groups[1:]
+    train(model, optimizer, 2)
+    assert (exchange.rounds, are_alike(model)) == (3, True)
+    # A forward pass leaves gathered weights in the module, which are no change.
+    train(model, optimizer, 2, between=torch.no_grad()(model))
+    assert (exchange.rounds, are_alike(model)) == (4, True)
+    exchange.remove()
+
+    # Converted; by torch only before the first forward pass.
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange = exchange_shards(model, [optimizer], diloco, replicas)
+    model.bfloat16()
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    train(model, optimizer, 2)
+    assert (exchange.rounds, are_alike(model)) == (1, True)
+    exchange.remove()
+
+    # Parameters, and not objects, are exchanged once.
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange = exchange_shards(model[2], [optimizer], diloco, replicas)
+    for other in (model, torch.compile(model)):
+        told = message_of(ValueError, lambda other=other: exchange_shards(other, [optimizer], diloco, replicas))
+        assert "2.weight' of this" in told
+        assert "is exchanged already, as 'weight' of a FSDPLinear" in told
+    exchange.remove()
+
+    # An optimizer that is not listed.
+    listed = _Delegating(optimizer)
+    exchange = exchange_shards(model, [listed], diloco, replicas)
+    train(model, listed, 4)
+    assert exchange.rounds == 2
+    told = message_of(RuntimeError, lambda: train(model, torch.optim.Adam(model.parameters()), 2))
+    assert "an optimizer that it was not given, Adam, steps parameters of FSDPSequential" in told
+
+
+def test_shards_that_change_after_the_call() -> None:
+    run_ranks(2, _changed_after_the_call)
+
+
 def test_tensor_parallel_replicas() -> None:
     run_ranks(4, _tensor_parallel)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from bagua.net.bench.result_file import Figure, Label, ResultFile
 
@@ -12,6 +12,8 @@ from .reference import describe
 Results = Mapping[str, ResultFile]
 
 _LARGEST = 1 << 28
+_SIZES = (1 << 20, 1 << 24, _LARGEST)
+_TOLD_WITHOUT_LIMIT = 100_000
 # How the files of all-reduce and VGG16 end.
 _GPUS = {"2gpu": "two H200s", "4gpu": "four H200s", "2h100": "two H100s"}
 _ONE_SETTING = "one setting"
@@ -65,28 +67,48 @@ def current(results: Results) -> str:
 
 
 def networks(results: Results) -> str:
-    """What to expect in each network: the plugin's speed-up over NCCL, and that of an algorithm over the plugin."""
-    found = results["networks-2h200"]
+    """What to expect in each network: one number a cell, over the best of NCCL's settings, which stands beside it; and
+    the fastest algorithm over plain training with the plugin."""
+    times, steps = results["all-reduce-by-network-2h200"], results["networks-2h200"]
 
-    def speedups(cases: Sequence[Mapping[str, Label]], digits: int) -> str:
-        """Of each case, or "-" where there was no time for it."""
-        medians = [[one.median for one in found.select("speedup", **case)] for case in cases]
-        return ", ".join(f"{one[0]:.{digits}f}x" if one else "-" for one in medians)
+    def over_best(result: ResultFile, baseline: str, **case: Label) -> str:
+        for one in result.select("speedup", backend="plugin", baseline=baseline, **case):
+            setting = one.case.get("setting") or result.find("step_time", backend=baseline, **case).case["setting"]
+            return f"{one.median:.2f}x {str(setting).removeprefix('NCCL ')}"
+        return "-"
+
+    def fastest(**case: Label) -> str:
+        found = [one for one in steps.select("speedup", baseline="plugin", **case) if one.case["backend"] != "plugin"]
+        if not found:
+            return "-"
+        best = max(found, key=lambda one: one.median)
+        return f"{best.median:.1f}x {str(best.case['backend']).removeprefix('plugin_')}"
 
     rows = []
-    names = ("rate_gbps", "delay_ms", "per_flow_gbps")
-    for values in dict.fromkeys(tuple(one.case.get(name) for name in names) for one in found.figures):
-        where = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-        rate, delay, flow = (float(value or 0) for value in values)
-        link = (f"{rate:g} Gb/s" if rate else "loopback") + (f", {delay:g} ms" if delay else "")
-        row = [link + (f", {1000 * flow:g} Mb/s per flow" if flow else "")]
-        for what in ({"size_bytes": 1 << 20}, {"size_bytes": 1 << 28}, {"model": "vgg16"}, {"model": "gpt2"}):
-            over = [{"backend": "plugin", "baseline": name, **what, **where} for name in ("nccl", "nccl_tuned")]
-            row.append(speedups(over, 2))
-        int4 = [{"backend": "plugin_bytegrad_int4", "model": name, **where} for name in ("vgg16", "gpt2")]
-        rows.append([*row, speedups([{**one, "baseline": "plugin"} for one in int4], 1)])
-    header = ["network", "all-reduce, 1 MiB", "all-reduce, 256 MiB", "VGG16 step", "GPT-2 step", "int4"]
-    return table(header, rows)
+    for rate, delay, flow, told in _links(times):
+        where: dict[str, Label] = {"rate_gbps": rate, "delay_ms": delay, "per_flow_gbps": flow}
+        where = {name: value for name, value in where.items() if value is not None or name == "rate_gbps"}
+        link = (f"{rate:g} Gb/s" if rate else "no limit") + (f", {delay:g} ms" if delay else "")
+        row = [link + (f", {1000 * flow:g} Mb/s a flow" if flow else "")]
+        here = {**where, "mtu": 9000, "told_mbps": told}
+        row += [over_best(times, "nccl_tuned_best", size_bytes=size_bytes, **here) for size_bytes in _SIZES]
+        row += [over_best(steps, "nccl_tuned", model=model, **where) for model in ("vgg16", "gpt2")]
+        rows.append([*row, fastest(model="vgg16", **where)])
+    return table(["network", "1 MiB", "16 MiB", "256 MiB", "VGG16 step", "GPT-2 step", "best algorithm"], rows)
+
+
+def _links(times: ResultFile) -> list[tuple[float | None, float, float | None, float]]:
+    """Rate and delay, the limit per flow, and what the interface tells: of those that tell their speed."""
+    links: list[tuple[float | None, float, float | None, float]] = []
+    for one in times.select("speedup", mtu=9000):
+        rate, delay, flow = (
+            float(value) if (value := one.case.get(name)) else None
+            for name in ("rate_gbps", "delay_ms", "per_flow_gbps")
+        )
+        told = 1000 * rate if rate else _TOLD_WITHOUT_LIMIT
+        if one.case.get("told_mbps") == told:
+            links.append((rate, delay or 0.0, flow, told))
+    return sorted(dict.fromkeys(links), key=lambda link: (link[2] or 0, link[1] > 0, link[0] or float("inf"), link[1]))
 
 
 def losses(results: Results) -> str:
