@@ -11,13 +11,18 @@ import contextlib
 import datetime
 import functools
 import importlib
+import itertools
+import logging
 import uuid
+import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bagua.collectives.process_group import is_initialized
 from bagua.engine.data_parallel import DataParallelEngine
@@ -33,6 +38,36 @@ from bagua.torch_api.data_parallel import DistributedDataParallel
 
 NAME = "bagua"
 _MEANS = ("mean", "avg")
+
+_logger = logging.getLogger("bagua")
+
+
+@dataclass
+class _Training:
+    """Where this rank left a training whose ranks differ.
+
+    Attributes:
+        algorithm: with its options.
+        versions: of the parameters: another one if somebody has changed it since.
+        engine: its state.
+    """
+
+    algorithm: str
+    versions: list[int]
+    engine: dict[str, Any]
+
+
+# By the module; the next one may be another Trainer's.
+_left: weakref.WeakKeyDictionary[nn.Module, _Training] = weakref.WeakKeyDictionary()
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    """What wrapping broadcasts, and more."""
+    return itertools.chain(module.parameters(), module.buffers())
+
+
+def _versions(module: nn.Module) -> list[int]:
+    return [parameter._version for parameter in module.parameters()]
 
 
 @functools.cache
@@ -82,6 +117,7 @@ class BaguaParallel(ForPackage):
     lightning_module: Any
     optimizers: list[torch.optim.Optimizer]
     lr_scheduler_configs: list[Any]
+    root_device: torch.device
     global_rank: int
     world_size: int
     checkpoint_io: Any
@@ -170,6 +206,9 @@ class BaguaParallel(ForPackage):
 
     def _wrap(self) -> None:
         module = self.lightning_module
+        algorithm = self._algorithm_for(self.optimizers)
+        left = self._left_by_all(module, algorithm)
+        own = [tensor.detach().clone() for tensor in _tensors(module)] if left is not None else []
         self.model = DistributedDataParallel(
             module,
             device_ids=self.determine_ddp_device_ids(),  # type: ignore[attr-defined]
@@ -177,7 +216,7 @@ class BaguaParallel(ForPackage):
             gradient_as_bucket_view=self._flatten,
             bucket_cap_mb=self._bucket_cap_mb,
             optimizers=self.optimizers,
-            algorithm=self._algorithm_for(self.optimizers),
+            algorithm=algorithm,
         )
         engine = self._trained = self.model.inner
         engine.replans_before_backward = not module.automatic_optimization
@@ -188,6 +227,24 @@ class BaguaParallel(ForPackage):
         if self._ranks_differ:
             self._run = self.broadcast(uuid.uuid4().hex)  # type: ignore[attr-defined]
             self._ranks_with_files = max(self._ranks_with_files, self.world_size)
+        if left is not None:
+            # Wrapping has overwritten them with those of rank 0.
+            with torch.no_grad():
+                for tensor, mine in zip(_tensors(module), own, strict=True):
+                    tensor.copy_(mine)
+            engine.load_state_dict(left.engine)
+
+    def _left_by_all(self, module: nn.Module, algorithm: Algorithm) -> _Training | None:
+        """Where the training before this one ended, if every rank can go on from there."""
+        left = _left.pop(module, None)
+        goes_on = left is not None and (left.algorithm, left.versions) == (algorithm.label, _versions(module))
+        everywhere = self.reduce(torch.tensor(float(goes_on), device=self.root_device), reduce_op="min")
+        if left is not None and not everywhere and self.global_rank == 0:
+            _logger.warning(
+                f"{type(module).__name__}: the ranks begin with the weights of rank 0, because the algorithm or weights"
+                " were changed after the last fit. What other ranks trained since the last exchange is lost."
+            )
+        return left if everywhere else None
 
     def _algorithm_for(self, optimizers: list[torch.optim.Optimizer]) -> Algorithm:
         is_qadam = self._algorithm == "qadam" or isinstance(self._algorithm, QAdamAlgorithm)
@@ -217,7 +274,16 @@ class BaguaParallel(ForPackage):
             algorithm = wrapper.bagua_algorithm
             if isinstance(algorithm, AsyncModelAverageAlgorithmImpl) and not self._has_failed:
                 algorithm.abort(self.lightning_module)  # after which all ranks have the mean
-            wrapper.inner.detach()
+                wrapper.inner.detach()
+            elif not algorithm.keeps_replicas_equal and not self._has_failed:
+                # Copies: those at work end with the engine, and a module that is not trained needs no GPU.
+                state = pytree.tree_map_only(
+                    Tensor, lambda one: one.detach().to("cpu", copy=True), wrapper.inner.state_dict()
+                )
+                wrapper.inner.detach()
+                _left[self.model] = _Training(wrapper.inner.setup.algorithm.label, _versions(self.model), state)
+            else:
+                wrapper.inner.detach()
         super().teardown()  # type: ignore[misc]
 
     # --- steps -------------------------------------------------------------------------------------------------------

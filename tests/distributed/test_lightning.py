@@ -59,6 +59,40 @@ def test_gradient_all_reduce_is_ddp(tmp_path: Path, options: dict[str, Any]) -> 
             assert all(torch.equal(one[0][name], value) for name, value in theirs[0].items())
 
 
+@on_ranks(2, lightning=True, joined=False)
+def test_a_second_fit_begins_where_each_rank_ended(tmp_path: Path) -> None:
+    """Of another Trainer, too; unless weights were changed in between, on one rank alone."""
+    folder = str(tmp_path)
+    pl = lightning_of()
+    from bagua.lightning import BaguaStrategy
+
+    class Start(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_start(self, _: Any, net: Any) -> None:
+            self.weights = [tensor.clone().cpu() for tensor in net.state_dict().values()]
+            self.steps = net.bagua_ddp.state_dict()["train_step_counter"]
+
+    for name in REPLICAS_DIFFER:
+        net, start = module_class(pl)(), Start()
+
+        def fit(name: str = name, net: Any = net, start: Any = start) -> None:
+            strategy = BaguaStrategy(algorithm=name, **ALGORITHMS[name])
+            trainer_of(pl, strategy, folder, max_epochs=1, callbacks=[start]).fit(net, loader())
+
+        fit()
+        ended, steps = [tensor.clone() for tensor in net.state_dict().values()], len(net.losses)
+        fit()
+        assert all(map(torch.equal, start.weights, ended)), name
+        assert start.steps == steps, name
+    is_first = environment()["RANK"] == "0"
+    with torch.no_grad():
+        next(net.parameters()).add_(0.0 if is_first else 1.0)
+    fit()
+    first = [tensor.clone() for tensor in start.weights]
+    for tensor in first:
+        torch.distributed.broadcast(tensor, 0)
+    assert all(map(torch.equal, start.weights, first))
+
+
 # --- algorithms and checkpoints --------------------------------------------------------------------------------------
 
 # With their options. The checkpoint is of step 4, in the middle of a round of local steps, of an exchange and of a
