@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -11,6 +13,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from bagua.collectives.carrier_device import carrier, gpu_for
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named, is_communication_error, is_named_around
 
@@ -58,8 +61,9 @@ class BaguaCommunicator:
         ranks: Sequence[int],
         group_name: str,
         kind: str,
-        stream: Callable[[], torch.cuda.Stream | None],
+        stream: Callable[[torch.device | None], torch.cuda.Stream | None],
         timeout: datetime.timedelta,
+        bound: torch.device | None = None,
     ) -> None:
         self.ranks = tuple(ranks)
         self.group_name = group_name
@@ -68,8 +72,34 @@ class BaguaCommunicator:
         self._reference = TorchGroupReference(torch_group, f"{kind} communicator of group {group_name}")
         self._rank = torch_group.rank()
         self._stream = stream
-        self._is_aborted = False
+        self._bound = bound
+        self._gpu: torch.device | None = None
+        # Shared by all that `on` returns.
+        self._aborted = threading.Event()
         self._followers: weakref.WeakSet[BaguaCommunicator] = weakref.WeakSet()
+        self._by_gpu: weakref.WeakValueDictionary[torch.device, BaguaCommunicator] = weakref.WeakValueDictionary()
+
+    def on(self, gpu: torch.device | None) -> BaguaCommunicator:
+        """The same communicator, for a module on this GPU: `device` and `cuda_stream` are the module's. It is aborted
+        when this one is. None: this one."""
+        if gpu is None:
+            return self
+        found = self._by_gpu.get(gpu)
+        if found is None:
+            found = copy.copy(self)
+            found._gpu = gpu
+            found = self._by_gpu.setdefault(gpu, found)
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        """Where what has no tensor of the caller's is carried: [Note: the device of a communicator]."""
+        return carrier(torch_internals.device_types(self.torch_group), self._gpu, self._bound)
+
+    @property
+    def gpu(self) -> torch.device:
+        """Likewise, where it must be a GPU."""
+        return gpu_for(self._gpu, self._bound)
 
     @property
     def torch_group(self) -> dist.ProcessGroup:
@@ -79,7 +109,7 @@ class BaguaCommunicator:
     @property
     def cuda_stream(self) -> torch.cuda.Stream | None:
         """The group's stream, for work in parallel with the caller's; None without CUDA."""
-        return self._stream()
+        return self._stream(self._gpu)
 
     def rank(self) -> int:
         """Of this process in the group."""
@@ -112,8 +142,9 @@ class BaguaCommunicator:
             self.perform("barrier", token.device, dist.all_reduce, token)
         else:
             with under_way(self, "barrier"):
-                dist.barrier(group=group, device_ids=[torch.cuda.current_device()])
-                torch.cuda.current_stream().synchronize()
+                device = self.device
+                dist.barrier(group=group, device_ids=[device.index])
+                torch.cuda.current_stream(device).synchronize()
 
     def perform(
         self,
@@ -204,9 +235,9 @@ class BaguaCommunicator:
         later collectives raise. So does what `add_follower` was told: with the global communicator of a group, all its
         communicators. The connections are closed, so that calls of the other members fail, too.
         """
-        if self._is_aborted:
+        if self._aborted.is_set():
             return
-        self._is_aborted = True
+        self._aborted.set()
         if self._reference.is_alive:
             torch_internals.abort_group(self.torch_group)
         for follower in list(self._followers):
@@ -215,12 +246,12 @@ class BaguaCommunicator:
     def add_follower(self, follower: BaguaCommunicator) -> None:
         """`abort` reaches this one, too: it carries a part of what is done for this communicator's users."""
         self._followers.add(follower)
-        if self._is_aborted:
+        if self._aborted.is_set():
             follower.abort()
 
     def check_abort(self) -> bool:
         """Whether `abort` was called in this process."""
-        return self._is_aborted
+        return self._aborted.is_set()
 
     def raise_if_aborted(self, what: str) -> None:
         """
@@ -230,7 +261,7 @@ class BaguaCommunicator:
         Raises:
             RuntimeError: `abort` was called in this process.
         """
-        if self._is_aborted:
+        if self._aborted.is_set():
             raise RuntimeError(
                 f"{what} on the {self.kind} communicator of group {self.group_name}: it was aborted; make a new group"
             )

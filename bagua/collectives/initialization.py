@@ -31,7 +31,10 @@ def init_process_group(
     backend: str | None = None,
 ) -> None:
     """
-    Makes Bagua's default group, of all processes, and torch's if there is none yet. Set the CUDA device first.
+    Makes Bagua's default group, of all processes, and torch's if there is none yet.
+
+    What is done for a module is done on the module's GPU. What belongs to no module, such as `barrier`, uses the GPU
+    that torch's group is bound to (`device_id`), or else the current one: set the CUDA device before it.
 
     Args:
         store: through which the processes meet. None: as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, which

@@ -39,7 +39,7 @@ def broadcast_object(obj: Any, src: int = 0, comm: BaguaCommunicator | None = No
     if member is None:
         return obj
     source = check_rank("broadcast_object", "src", src, member)
-    device = _device(member)
+    device = member.device
     is_source = member.rank() == source
     data, error = _pickled(obj) if is_source else (b"", None)
     size = torch.tensor([len(data) if error is None else _FAILED], device=device)
@@ -67,7 +67,7 @@ def all_gather_object(obj: Any, comm: BaguaCommunicator | None = None) -> list[A
     member = resolve(comm, "all_gather_object")
     if member is None:
         return []
-    device = _device(member)
+    device = member.device
     data, error = _pickled(obj)
     sizes = torch.empty(member.nranks(), dtype=torch.int64, device=device)
     own_size = torch.tensor([len(data) if error is None else _FAILED], device=device)
@@ -102,7 +102,7 @@ def start_all_gather_bytes(data: torch.Tensor, comm: BaguaCommunicator) -> Calla
     Returns:
         what waits, and gives the bytes of all ranks in their order.
     """
-    device = _device(comm)
+    device = comm.device
     if device.type == "cpu":
         everything = data.new_empty(comm.nranks() * data.numel())
         work = torch_internals.all_gather_flat(everything, data, group=comm.torch_group, async_op=True)
@@ -118,14 +118,6 @@ def start_all_gather_bytes(data: torch.Tensor, comm: BaguaCommunicator) -> Calla
     byte_transport.all_gather(comm, own, gathered)
     rows: list[list[int]] = gathered.view(comm.nranks(), own.numel()).tolist()
     return lambda: rows
-
-
-def _device(comm: BaguaCommunicator) -> torch.device:
-    """Where the bytes travel: they come from the CPU, so there if the group has a backend for it."""
-    served = torch_internals.device_types(comm.torch_group)
-    if "cpu" in served or "cuda" not in served:
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _pickled(obj: Any) -> tuple[bytes, Exception | None]:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from bagua.collectives import group_topology
+from bagua.collectives.carrier_device import gpus_of, refuse_other_gpus
 from bagua.collectives.communicator import BaguaCommunicator, CommMember, TorchGroupReference
 from bagua.collectives.member_group import create_member_group
 from bagua.job import gloo_exit, places, torch_internals
@@ -36,6 +37,7 @@ class BaguaProcessGroup:
             in this list.
         group_name: a number that counts the Bagua groups of this process.
         timeout: of a collective on the CPU.
+        bound_device: the GPU on which alone NCCL communicates, of `init_process_group(device_id=...)`; None: any.
         operations: that all members begin in the same order; see `failures_named`.
     """
 
@@ -45,11 +47,15 @@ class BaguaProcessGroup:
         ranks: Sequence[int],
         stream: torch.cuda.Stream | None = None,
         timeout: datetime.timedelta | None = None,
+        bound: torch.device | None = None,
     ) -> None:
         self.ranks = list(ranks)
         self.group_name = str(next(_group_names))
         self.timeout = timeout or DEFAULT_TIMEOUT
         self._reference = TorchGroupReference(torch_group, f"Bagua group {self.group_name}") if torch_group else None
+        if torch_group is not None and bound is None:
+            bound = torch_internals.bound_device(torch_group)
+        self.bound_device = bound
         self._stream = stream
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._lock = threading.RLock()  # what makes a communicator asks for the global one
@@ -87,11 +93,11 @@ class BaguaProcessGroup:
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
-        """On the device that is current at the first use. None without CUDA."""
+        """On the GPU that the group is bound to, or else the current one of the first use. None without CUDA."""
         if self._stream is None and torch.cuda.is_available():
             with self._lock:
                 if self._stream is None:
-                    self._stream = torch.cuda.Stream(priority=STREAM_PRIORITY)  # type: ignore[no-untyped-call]
+                    self._stream = torch.cuda.Stream(self.bound_device, STREAM_PRIORITY)  # type: ignore[no-untyped-call]
         return self._stream
 
     def stream_on(self, device: torch.device) -> torch.cuda.Stream:
@@ -122,6 +128,21 @@ class BaguaProcessGroup:
             if self._global is None:
                 self._global = self._communicator(self.torch_group, "global", self.ranks)
             return self._global
+
+    def communicator_for(self, what: str, tensors: Iterable[torch.Tensor]) -> BaguaCommunicator:
+        """The global communicator for the owner of these tensors, such as a module. What has no tensor, such as an
+        object or a barrier, is carried by the GPU of the first that is on one.
+
+        Args:
+            what: owns them, for the message: a module's class.
+            tensors: on any devices.
+
+        Raises:
+            ValueError: one is on another GPU than the group is bound to.
+        """
+        gpus = gpus_of(tensors)
+        refuse_other_gpus(what, gpus, self.bound_device)
+        return self.get_global_communicator().on(next(iter(gpus), None))
 
     def get_intra_node_communicator(self) -> BaguaCommunicator:
         """Of the members on this node. On first use all of those have to call it."""
@@ -160,7 +181,10 @@ class BaguaProcessGroup:
     def _communicator(self, group: dist.ProcessGroup | None, kind: str, ranks: Sequence[int]) -> BaguaCommunicator:
         if group is None:
             return CommMember.NON_COMM_MEMBER
-        return BaguaCommunicator(group, ranks, self.group_name, kind, lambda: self.stream, self.timeout)
+        return BaguaCommunicator(group, ranks, self.group_name, kind, self._stream_for, self.timeout, self.bound_device)
+
+    def _stream_for(self, gpu: torch.device | None) -> torch.cuda.Stream | None:
+        return self.stream if gpu is None else self.stream_on(gpu)
 
     def raise_if_aborted(self, what: str) -> None:
         """
@@ -292,7 +316,8 @@ def duplicate_group(group: BaguaProcessGroup, backend: str | None = None) -> Bag
     """
     group.raise_if_aborted("making a group of the same ranks")
     ranks = sorted(group.ranks)
-    duplicate = BaguaProcessGroup(create_member_group(group, ranks, backend), ranks, timeout=group.timeout)
+    made = create_member_group(group, ranks, backend)
+    duplicate = BaguaProcessGroup(made, ranks, timeout=group.timeout, bound=group.bound_device)
     group.get_global_communicator().add_follower(duplicate.get_global_communicator())
     return duplicate
 

@@ -132,7 +132,8 @@ def _compare(
 ) -> torch.Tensor:
     """`errors` gets what is no failure of the group, whose later operations go on."""
     try:
-        Replica((), settings=options).check(group.get_global_communicator())
+        gpu = device if device.type == "cuda" else None
+        Replica((), settings=options).check(group.get_global_communicator().on(gpu))
     except ReplicasDifferError as error:
         errors.append(error)
     return torch.empty(0, device=device)  # what runs in the background has a result

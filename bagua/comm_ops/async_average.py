@@ -21,6 +21,7 @@ from bagua.comm_ops.averaging_group import AveragingGroup
 from bagua.engine.bucket_memory import misfit
 
 if TYPE_CHECKING:
+    from bagua.collectives.communicator import BaguaCommunicator
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.bucket import Bucket
 
@@ -136,12 +137,16 @@ class AsyncModelAverage:
 
     Whoever changes or uses the elements meanwhile does so between `lock_weight` and `unlock_weight`, on another thread
     than the one that runs the operation. The host waits for all ranks, with CUDA too.
+
+    Args:
+        group: whose ranks average.
+        communicator: the group's for the bucket's device; None: for none.
     """
 
     inline = False
 
-    def __init__(self, group: BaguaProcessGroup) -> None:
-        self._group = AveragingGroup(group)
+    def __init__(self, group: BaguaProcessGroup, communicator: BaguaCommunicator | None = None) -> None:
+        self._group = AveragingGroup(group, communicator=communicator)
         self._lock = threading.Lock()
         self._used: torch.cuda.Event | None = None  # by the one that locked last; guarded by the lock
         self._status = AverageStatus.RUNNING
@@ -169,7 +174,7 @@ class AsyncModelAverage:
         GPU, before what its current stream is given by then has ended."""
         self._lock.acquire()
         if self._used is not None:
-            torch.cuda.current_stream(device).wait_event(self._used)
+            torch.cuda.current_stream(device or self._used.device).wait_event(self._used)
 
     def unlock_weight(self, device: torch.device | None = None) -> None:
         """Raises RuntimeError if it is not locked."""

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
 from bagua.job import torch_internals
@@ -30,15 +31,19 @@ class AveragingGroup:
     Args:
         group: whose ranks average.
         owned: the torch group under it, if it was made for this alone: it is kept alive, and `destroy` destroys it.
+        communicator: the group's for the module whose parameters are averaged; None: for none.
     """
 
-    def __init__(self, group: BaguaProcessGroup, owned: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        group: BaguaProcessGroup,
+        owned: dist.ProcessGroup | None = None,
+        communicator: BaguaCommunicator | None = None,
+    ) -> None:
         self.group = group
         self.ranks = group.size
         self._owned = owned
-        self._communicator = group.get_global_communicator()
-        has_cpu = "cpu" in torch_internals.device_types(self._communicator.torch_group)
-        self._agreement_device = torch.device("cpu" if has_cpu else "cuda")
+        self._communicator = communicator or group.get_global_communicator()
 
     @property
     def name(self) -> str:
@@ -63,7 +68,7 @@ class AveragingGroup:
             CollectiveError: a rank is gone.
             RuntimeError: `abort` was called.
         """
-        flags = torch.tensor(values, dtype=torch.int64, device=self._agreement_device)
+        flags = torch.tensor(values, dtype=torch.int64, device=self._communicator.device)
         self._all_reduce(flags, dist.ReduceOp.MIN, what)
         return [int(value) for value in flags.tolist()]
 

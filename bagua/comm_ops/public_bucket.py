@@ -145,7 +145,8 @@ class BaguaBucket(Bucket):
         """
         if peer_selection_mode != "all":
             raise ValueError(f"peer_selection_mode={peer_selection_mode!r} is unknown; there is 'all'")
-        op = AsyncModelAverage(_group_or_default(group))
+        chosen = _group_or_default(group)
+        op = AsyncModelAverage(chosen, chosen.communicator_for(f"bucket {self.name!r}", self.tensors))
         self.append_op(op)
         return op
 

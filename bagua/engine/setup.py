@@ -3,6 +3,7 @@ makes another one."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
+from bagua.engine.parameters import replicated_parameters
 
 if TYPE_CHECKING:
     from bagua.collectives.communicator import BaguaCommunicator
@@ -52,11 +54,15 @@ class Setup:
     synchronizes_first: bool = True
     left_out: frozenset[str] = frozenset()
 
-    @property
+    @functools.cached_property
     def communicator(self) -> BaguaCommunicator:
-        """Of all ranks that train together."""
-        communicator: BaguaCommunicator = self.group.get_global_communicator()
-        return communicator
+        """Of all ranks that train together, on the module's device.
+
+        Raises:
+            ValueError: the group is bound to another GPU.
+        """
+        replicated = (parameter for _, parameter in replicated_parameters(self.module, self.ignored))
+        return self.group.communicator_for(type(self.module).__name__, replicated)
 
     @property
     def algorithm_name(self) -> str:

@@ -226,7 +226,7 @@ def _compare(groups: Sequence[dist.ProcessGroup], found: list[ShardedModule], se
     """
     told = (settings, [one.name for one in found])
     with named_errors("compress_communication, which every rank of the model has to call,", *groups):
-        known = told_by_all(groups, told)
+        known = told_by_all(groups, told, found[0].device)
     other = sorted(rank for rank, theirs in known.items() if theirs != told)
     if other:
         raise ValueError(

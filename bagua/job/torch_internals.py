@@ -125,6 +125,15 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
     return group._get_backend(device).name()
 
 
+def bound_device(group: dist.ProcessGroup) -> torch.device | None:
+    """The GPU on which alone NCCL communicates in the group, as `init_process_group(device_id=...)` says. None: NCCL
+    takes tensors of every GPU, or the group has no NCCL; other backends are not bound."""
+    device: torch.device | None = getattr(group, "bound_device_id", None)
+    if device is None or device.type != "cuda" or "cuda" not in device_types(group):
+        return None
+    return device if backend_name(group, torch.device("cuda")) == "nccl" else None
+
+
 def raw_stream_of(device: torch.device) -> Callable[[], int]:
     """What tells the stream that is current on a CUDA device, as a number, at a tenth of the cost of
     torch.cuda.current_stream."""

@@ -99,7 +99,8 @@ def gather_all_tensors(result: Tensor, group: dist.ProcessGroup | None = None) -
         return [result]
     ours = to_bagua_process_group(group)
     described = (str(result.dtype), tuple(result.shape))
-    by_rank: list[tuple[str, tuple[int, ...]]] = all_gather_object(described, ours.get_global_communicator())
+    communicator = ours.communicator_for("the tensor", [result])
+    by_rank: list[tuple[str, tuple[int, ...]]] = all_gather_object(described, communicator)
     if len({(dtype, len(shape)) for dtype, shape in by_rank}) > 1:
         told = ", ".join(f"rank {rank} has {dtype} {list(shape)}" for rank, (dtype, shape) in enumerate(by_rank))
         raise ValueError(
@@ -137,19 +138,15 @@ def sync_ddp(result: Tensor | complex, group: dist.ProcessGroup | None = None, r
             raise ValueError(
                 f"reduce_op={reduce_op!r} is unknown. Use 'mean', 'avg', 'sum', 'min', 'max' or 'product'."
             )
+    ours = to_bagua_process_group(group)
     if not isinstance(result, Tensor):
-        result = torch.tensor(result, device=_device_of(group))
-    dist.barrier(group=group)
+        result = torch.tensor(result, device=ours.get_global_communicator().device)
+    ours.communicator_for("the tensor", [result]).barrier()
     dist.all_reduce(result, op=operation, group=group)
     if not divides:
         return result
     ranks = dist.get_world_size(group)
     return result.div_(ranks) if result.is_floating_point() or result.is_complex() else result / ranks
-
-
-def _device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """Where tensors are that the group can carry."""
-    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
 
 
 def sync_ddp_if_available(

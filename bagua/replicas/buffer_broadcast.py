@@ -29,6 +29,7 @@ from bagua.replicas.replica_check import DIGEST_BYTES, Replica
 from bagua.replicas.tensor_broadcast import why_unsendable
 
 if TYPE_CHECKING:
+    from bagua.collectives.communicator import BaguaCommunicator
     from bagua.collectives.process_group import BaguaProcessGroup
 
 
@@ -45,10 +46,14 @@ class BufferBroadcast:
             is made. Later they may change, see [Note: buffers that change].
         ignored: names of buffers that are left alone.
         group: whose ranks have the same buffers.
+        communicator: the group's for the module.
     """
 
-    def __init__(self, module: nn.Module, ignored: Sequence[str], group: BaguaProcessGroup) -> None:
+    def __init__(
+        self, module: nn.Module, ignored: Sequence[str], group: BaguaProcessGroup, communicator: BaguaCommunicator
+    ) -> None:
         self._group = group
+        self._communicator = communicator
         self._places = ModuleBuffers(module, ignored)
         self._named: list[tuple[str, Tensor]] = []
         self._buffers: list[Tensor] = []
@@ -90,15 +95,14 @@ class BufferBroadcast:
             elif not is_captured:  # into a CUDA graph, in which the host cannot read
                 header = torch.empty(DIGEST_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
                 header.copy_(message.header, non_blocking=True)
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record()
+                event = torch.cuda.current_stream(message.header.device).record_event()
                 self._unread = header, event
-            if self._group.get_global_communicator().rank() != source:
+            if self._communicator.rank() != source:
                 for portion in self._portions:
                     torch._foreach_copy_(portion.buffers, portion.parts)
 
     def _send(self, source: int) -> _Message:
-        communicator = self._group.get_global_communicator()
+        communicator = self._communicator
         message = self._look()
         if communicator.rank() == source:
             for portion in self._portions:
@@ -118,7 +122,7 @@ class BufferBroadcast:
         Raises:
             RuntimeError: the ranks have different buffers.
         """
-        communicator = self._group.get_global_communicator()
+        communicator = self._communicator
         if not torch.equal(header, self._agreed.replica.digest):
             self._look()
             self._layout.replica.check(communicator)

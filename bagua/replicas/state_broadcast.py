@@ -84,7 +84,7 @@ def broadcast_optimizer_state(
         problem = description if is_source else None
     elif not is_source:
         try:
-            entries, tensors = _prepare(optimizer, description, left_out)
+            entries, tensors = _prepare(optimizer, description, left_out, communicator)
         except Exception as error:  # whatever unpickling raises; the other ranks wait for us
             problem = one_line(error, described.MAX_PROBLEM_LENGTH)
     _raise_together(problem, communicator)
@@ -116,7 +116,10 @@ def _about_kept(optimizer: torch.optim.Optimizer, kept: Sequence[described.Kept]
 
 
 def _prepare(
-    optimizer: torch.optim.Optimizer, description: described.Description, left_out: Collection[int]
+    optimizer: torch.optim.Optimizer,
+    description: described.Description,
+    left_out: Collection[int],
+    communicator: BaguaCommunicator,
 ) -> tuple[dict[described.EntryKey, Any], list[torch.Tensor]]:
     """The entries as rank 0 has them, and the tensors in them, which wait for their values."""
     shapes = described.shapes_of(optimizer, left_out)
@@ -128,7 +131,9 @@ def _prepare(
     taken: set[int] = set()
     for slot in description.slots:
         present = dict(described.items_of(local.get(slot.entry))).get(slot.name)
-        tensor = present if _fits(present, slot) and id(present) not in taken else _allocate(slot, parameters)
+        tensor = (
+            present if _fits(present, slot) and id(present) not in taken else _allocate(slot, parameters, communicator)
+        )
         taken.add(id(tensor))
         tensors.append(tensor)
     entries = described.entries_in(description, tensors)
@@ -155,12 +160,15 @@ def _fits(present: object, slot: described.Slot) -> TypeGuard[torch.Tensor]:
     )
 
 
-def _allocate(slot: described.Slot, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+def _allocate(
+    slot: described.Slot, parameters: Sequence[torch.Tensor], communicator: BaguaCommunicator
+) -> torch.Tensor:
     """On the parameter's device, if of that kind, and with its strides: fused kernels rely on equal ones."""
     kind, key = slot.entry
     owner = parameters[key] if kind == "state" and isinstance(key, int) else next(iter(parameters), None)
     if owner is None or owner.device.type != slot.device_type:
-        return torch.empty(slot.shape, dtype=slot.dtype, device=slot.device_type)
+        device = communicator.gpu if slot.device_type == "cuda" else slot.device_type
+        return torch.empty(slot.shape, dtype=slot.dtype, device=device)
     if kind == "state" and tuple(owner.shape) == slot.shape:
         return torch.empty_like(owner.detach(), dtype=slot.dtype)
     return torch.empty(slot.shape, dtype=slot.dtype, device=owner.device)

@@ -47,7 +47,7 @@ def broadcast_tensors(tensors: Iterable[torch.Tensor], communicator: BaguaCommun
     coalesced.broadcast_coalesced(direct, 0, communicator)
     # A group of NCCL alone has no way for CPU tensors but through the GPU.
     for portion in _portions(detoured, coalesced.FLAT_BYTES):
-        copies = [piece.to(served[0], copy=True) for piece in portion]
+        copies = [piece.to(communicator.device, copy=True) for piece in portion]
         coalesced.broadcast_coalesced(copies, 0, communicator)
         if communicator.rank() != 0:
             for piece, values in zip(portion, copies, strict=True):

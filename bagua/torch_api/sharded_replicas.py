@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from bagua.collectives.carrier_device import gpus_of
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.bucket_plan import plan_buckets
@@ -116,9 +117,11 @@ def exchange_shards(
     group = to_bagua_process_group(replicas)
     meshes = dict.fromkeys(one.parameter.device_mesh for one in found if isinstance(one.parameter, DTensor))
     _check_groups(list(meshes), group)
-    communicator = group.get_global_communicator()
+    local = [shard for _, shard in shards]
+    communicator = group.communicator_for(type(model).__name__, local)
     settings = [recipe.public_name, *(f"{name}={value}" for name, value in sorted(recipe.shared_settings().items()))]
-    _compare(settings, [*(one for mesh in meshes for one in mesh.get_all_groups()), group.torch_group])
+    groups = [*(one for mesh in meshes for one in mesh.get_all_groups()), group.torch_group]
+    _compare(settings, groups, next(iter(gpus_of(local)), None))
     listed = check_optimizers(optimizers)
     named = [(one.name, one.tensor) for one in found]
     Replica(named, "shards", listed, settings).check(communicator)
@@ -145,9 +148,9 @@ def _check_groups(meshes: Sequence[DeviceMesh], replicas: BaguaProcessGroup) -> 
             )
 
 
-def _compare(settings: list[str], groups: Sequence[dist.ProcessGroup | None]) -> None:
+def _compare(settings: list[str], groups: Sequence[dist.ProcessGroup | None], gpu: torch.device | None) -> None:
     """Also of ranks of the same replica, whose shards would be exchanged in different steps."""
-    known = told_by_all([one for one in groups if one is not None], settings)
+    known = told_by_all([one for one in groups if one is not None], settings, gpu)
     for rank, theirs in sorted(known.items()):
         if theirs != settings:
             mine, other = ([one for one in a if one not in b] for a, b in ((settings, theirs), (theirs, settings)))

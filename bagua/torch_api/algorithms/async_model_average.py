@@ -185,8 +185,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             RuntimeError: a rank is gone, or did not call it in time.
             ValueError: `model` is trained by something else.
         """
-        self._check(model)
-        if not self._meet("abort") or self.ranks_in_step or self._is_stopped:
+        if not self._meet("abort", self._check(model)) or self.ranks_in_step or self._is_stopped:
             return
         for addition in self._average.end():
             self._note(addition)
@@ -196,16 +195,16 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         """Average again after `abort`. Every rank calls it; it returns when all have. Arguments and errors as `abort`.
         During warm-up, and while it is running, it does nothing but wait for the others."""
         engine = self._check(model)
-        self._meet("resume")
+        self._meet("resume", engine)
         if self.ranks_in_step or self._has_begun:
             return
         self._is_stopped = False
         self._begin(engine)
 
-    def _meet(self, what: str) -> bool:
+    def _meet(self, what: str, engine: AlgorithmFacade) -> bool:
         """All ranks. Whether any of them has begun."""
         self._raise_failure()
-        everybody = AveragingGroup(self.process_group)
+        everybody = AveragingGroup(self.process_group, communicator=engine.communicator)
         (nobody_has_begun,) = everybody.agree([not self._has_begun], f"{what} of the averaging of parameters")
         return not nobody_has_begun
 

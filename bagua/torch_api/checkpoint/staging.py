@@ -37,7 +37,8 @@ def staged(state: Any) -> tuple[Any, Callable[[], None]]:
 
     def wait() -> None:
         for event in events:
-            event.synchronize()
+            with torch.cuda.device(event.device):  # this thread may use no GPU, and would begin to use the first one
+                event.synchronize()
 
     return result, wait
 

@@ -54,7 +54,9 @@ class ForwardBuffers:
     def lay_out(self) -> None:
         """Buffers have changed their dtypes, on all ranks alike."""
         engine = self._engine
-        self._broadcast = BufferBroadcast(engine.module, engine.parameters_to_ignore, engine.process_group)
+        self._broadcast = BufferBroadcast(
+            engine.module, engine.parameters_to_ignore, engine.process_group, engine.communicator
+        )
 
     def use(self, hook: BufferHook) -> None:
         """Synchronize by `hook` from now on."""

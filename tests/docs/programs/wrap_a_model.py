@@ -59,3 +59,8 @@ twin(torch.randn(4, 8)).sum().backward()
 if bagua.get_rank() == 0:
     model.eval()(torch.randn(4, 8))
 bagua.barrier()
+
+device = torch.device("cpu")
+run_blocks("docs/how-to/train/wrap-a-model.md", 3)
+
+assert model.bagua_ddp.communicator.device == device
