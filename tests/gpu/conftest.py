@@ -29,9 +29,10 @@ exec "$@"
 @pytest.fixture
 def run_job(tmp_path: Path) -> RunJob:
     """torchrun of nccl_job.py, or another script, with the given variables on top of TCP over loopback, and what NCCL
-    logged. A script that is not ours gets a GPU per rank as if each rank were on a host of its own."""
+    logged. Another script gets a GPU per rank as if each rank were on a host of its own, or with `as_launched` what
+    torchrun gives it, which needs a GPU per rank."""
 
-    def run(*words: str, script: Path | None = None, **variables: str) -> Job:
+    def run(*words: str, script: Path | None = None, as_launched: bool = False, **variables: str) -> Job:
         logs = tmp_path / "logs"
         logs.mkdir(exist_ok=True)
         for stale in logs.glob("*"):
@@ -45,6 +46,8 @@ def run_job(tmp_path: Path) -> RunJob:
         command += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
         if script is None:
             command += [str(Path(__file__).with_name("nccl_job.py")), *words]
+        elif as_launched:
+            command += [str(script), *words]
         else:
             command += ["--no-python", "bash", "-c", _OWN_HOST, "bash", sys.executable, str(script), *words]
         done = subprocess.run(

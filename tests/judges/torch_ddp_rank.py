@@ -2,6 +2,9 @@
 
 torch's harness starts two processes for each test. Here the processes stay, and make one process group after the other:
 a test takes as long as its steps. `prepare` comes first, once, and then `run_test` on both ranks.
+
+Each test finds what it finds in torch's harness, and no more: the first GPU is current on every rank, and the
+environment has the variables that torch's harness sets, and none of a launcher.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from typing import Any, NamedTuple
 
 PASSED, SKIPPED, FAILED = "PASS", "SKIP", "FAIL"
 WRAPPERS = ("bagua", "torch")
+# Of launchers, which torch's harness is not. It sets WORLD_SIZE and MASTER_ADDR.
+_OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_PORT")
 
 
 class Outcome(NamedTuple):
@@ -39,7 +44,11 @@ def prepare(pretended: bool, rank: int, wrapper: str = "bagua", world_size: int 
     import torch
     from judges import pretended_gpus
 
-    os.environ.update(BACKEND="gloo" if pretended else "nccl", WORLD_SIZE=str(world_size), RANK=str(rank))
+    global _rank
+    _rank = rank
+    for name in _OF_LAUNCHERS:
+        os.environ.pop(name, None)
+    os.environ.update(BACKEND="gloo" if pretended else "nccl", WORLD_SIZE=str(world_size))
     os.environ.update(TEMP_DIR=tempfile.gettempdir(), PYTORCH_PRINT_REPRO_ON_FAILURE="0")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, about itself
@@ -47,6 +56,7 @@ def prepare(pretended: bool, rank: int, wrapper: str = "bagua", world_size: int 
             pretended_gpus.pretend()
         from torch.testing._internal.distributed import distributed_test
 
+    os.environ["MASTER_ADDR"] = distributed_test.MASTER_ADDR
     found: Any = torch.nn.parallel.DistributedDataParallel
     if wrapper == "bagua":
         from bagua.torch_api.data_parallel import DistributedDataParallel
@@ -100,6 +110,7 @@ def _case_class() -> Any:
 
 
 _case: Any = None
+_rank = -1  # before `prepare`
 
 
 def run_test(name: str, folder: str) -> Outcome:
@@ -113,7 +124,7 @@ def run_test(name: str, folder: str) -> Outcome:
     from torch.testing._internal import common_utils
     from torch.testing._internal.distributed import distributed_test
 
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    size = int(os.environ["WORLD_SIZE"])
     os.environ["TEMP_DIR"] = folder
     for one in ("barrier", "test_dir", "init_dir"):
         Path(folder, one).mkdir(exist_ok=True)
@@ -121,15 +132,14 @@ def run_test(name: str, folder: str) -> Outcome:
     case = _case_class()(name)
     if getattr(getattr(case, name), "__unittest_skip__", False):
         return Outcome(SKIPPED, getattr(case, name).__unittest_skip_why__)
-    case.rank, case.file_name = rank, str(Path(folder, "store"))
-    is_cuda = os.environ["BACKEND"] == "nccl"
-    if is_cuda:
-        torch.cuda.set_device(rank)
+    case.rank, case.file_name = _rank, str(Path(folder, "store"))
+    if os.environ["BACKEND"] == "nccl" and torch.cuda.current_device() != 0:
+        torch.cuda.set_device(0)  # as in a new process: an earlier test may have set another
     dist.init_process_group(
         os.environ["BACKEND"],
         init_method=f"file://{case.file_name}",
         world_size=size,
-        rank=rank,
+        rank=_rank,
         timeout=datetime.timedelta(seconds=distributed_test.CUSTOM_PG_TIMEOUT.get(name, 60)),
     )
     common_utils.set_rng_seed()
@@ -147,7 +157,7 @@ def run_test(name: str, folder: str) -> Outcome:
     finally:
         os.environ.clear()
         os.environ.update(before)
-        gc.collect()
+        gc.collect()  # as the end of a process: what this test leaves is not the next one's
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
     return Outcome(PASSED)
