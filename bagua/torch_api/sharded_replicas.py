@@ -117,7 +117,7 @@ def exchange_shards(
     group = to_bagua_process_group(replicas)
     meshes = dict.fromkeys(one.parameter.device_mesh for one in found if isinstance(one.parameter, DTensor))
     _check_groups(list(meshes), group)
-    local = [shard for _, shard in shards]
+    local = [one.tensor for one in found]
     communicator = group.communicator_for(type(model).__name__, local)
     settings = [recipe.public_name, *(f"{name}={value}" for name, value in sorted(recipe.shared_settings().items()))]
     groups = [*(one for mesh in meshes for one in mesh.get_all_groups()), group.torch_group]
