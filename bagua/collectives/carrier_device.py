@@ -1,5 +1,5 @@
 """Which device carries what the ranks tell each other without a tensor of the caller's: objects, barriers, copies of
-tensors on a device that the group has no backend for. The only place that decides it. Pure functions; any thread.
+tensors on a device that the group has no backend for. The only place that decides it. Any thread.
 
 [Note: the device of a communicator] In this order:
 
@@ -14,7 +14,8 @@ it, and each thread has one of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -60,3 +61,11 @@ def carrier(served: Sequence[str], gpu: torch.device | None, bound: torch.device
 def gpu_for(gpu: torch.device | None, bound: torch.device | None) -> torch.device:
     """As `carrier`, where it must be a GPU."""
     return gpu or bound or torch.device("cuda", torch.cuda.current_device())
+
+
+@contextlib.contextmanager
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """torch.cuda.stream alone, at its end, makes the GPU that was current before so again in a way that takes memory of
+    it, also where this process uses another one."""
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield

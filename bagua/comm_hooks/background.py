@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from bagua.collectives.carrier_device import on_stream
 from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
 from bagua.engine.comm_thread import join_thread
 from bagua.job.failure_report import failures_named
@@ -56,7 +57,7 @@ class StreamBackground(Background):
         # A future with devices notes, on the stream that is current as it gets its result, what to wait for.
         future: Future[Tensor] = Future(devices=[device])
         try:
-            with failures_named(self.group, _WHAT), torch.cuda.stream(stream):
+            with failures_named(self.group, _WHAT), on_stream(stream):
                 future.set_result(work())
         except BaseException:
             current.wait_stream(stream)  # a part may be under way, and nobody waits for it any more

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bagua.collectives.carrier_device import on_stream
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_readiness import BucketReadiness, flag_setter
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
@@ -203,7 +204,7 @@ class CommScheduler:
         is_sampling = self._recorder.is_sampling
         begin = stream.record_event(torch.cuda.Event(enable_timing=True)) if is_sampling else None  # type: ignore[no-untyped-call]
         try:
-            with torch.cuda.stream(stream):
+            with on_stream(stream):
                 bucket.run_ops()
                 bucket.copy_out()
                 event = torch.cuda.Event(enable_timing=is_sampling)  # type: ignore[no-untyped-call]

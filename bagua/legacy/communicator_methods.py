@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bagua.collectives import collectives
+from bagua.collectives.carrier_device import on_stream
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.job import launch_environment
 
@@ -76,6 +77,6 @@ def _run(communicator: BaguaCommunicator, collective: Callable[..., None], argum
         return
     current = torch.cuda.current_stream(stream.device)
     stream.wait_stream(current)
-    with torch.cuda.stream(stream):
+    with on_stream(stream):
         collective(*arguments, communicator)
     current.wait_stream(stream)
