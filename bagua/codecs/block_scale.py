@@ -70,9 +70,9 @@ def block_layout(elements: int, block: int, payload: int) -> BlockLayout:
 
 @functools.cache
 def _unit_of(largest_code: float) -> float:
-    unit = torch.tensor(1.0 / largest_code)
+    unit = torch.tensor(1.0 / largest_code, dtype=torch.float32, device="cpu")
     for _ in range(2):
-        unit = torch.nextafter(unit, torch.zeros(()))
+        unit = torch.nextafter(unit, torch.zeros_like(unit))
     return float(unit)
 
 

@@ -63,9 +63,11 @@ def memory_for(gradient: Tensor, name: str, rank: int) -> LowRankMemory | None:
     rank = min(rank, rows, columns)
     if rank * (rows + columns) > _LARGEST_SHARE * rows * columns:
         return None
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    factor = torch.randn(columns, rank, generator=generator).to(gradient.device)
-    return LowRankMemory(torch.zeros(rows, columns, device=gradient.device), factor)
+    generator = torch.Generator("cpu").manual_seed(zlib.crc32(name.encode()))
+    # Neither the default dtype nor the default device, which are the user's: the generator is of the CPU.
+    factor = torch.randn(columns, rank, generator=generator, dtype=torch.float32, device="cpu")
+    owed = torch.zeros(rows, columns, dtype=torch.float32, device=gradient.device)
+    return LowRankMemory(owed, factor.to(gradient.device))
 
 
 class PowerSGD(PrescaledOp):

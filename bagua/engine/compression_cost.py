@@ -24,7 +24,7 @@ def compression_s_per_byte(codec: str, device: torch.device, ranks: int) -> floa
     this rank's part is summed and compressed again, and all is decompressed. The fastest of a few repetitions."""
     count = max(2, ranks)
     chunk = max(1, _ELEMENTS // count)
-    values = torch.ones(chunk * count, device=device)
+    values = torch.ones(chunk * count, dtype=torch.float32, device=device)
     result = torch.empty_like(values)
     made = get_codec(codec)
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.minmax_data import DTYPES, KINDS, numbers
 
-from bagua.codecs import Codec, codec_names, get_codec
+from bagua.codecs import Codec, block_scale, codec_names, get_codec
+from bagua.engine.compression_cost import compression_s_per_byte
 from bagua.kernels import minmax_uint8
 
 NAMES = codec_names()
@@ -53,6 +54,22 @@ def test_a_copy_compresses_alike(name: str) -> None:
     codec: Codec = pickle.loads(pickle.dumps(get_codec(name)))
     source = torch.randn(100)
     assert torch.equal(codec.compress(source), get_codec(name).compress(source))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_default_dtype_and_device_are_the_users(name: str) -> None:
+    """Also where they are set when a process uses a codec for the first time. "meta" stands for any other device."""
+    codec, source = get_codec(name), torch.randn(1000, generator=torch.Generator().manual_seed(3))
+    expected = codec.compress(source)
+    for dtype, device in ((torch.bfloat16, "cpu"), (torch.float64, "cpu"), (torch.float32, "meta")):
+        block_scale._unit_of.cache_clear()
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(device):
+                assert torch.equal(codec.compress(source), expected), (dtype, device)
+                assert compression_s_per_byte(name, source.device, 2) > 0
+        finally:
+            torch.set_default_dtype(torch.float32)
 
 
 @given(

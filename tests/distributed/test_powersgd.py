@@ -5,6 +5,8 @@ That training is resumed bit for bit is tested with all algorithms (test_algorit
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -135,6 +137,43 @@ def test_a_mean_of_low_rank_is_exact_and_an_overflow_is_forgotten(rank: int, dev
         else:
             assert float((got - mean).abs().max()) < 1e-4 * float(mean.abs().max()), step
     check_ranks_equal(net)
+
+
+@on_ranks(2)
+def test_default_dtype_and_device_are_the_users(rank: int, device: torch.device) -> None:
+    """Models are made under them, and often trained, too. "meta" stands for any device that is not the model's."""
+    for dtype in (torch.float32, torch.bfloat16):
+        found = []
+        for default in (torch.float32, torch.bfloat16, torch.float64, torch.device("meta")):
+            net = nn.Sequential(nn.Linear(40, 32), nn.Tanh(), nn.Linear(32, 40)).to(device, dtype)
+            inputs = [torch.randn(8, 40, generator=torch.Generator().manual_seed(2 * n + rank)) for n in range(3)]
+            torch.manual_seed(0)
+            for one in net.parameters():
+                nn.init.normal_(one, std=0.1)
+            with _defaults(default):
+                model = _wrapped(net, rank=RANK)
+                for x in inputs:
+                    model.zero_grad()
+                    model(x.to(device, dtype)).square().sum().backward()
+            state = model.bagua_ddp.state_dict()["algorithm"]
+            memories = [*state["owed"].values(), *state["factors"].values()]
+            assert [(one.dtype, one.device) for one in memories] == [(torch.float32, device)] * 4, default
+            found.append([*_gradients(model).values(), *memories])
+        for other in found[1:]:
+            assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True)), dtype
+
+
+@contextlib.contextmanager
+def _defaults(default: torch.dtype | torch.device) -> Iterator[None]:
+    if isinstance(default, torch.device):
+        with default:
+            yield
+        return
+    torch.set_default_dtype(default)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @on_ranks(2)

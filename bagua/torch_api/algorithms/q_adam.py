@@ -62,7 +62,7 @@ class _FoldGradients:
     def run(self, bucket: Bucket) -> None:
         unscale: float | Tensor = 1.0
         if self._scaler is not None:
-            unscale = reciprocal(self._scaler.scale(torch.ones((), device=bucket.device)))
+            unscale = reciprocal(self._scaler.scale(torch.ones((), dtype=torch.float32, device=bucket.device)))
         members: dict[tuple[int, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
         for parameter, view in zip(bucket.tensors, bucket.views, strict=True):
             parameters, views = members[self._places[id(parameter)], parameter.dtype]

@@ -195,7 +195,7 @@ class _ShadowStep(JoinHook):
         engine = self._wrapper.inner
         communicator = engine.communicator
         parameters = [parameter for _, parameter in engine.synchronized_parameters]
-        has_gradient = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32)
+        has_gradient = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32, device="cpu")
         flags = has_gradient.to(self._wrapper.device)
         dist.broadcast(flags, communicator.ranks[last], group=communicator.torch_group)
         for parameter, kept in zip(parameters, flags.tolist(), strict=True):
