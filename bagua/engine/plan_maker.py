@@ -20,7 +20,12 @@ from bagua.engine.tensor import drop_record
 from bagua.engine.training_plan import KeptPlans, TrainingPlan
 from bagua.job.failure_report import failures_named
 from bagua.replicas.replica_check import Replica
-from bagua.replicas.state_broadcast import broadcast_optimizer_state, broadcast_parameters, refuse_lbfgs
+from bagua.replicas.state_broadcast import (
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    refuse_divided_steps,
+    refuse_lbfgs,
+)
 
 _AGREEING = "agreeing on the parameters to communicate"
 
@@ -72,7 +77,8 @@ class PlanMaker:
 
         Raises:
             RuntimeError: the ranks have different models, optimizers or settings.
-            ValueError: there is nothing to train, or the state of an optimizer cannot be synchronized.
+            ValueError: there is nothing to train, the state of an optimizer cannot be synchronized, or ranks divide the
+                steps of an optimizer among them and do not average gradients.
         """
         self._watch()
         parameters = self._wanted()
@@ -88,6 +94,8 @@ class PlanMaker:
             replica.check(communicator)
         for optimizer in setup.optimizers:
             refuse_lbfgs(optimizer)
+            if not self.algorithm.keeps_parameters_equal:
+                refuse_divided_steps(optimizer, setup.group.ranks, setup.algorithm_name)
         once_compared()
         with failures_named(setup.group, "broadcasting parameters and optimizer states", in_order=True):
             self._replace_parameters(parameters)

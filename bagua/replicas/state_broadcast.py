@@ -11,11 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
+import torch.distributed as dist
 
 from bagua.collectives.arguments import repeats_elements
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.object_collectives import all_gather_object, broadcast_object
 from bagua.error_text import listed, one_line
+from bagua.rank_list import rank_list
 from bagua.replicas import optimizer_description as described
 from bagua.replicas.tensor_broadcast import broadcast_tensors, why_unsendable
 
@@ -103,6 +105,29 @@ def refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
             "One step evaluates its closure as often as the local loss requires, so that ranks would communicate"
             " unequally often.\n"
             "Use another optimizer, or train without Bagua and average loss and gradients inside the closure."
+        )
+
+
+def refuse_divided_steps(optimizer: torch.optim.Optimizer, ranks: Collection[int], algorithm: str) -> None:
+    """
+    Args:
+        ranks: global, of those that train together, each with gradients of its own.
+        algorithm: its name, for the message.
+
+    Raises:
+        ValueError: the optimizer is a ZeroRedundancyOptimizer that divides its steps among several of these ranks.
+    """
+    if all(kind.__name__ != "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        return
+    sharing = set(ranks) & set(dist.get_process_group_ranks(getattr(optimizer, "process_group", None)))
+    if len(sharing) > 1:
+        inner = getattr(optimizer, "optim", None)
+        raise ValueError(
+            f"{type(optimizer).__name__} divides its step among {rank_list(sorted(sharing))}, and {algorithm} does not"
+            " average gradients.\n"
+            "Each parameter would be stepped on one of these ranks, with the gradients of that rank's data alone.\n"
+            f"Use {'its inner optimizer' if inner is None else type(inner).__name__} without"
+            f" {type(optimizer).__name__}, or an algorithm that averages gradients."
         )
 
 

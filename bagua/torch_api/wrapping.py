@@ -68,8 +68,9 @@ def with_bagua(
         TypeError: `optimizers` is not a list of optimizers, `algorithm` is neither a name nor an Algorithm, or `allow`
             is not a list of them.
         ValueError: `algorithm` or `allow` has a name that is not registered, `optimizers` is empty, there is nothing to
-            train, the state of an optimizer cannot be synchronized (LBFGS), or training cannot change to an algorithm
-            of `allow`.
+            train, the state of an optimizer cannot be synchronized (LBFGS), ranks divide the steps of an optimizer
+            (ZeroRedundancyOptimizer) and `algorithm` does not average gradients, or training cannot change to an
+            algorithm of `allow`.
     """
     given = check_optimizers(optimizers)
     recipe = resolve_algorithm(algorithm, given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import warnings
 import weakref
 from typing import Any
 
@@ -225,6 +226,47 @@ def test_a_call_that_is_refused_leaves_the_module_usable(rank: int, device: torc
     with_algorithm(net, optimizer)
     train(net, optimizer, batches(rank, 2, device, seed=2))
     check_ranks_equal(net)
+
+
+@on_ranks(2)
+def test_ranks_divide_the_steps_of_an_optimizer_only_where_gradients_are_averaged(
+    rank: int, device: torch.device
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about what it uses itself
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    alone = [dist.new_group([member]) for member in range(2)][rank]
+
+    def train_with(name: str, group: Any, is_divided: bool, options: dict[str, Any]) -> list[Tensor]:
+        net: Any = mlp(rank, device)
+        optimizer: Any = _sgd(net)
+        if is_divided:
+            optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, process_group=group, lr=0.1)
+        for seed in range(2):  # wrapped again, too
+            net.with_bagua([optimizer], Algorithm.init(name, **options))
+            train(net, optimizer, batches(rank, 2, device, seed=seed))
+        return [one.detach() for one in net.parameters()]
+
+    for name, options in (
+        ("local_sgd", {"sync_every": 1}),
+        ("diloco", {"sync_every": 2, "warmup_steps": 2}),
+        ("decentralized", {"hierarchical": False}),
+        ("low_precision_decentralized", {"hierarchical": False}),
+        ("async", {}),
+    ):
+        told = message_of(ValueError, functools.partial(train_with, name, None, True, options))
+        first, _, remedy = told.splitlines()
+        assert first.startswith(f"ZeroRedundancyOptimizer divides its step among ranks 0 and 1, and {name} does not")
+        assert remedy.startswith("Use SGD without ZeroRedundancyOptimizer, or an algorithm that averages gradients")
+    for name, group, options in (
+        ("gradient_allreduce", None, {}),
+        ("bytegrad", None, {"hierarchical": False}),
+        ("powersgd", None, {"rank": 1}),  # what ranks owe differs, their weights do not
+        ("local_sgd", alone, {"sync_every": 2}),  # divided among no other ranks
+    ):
+        plain, divided = (train_with(name, group, one, options) for one in (False, True))
+        assert all(torch.equal(one, other) for one, other in zip(plain, divided, strict=True)), name
 
 
 @on_ranks(2)

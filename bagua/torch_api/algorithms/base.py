@@ -49,6 +49,12 @@ class AlgorithmImpl:
         return True
 
     @property
+    def keeps_parameters_equal(self) -> bool:
+        """Whether parameters are the same on all ranks between two steps, so that each of them may be stepped on one
+        rank for all. By default as `keeps_replicas_equal`."""
+        return self.keeps_replicas_equal
+
+    @property
     def phase(self) -> Hashable:
         """Of the algorithm: what it communicates and how. Asked before every forward pass in training whose backward
         pass may communicate; when it has changed, the methods below are called anew, and nothing is broadcast. It must

@@ -27,6 +27,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
 
     # Parameters are equal, but each rank owes something else.
     keeps_replicas_equal = False
+    keeps_parameters_equal = True
 
     def __init__(self, process_group: BaguaProcessGroup, rank: int) -> None:
         super().__init__(process_group)

@@ -99,8 +99,9 @@ class DistributedDataParallel(TorchMethods, EngineNames, nn.Module, JoinableWrap
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: There are several devices or types of device, a size of a bucket is not above 0, the name of an
-            algorithm is not registered, or one of `delay_all_reduce_named_params` and `param_to_hook_all_reduce` is
-            missing.
+            algorithm is not registered, one of `delay_all_reduce_named_params` and `param_to_hook_all_reduce` is
+            missing, an optimizer is LBFGS, or ranks divide the steps of one (ZeroRedundancyOptimizer) and `algorithm`
+            does not average gradients.
         NotImplementedError: The algorithm cannot do what an argument asks for.
         RuntimeError: No parameter requires a gradient, no process group is initialized, the ranks' modules or
             optimizers differ, or both `process_group` and `device_mesh` are given.
