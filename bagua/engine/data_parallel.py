@@ -255,7 +255,8 @@ class DataParallelEngine(AlgorithmFacade):
         """
         mine = self._state()
         _check_state("an engine", mine, state)
-        _check_state(self.setup.algorithm_name, mine["algorithm"], state["algorithm"])
+        added = self.bagua_algorithm.added_state
+        _check_state(self.setup.algorithm_name, mine["algorithm"], state["algorithm"], added)
         self.bagua_algorithm.load_state_dict(self, state["algorithm"])
         self._steps.count = int(state["train_step_counter"])
 
@@ -305,8 +306,10 @@ def _no_others(_: object) -> list[Any]:
     return []
 
 
-def _check_state(owner: str, expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    if set(given) != set(expected):
+def _check_state(
+    owner: str, expected: Mapping[str, Any], given: Mapping[str, Any], may_lack: frozenset[str] = frozenset()
+) -> None:
+    if not set(expected) - may_lack <= set(given) <= set(expected):
         raise ValueError(
             f"The state has the keys {sorted(given)}; {owner} needs {sorted(expected)}.\n"
             "Load what bagua_ddp.state_dict() returned for a module with the same algorithm."

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from support.local_steps import RATE, Reference, batch, loss_of, make_step, model_of
 from support.logged import told_of
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import begin, message_of
 from torch import Tensor, nn
@@ -308,6 +309,73 @@ def _steps_states_and_refusals() -> None:
 
 def test_steps_states_and_refusals() -> None:
     run_ranks(2, _steps_states_and_refusals)
+
+
+@on_ranks(2)
+def test_states_of_other_outer_optimizers(rank: int, device: torch.device) -> None:
+    def after(steps: int, name: str = "diloco", sync_every: int = 1, **options: Any) -> Any:
+        model, optimizer = trained(rank, device, name, {"sync_every": sync_every, **options})
+        for number in range(steps):
+            make_step(model, [optimizer], number, rank)
+        return copy.deepcopy(model.bagua_ddp.state_dict())
+
+    def resume(state: Any, steps: int = 1, name: str = "diloco", sync_every: int = 1, **options: Any) -> list[Any]:
+        model, optimizer = trained(rank, device, name, {"sync_every": sync_every, **options})
+        model.bagua_ddp.load_state_dict(copy.deepcopy(state))
+        for number in range(steps):
+            make_step(model, [optimizer], number, rank)
+        return [one.outer_optimizer.param_groups[0] for one in model.bagua_algorithm._fragments]
+
+    def refused(state: Any, **options: Any) -> str:
+        return message_of(ValueError, lambda: resume(state, **options))
+
+    plain, adam = after(2), after(2, outer_optimizer=outer_adam)
+    for state, options, told in (
+        (adam, {}, "is Adam, and here it is SGD"),
+        (plain, {"outer_optimizer": outer_adam}, "is SGD, and here it is Adam"),
+        (after(2, "local_sgd"), {}, "is none, and here it is SGD"),
+    ):
+        message = refused(state, **options)
+        assert f"The outer optimizer of the state {told}." in message
+        assert "average_replicas=True" in message
+    # Options are those of the state, as torch's are; before the first round there is nothing to go on with.
+    other = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.5)
+    assert resume(plain, outer_optimizer=other)[0]["lr"] == 0.7
+    warming = after(2, warmup_steps=3)
+    assert len(resume(warming, 3, warmup_steps=3, outer_optimizer=outer_adam)) == 1
+
+    # Where the momentum still rises, it goes on to rise.
+    rising, risen = (after(steps, momentum_rounds=4) for steps in (2, 4))
+    for rounds in (0, 3, 8):
+        message = refused(rising, momentum_rounds=rounds)
+        assert f"momentum_rounds=4 when 2 rounds were over, and here it is {rounds}" in message
+        assert f"It can be changed once {max(rounds, 4)} rounds are over." in message
+    assert "once 3 rounds" in refused(plain, momentum_rounds=3)
+    assert resume(rising, momentum_rounds=4)[0]["momentum"] == 0.9 * 3 / 4
+    assert resume(rising, 2, momentum_rounds=4)[0]["momentum"] == 0.9
+    for rounds in (0, 3, 4):
+        assert resume(risen, momentum_rounds=rounds)[0]["momentum"] == 0.9
+    assert "once 8 rounds" in refused(risen, momentum_rounds=8)
+    # Each fragment has rounds of its own.
+    streaming: dict[str, Any] = {"name": "streaming_diloco", "sync_every": 2}
+    assert "when 3 rounds were over" in refused(after(7, momentum_rounds=4, **streaming), **streaming)
+    found = resume(after(8, momentum_rounds=4, **streaming), 2, **streaming)
+    assert [one["momentum"] for one in found] == [0.9, 0.9]
+
+    # Earlier versions did not save what is compared; the momentum does not stay where it was.
+    for state in (rising, risen):
+        del state["algorithm"]["outer_classes"], state["algorithm"]["momentum_rounds"]
+    assert resume(rising, momentum_rounds=4)[0]["momentum"] == 0.9 * 3 / 4
+    assert resume(rising)[0]["momentum"] == 0.9
+    # A momentum that is changed after that is kept.
+    group = resume(risen, 2, momentum_rounds=4)[0]
+    assert group["momentum"] == 0.9
+    model, optimizer = trained(rank, device, "diloco", {"sync_every": 1, "momentum_rounds": 2})
+    for number in range(4):
+        make_step(model, [optimizer], number, rank)
+        if number == 1:
+            model.bagua_algorithm._fragments[0].outer_optimizer.param_groups[0]["momentum"] = 0.5
+    assert model.bagua_algorithm._fragments[0].outer_optimizer.param_groups[0]["momentum"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,13 @@ class AlgorithmImpl:
 
     Args:
         process_group: the ranks that train together.
+
+    Attributes:
+        added_state: names in `state_dict()` that states of earlier versions do not have. `load_state_dict` may get a
+            state without them.
     """
+
+    added_state: frozenset[str] = frozenset()
 
     def __init__(self, process_group: BaguaProcessGroup) -> None:
         self.process_group = process_group
@@ -138,7 +144,7 @@ class AlgorithmImpl:
 
     def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
         """Go on as the algorithm that gave `state` would. Called after the module was wrapped, with a state that has
-        the names of this one's `state_dict()`. Nothing by default.
+        the names of this one's `state_dict()`, `added_state` excepted. Nothing by default.
 
         Raises:
             ValueError: the state does not fit the module.

@@ -42,6 +42,8 @@ class FragmentRounds(ExchangeAfterSteps):
         codec: by which differences are compressed; None: not at all.
     """
 
+    added_state = frozenset({"outer_classes", "momentum_rounds"})
+
     def __init__(
         self,
         process_group: BaguaProcessGroup,
@@ -211,6 +213,8 @@ class FragmentRounds(ExchangeAfterSteps):
             "steps": self.steps,
             "outer_parameters": [[one.data for one in fragment.outer_parameters] for fragment in self._fragments],
             "outer_optimizers": outer,
+            "outer_classes": [fragment.outer_class for fragment in self._fragments],
+            "momentum_rounds": self._momentum_rounds,
             "under_way": pending,
         }
 
@@ -218,7 +222,8 @@ class FragmentRounds(ExchangeAfterSteps):
     def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
         """
         Raises:
-            ValueError: the state is of another model, or has another number of fragments.
+            ValueError: the state is of another model, has another number of fragments, or an outer optimizer of another
+                class or with another momentum to come.
             RuntimeError: the warm-up is over here, and not in `state`.
         """
         was_in_step = self.ranks_in_step
@@ -228,6 +233,7 @@ class FragmentRounds(ExchangeAfterSteps):
             return
         if was_in_step:
             bagua_ddp.rebuild_buckets()
+        self._check_outer_optimizers(state)
         here = [fragment.outer_parameters for fragment in self._fragments]
         cause = "another model, or has another number of fragments"
         check_layout("outer parameters", state["outer_parameters"], here, cause)
@@ -247,3 +253,24 @@ class FragmentRounds(ExchangeAfterSteps):
                 flat = bucket.flattened_tensor()
                 elements = min(len(flat), len(mean))  # another codec may pad to another length
                 flat[:elements].copy_(mean[:elements])
+
+    def _check_outer_optimizers(self, state: Mapping[str, Any]) -> None:
+        """Names and options of another class have another meaning, and so has a momentum that is still rising."""
+        here = [fragment.outer_class for fragment in self._fragments]
+        saved = state.get("outer_classes", here)
+        theirs, ours = (", ".join(dict.fromkeys(one or "none" for one in classes)) for classes in (saved, here))
+        if theirs != ours:
+            raise ValueError(
+                f"The outer optimizer of the state is {theirs}, and here it is {ours}.\n"
+                "Make one of the same class. To start with another one, load the weights without this state, before"
+                " wrapping: load_checkpoint(..., average_replicas=True) does."
+            )
+        before = state.get("momentum_rounds", self._momentum_rounds)
+        over = int(state["rounds"]) // len(self._fragments)  # of each fragment
+        if before != self._momentum_rounds and over < max(before, self._momentum_rounds):
+            raise ValueError(
+                f"The state was saved with momentum_rounds={before} when {over} rounds were over, and here it is"
+                f" {self._momentum_rounds}: the outer momentum would go on with another value.\n"
+                f"Give momentum_rounds={before}. It can be changed once {max(before, self._momentum_rounds)} rounds are"
+                " over."
+            )

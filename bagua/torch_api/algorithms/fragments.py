@@ -136,6 +136,11 @@ class Fragment:
         return [parameter for bucket in self.buckets for parameter in bucket.outer]
 
     @property
+    def outer_class(self) -> str | None:
+        """Name of the outer optimizer's class; None: there is none."""
+        return None if self.outer_optimizer is None else type(self.outer_optimizer).__name__
+
+    @property
     def outer_options(self) -> str:
         """Class and options of the outer optimizer, which ranks must have alike; "" for none. Options that are tensors
         are left out: reading them would wait for the GPU."""
@@ -145,7 +150,7 @@ class Fragment:
             {name: value for name, value in group.items() if name != "params" and not isinstance(value, torch.Tensor)}
             for group in self.outer_optimizer.param_groups
         ]
-        return f"{type(self.outer_optimizer).__name__} with {groups}"
+        return f"{self.outer_class} with {groups}"
 
     def outer_by_name(self) -> dict[str, tuple[nn.Parameter, Any]]:
         """y and its state in the outer optimizer, by the names of the weights."""
@@ -203,10 +208,13 @@ class Fragment:
             return
         for bucket in self.buckets:
             bucket.give_gradients()
-        if rounds < self._momentum_rounds:
-            for group in self.outer_optimizer.param_groups:
+        for group in self.outer_optimizer.param_groups:
+            if rounds + 1 < self._momentum_rounds:
                 last = group.setdefault("last_momentum", group["momentum"])
                 group["momentum"] = last * (rounds + 1) / self._momentum_rounds
+            elif "last_momentum" in group:
+                # Once, since it may be changed from here on. A state of an earlier version may have been saved before.
+                group["momentum"] = group.pop("last_momentum")
         self.outer_optimizer.step()
         self.outer_optimizer.zero_grad(set_to_none=True)
         for bucket in self.buckets:
