@@ -32,11 +32,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from bagua.codecs import Codec
-from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.comm_hooks.byte_hooks import ByteGradState, reduce_flat
 from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.comm_ops.compressed import DEFAULT_CODEC, CompressedAllReduce
 from bagua.kernels.scratch_memory import scratch, scratch_like
+from bagua.replicas.saved_rank import check_rank
 
 # After so many backward passes DDP has its final buckets: it may make new ones after the first.
 _PASSES_TO_SETTLE = 2
@@ -193,11 +194,21 @@ class ErrorFeedbackState(ByteGradState):
                 "Use the model and bucket_cap_mb with which it was saved, or continue without this state."
             )
 
+    @property
+    def _group(self) -> BaguaProcessGroup:
+        return to_bagua_process_group(self.process_group)  # which may have been set by hand
+
+    @property
+    def _rank(self) -> int:
+        """In the group."""
+        return self._group.ranks.index(dist.get_rank())
+
     def state_dict(self) -> dict[str, Any]:
         """What this rank owes, to be saved with its model and optimizer. The tensors are those at work."""
         if not self._buckets:
-            return {"buckets": dict(self._loaded)}
+            return {"rank": self._rank, "buckets": dict(self._loaded)}
         return {
+            "rank": self._rank,
             "buckets": {
                 index: {
                     "shapes": one.shapes,
@@ -205,7 +216,7 @@ class ErrorFeedbackState(ByteGradState):
                     "chunk_residual": one.operation.chunk_residual,
                 }
                 for index, one in self._buckets.items()
-            }
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -215,11 +226,13 @@ class ErrorFeedbackState(ByteGradState):
         reverse order of the parameters; what belongs to the later ones is taken up in the second step then.
 
         Raises:
-            ValueError: `state` is none of an ErrorFeedbackState. One of another model, or of another number of ranks,
-                shows in the first two backward passes.
+            ValueError: `state` is none of an ErrorFeedbackState, or another rank's. One of another model, or of another
+                number of ranks, shows in the first two backward passes.
         """
-        if set(state) != {"buckets"}:
-            raise ValueError(f"a state of ErrorFeedbackState has ['buckets'], this has {sorted(state)}")
+        if not {"buckets"} <= set(state) <= {"buckets", "rank"}:
+            raise ValueError(f"a state of ErrorFeedbackState has ['buckets', 'rank'], this has {sorted(state)}")
+        if state["buckets"]:
+            check_rank(state, self._rank, self._group.size, "owes something else")
         self._loaded = dict(state["buckets"])
         self._forget()
 

@@ -29,6 +29,7 @@ from bagua.engine.step_statistics import PassRecorder, StepStatistics
 from bagua.engine.tensor import drop_record
 from bagua.job.told_by_all import told_by_all
 from bagua.replicas.replica_check import Replica
+from bagua.replicas.saved_rank import check_rank
 from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.fragment_rounds import FragmentRounds
@@ -128,7 +129,8 @@ def exchange_shards(
     broadcast_parameters(cast("list[tuple[str, nn.Parameter]]", named), communicator)
     view = _ShardFacade(model, group, listed, found)
     rounds = recipe.reify(group)
-    exchange = ShardExchange(view, rounds)
+    members = sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()})
+    exchange = ShardExchange(view, rounds, members.index(dist.get_rank()), len(members))
     if dist.get_rank() == 0:
         for line in rounds.options_without_effect(view):
             _logger.warning(f"exchange_shards: {line}")
@@ -219,10 +221,18 @@ class _ShardFacade(AlgorithmFacade):
 
 
 class ShardExchange:
-    """What `exchange_shards` has set up. Training thread only."""
+    """What `exchange_shards` has set up. Training thread only.
 
-    def __init__(self, view: _ShardFacade, rounds: FragmentRounds) -> None:
+    Args:
+        view: of the shards.
+        rounds: of this rank's shards.
+        rank: this one's number among those that share its replica: the same number in all replicas has the same shards.
+        ranks: how many share a replica.
+    """
+
+    def __init__(self, view: _ShardFacade, rounds: FragmentRounds, rank: int, ranks: int) -> None:
         self._view, self._rounds = view, rounds
+        self._rank, self._ranks = rank, ranks
         self._begin()
         self._note_step = rounds.init_post_optimizer_step_hook(view)
         # Optimizers that are not listed and have stepped since a listed one did.
@@ -298,14 +308,17 @@ class ShardExchange:
 
     def state_dict(self) -> dict[str, Any]:
         """Of this rank, to be saved with its shards and its optimizers' states: one file per rank."""
-        return self._rounds.state_dict()
+        return {**self._rounds.state_dict(), "rank": self._rank, "ranks": self._ranks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as the same rank did when it gave `state`. Load it last.
+        """Go on as the same rank did when it gave `state`, or the one that has the same shards of another replica. Load
+        it last.
 
         Raises:
-            ValueError: the state is of another model, or of other fragments.
+            ValueError: the state is of another model, of other fragments, of a rank with other shards, or of an outer
+                optimizer of another class or with another momentum to come.
         """
+        check_rank(state, self._rank, self._ranks, "has other shards of its replica")
         self._rounds.load_state_dict(self._view, state)
 
     def remove(self) -> None:

@@ -220,3 +220,8 @@ def test_a_state_of_another_model_is_refused(rank: int, device: torch.device) ->
     loss_of(other, data[0]).backward()
     message_of(ValueError, loss_of(other, data[1]).backward, "is of other buckets")
     message_of(ValueError, lambda: fresh.load_state_dict({"residual": 1}))
+    # Each rank owes something else. Earlier versions did not say whose a state is; where nothing is owed, all agree.
+    told = message_of(ValueError, lambda: fresh.load_state_dict({**state.state_dict(), "rank": 1 - rank}))
+    assert f"that of rank {1 - rank} of 2, and this is rank {rank} of 2" in told
+    fresh.load_state_dict({"buckets": state.state_dict()["buckets"]})
+    fresh.load_state_dict({"rank": 1 - rank, "buckets": {}})

@@ -190,8 +190,16 @@ def test_a_rank_may_run_out_of_inputs(rank: int, device: torch.device) -> None:
 
 
 @on_ranks(2)
-def test_other_states_are_refused(device: torch.device) -> None:
+def test_other_states_are_refused(rank: int, device: torch.device) -> None:
     state = _wrapped(_net(device), rank=2).bagua_ddp.state_dict()
+    own = state["algorithm"].pop("rank")
+    assert own == rank
+    same = _wrapped(_net(device), rank=2).bagua_ddp
+    same.load_state_dict(state)  # of an earlier version
+    state["algorithm"]["rank"] = 1 - rank
+    whose = f"that of rank {1 - rank} of 2, and this is rank {rank} of 2"
+    message_of(ValueError, lambda: same.load_state_dict(state), whose)
+    state["algorithm"]["rank"] = rank
     other = _wrapped(_net(device), rank=1).bagua_ddp
     message_of(ValueError, lambda: other.load_state_dict(state), "another rank than 1")
     state["algorithm"]["ranks"] = 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,20 @@ def _two_replicas_of_two(folder: str) -> None:
         # A training that was saved goes on bit for bit.
         resumed, others = _sharded(device, mesh, seed=rank + 9)
         going_on = exchange_shards(resumed, others, algorithm, replicas)
+        dist.barrier()
         weights, of_optimizers, rounds = torch.load(path, weights_only=True, map_location=device)
+        # Those of two ranks: of the same replica with other shards, and of the other replica with the same shards.
+        other, same = (torch.load(path.with_suffix(f".{rank ^ bit}"), weights_only=True)[2] for bit in (1, 2))
+        told = message_of(ValueError, functools.partial(going_on.load_state_dict, other))
+        assert f"that of rank {1 - rank % 2} of 2, and this is rank {rank % 2} of 2" in told
+        going_on.load_state_dict({key: one for key, one in rounds.items() if key not in ("rank", "ranks")})
         with torch.no_grad():
             for key, parameter in resumed.named_parameters():
                 parameter.to_local().copy_(weights[key])
         for one, state in zip(others, of_optimizers, strict=True):
             one.load_state_dict(state)
         going_on.load_state_dict(rounds)
+        going_on.load_state_dict(same)
         for number in range(5, STEPS):
             make_step(resumed, others, number, replica)
         assert all(torch.equal(one, other) for one, other in zip(_weights(model), _weights(resumed), strict=True)), name

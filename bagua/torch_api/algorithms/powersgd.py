@@ -15,6 +15,7 @@ import torch
 from bagua.codecs.codec import FLOAT_DTYPES
 from bagua.comm_ops.powersgd import LowRankMemory, PowerSGD, memory_for
 from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.replicas.saved_rank import check_rank
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
     # Parameters are equal, but each rank owes something else.
     keeps_replicas_equal = False
     keeps_parameters_equal = True
+    added_state = frozenset({"rank"})
 
     def __init__(self, process_group: BaguaProcessGroup, rank: int) -> None:
         super().__init__(process_group)
@@ -53,6 +55,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "rank": self.process_group.get_global_communicator().rank(),
             "ranks": self.process_group.size,
             "owed": {name: one.owed for name, one in self._memories.items()},
             "factors": {name: one.factor for name, one in self._memories.items()},
@@ -60,11 +63,18 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
 
     @torch.no_grad()
     def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ValueError: the state is of another model, another `rank` of the approximation, another number of ranks, or
+                another one of them.
+        """
         if state["ranks"] != self.process_group.size:
             raise ValueError(
                 f"the state is of one of {state['ranks']} ranks, here are {self.process_group.size}: what each of them"
                 " owes cannot be divided among others.\nLoad the weights alone, before wrapping."
             )
+        rank = self.process_group.get_global_communicator().rank()
+        check_rank(state, rank, self.process_group.size, "owes something else")
         ours, theirs = (
             {name: tuple(one.shape) for name, one in factors.items()}
             for factors in ({name: one.factor for name, one in self._memories.items()}, state["factors"])
