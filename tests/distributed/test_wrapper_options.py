@@ -303,6 +303,54 @@ class _Checkpointed(nn.Module):
         return self.head(checkpoint(self.block, x, use_reentrant=self._reentrant))  # type: ignore[no-any-return]
 
 
+class _Held(nn.Module):
+    """Keeps its parameters in other places, too; `how` says from where the forward pass takes them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 6)
+        self.lstm = nn.LSTM(6, 2, batch_first=True)
+        self.numbers = list(range(1000))
+        self.how = how
+        self.weights = [self.first.weight, self.second.weight]
+        self.biases = {"all": (self.first.bias, [self.second.bias])}
+        vars(self)["last"] = self.second.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, last = self.first.weight, self.second.weight, self.second.weight
+        bias, (other,) = self.first.bias, [self.second.bias]
+        if self.how == "held":
+            (first, second), (bias, (other,)), last = self.weights, self.biases["all"], vars(self)["last"]
+        x = nn.functional.linear(nn.functional.linear(x, first, bias), second, other) @ last
+        return self.lstm(x)[0]  # type: ignore[no-any-return]
+
+
+@on_ranks(2)
+def test_mixed_precision_of_parameters_in_lists(rank: int, device: torch.device) -> None:
+    """As with torch's DDP, which replaces their data. After the pass all are what they were."""
+    config = torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    found = []
+    for how in ("registered", "held"):
+        torch.manual_seed(0)
+        net = _Held(how).to(device)
+        weights = net.weights
+        model: Any = DistributedDataParallel(net, mixed_precision=config)
+        optimizer = momentum(model)
+        for step in range(3):
+            data = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(10 * step + rank)).to(device)
+            optimizer.zero_grad()
+            model(data).float().square().sum().backward()
+            optimizer.step()
+            held = [*net.weights, net.biases["all"][0], *net.biases["all"][1], vars(net)["last"]]
+            own = [net.first.weight, net.second.weight, net.first.bias, net.second.bias, net.second.weight]
+            assert all(one is other for one, other in zip(held, own, strict=True))
+            assert all(isinstance(one, nn.Parameter) for one in net.lstm._flat_weights)
+        assert net.weights is weights
+        check_ranks_equal(model)
+        found.append([one.detach().clone() for one in copy.deepcopy(net).parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @on_ranks(2)
 def test_mixed_precision_and_activation_checkpointing(rank: int, device: torch.device) -> None:
     config = torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
