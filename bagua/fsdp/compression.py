@@ -125,10 +125,10 @@ def compress_communication(
     for one, group in zip(found, groups, strict=True):
         built = CompressedModule(one)
         if gradient_codec is not None and (group is None or compress_shard):
-            residual = Residual(one.name) if error_feedback else None
+            residual = Residual(one.name, one.trained) if error_feedback else None
             built.reduce_scatter = CompressedReduceScatter(gradient_codec, traffic["gradients"], residual, one.title)
         if gradient_codec is not None and group is not None:
-            residual = Residual(one.name) if error_feedback else None
+            residual = Residual(one.name, one.trained) if error_feedback else None
             built.all_reduce = ReplicaAllReduce(group, gradient_codec, traffic["gradients"], residual, one.title)
         if weight_codec is not None:
             reference = WeightReference(one.shard_group) if weight_differences else None

@@ -11,6 +11,7 @@ Used by the thread and on the stream that reduce gradients.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Hashable
 
 from torch import Tensor
 
@@ -24,23 +25,29 @@ class Residual:
 
     Args:
         name: the module's, for messages.
+        trained: says which of its parameters are trained now; None: always the same ones.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, trained: Callable[[], Hashable] | None = None) -> None:
         self._name = name
+        self._trained = trained
         self._codec = get_codec(_STORED_AS)
         self._stored: Tensor | None = None
+        self._owner: Hashable = None  # of what is owed: the parameters that were trained; None: unknown
 
     def add_to(self, gradients: Tensor, chunks: int) -> None:
         """Adds what is owed to `gradients`, 1-D, in its dtype."""
         stored = self._stored
+        former, self._owner = self._owner, None if self._trained is None else self._trained()
         if stored is None:
             return
         shape = (chunks, self._codec.compressed_bytes(gradients.numel() // chunks))
-        if tuple(stored.shape) != shape:
+        # Layers of one size, frozen in turn, have gradients of one size.
+        if tuple(stored.shape) != shape or former not in (None, self._owner):
             warnings.warn(
-                f"The gradients of {self._name!r} have another size than in the last step, and what compression had "
-                "taken from them is lost.\nThis happens where parameters are frozen, unfrozen or unused in some steps.",
+                f"The gradients of {self._name!r} are of other parameters than in the last step, and what compression "
+                "had taken from them is lost.\n"
+                "This happens where parameters are frozen, unfrozen or unused in some steps.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -72,4 +79,4 @@ class Residual:
 
     def load(self, stored: Tensor | None) -> None:
         """Owe what a saved state says; None: nothing."""
-        self._stored = None if stored is None else stored.clone()
+        self._stored, self._owner = None if stored is None else stored.clone(), None

@@ -122,6 +122,10 @@ class ShardedModule:
         for one in self._group.fsdp_params:
             yield one.sharded_param
 
+    def trained(self) -> tuple[int, ...]:
+        """The positions of those that are trained now."""
+        return tuple(position for position, one in enumerate(self.parameters()) if one.requires_grad)
+
     reduce_scatter = _kept_by_group("_reduce_scatter_comm", "What reduces gradients over the shard group.")
     all_gather = _kept_by_group("_all_gather_comm", "What gathers weights.")
     all_reduce_hook = _kept_by_group("_all_reduce_hook", "What is called with this rank's reduced gradients, or None.")

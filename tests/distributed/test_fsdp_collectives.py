@@ -156,7 +156,7 @@ def _error_feedback() -> None:
     feedback(output, ones, dist.group.WORLD, dist.ReduceOp.AVG)  # type: ignore[arg-type]
     assert torch.equal(output, torch.ones_like(output))
     output = torch.empty(65, device=device)
-    with pytest.warns(RuntimeWarning, match="'layer' have another size"):
+    with pytest.warns(RuntimeWarning, match="'layer' are of other parameters"):
         feedback(output, torch.ones(ranks * 65, device=device), dist.group.WORLD, dist.ReduceOp.AVG)  # type: ignore[arg-type]
     assert torch.equal(output, torch.ones_like(output))
 

@@ -100,6 +100,33 @@ def _frozen(device: torch.device) -> None:
     assert ours[0].weight.grad is None
 
 
+def _frozen_in_turn(device: torch.device) -> None:
+    """What one layer is owed is not given to another of its size. Frozen for good, error feedback goes on."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)), nn.Linear(2, 4))
+
+    def train(net: Any, position: int) -> dict[str, torch.Tensor]:
+        for number in range(2):
+            net[0][number].requires_grad_(number == position)
+        net.zero_grad()
+        loss_of(net, batch).backward()
+        return gradients_of(net)
+
+    batch = batches(dist.get_rank(), 1, device)[0]
+    with_feedback, without = twins(device, make)
+    handle = compress_communication(with_feedback, "int4", error_feedback=True)
+    compress_communication(without, "int4")
+    first, second = (train(with_feedback, 0)["0.0.weight"] for _ in range(2))
+    assert not torch.equal(first, second), "what was rounded off comes later"
+    with pytest.warns(RuntimeWarning, match="'0' are of other parameters than in the last step"):
+        other = train(with_feedback, 1)["0.1.weight"]
+    assert torch.equal(other, train(without, 1)["0.1.weight"])
+    # A state does not say whose it is: it is used with the parameters that are trained when it was loaded.
+    handle.load_state_dict(handle.state_dict())
+    assert not torch.equal(train(with_feedback, 1)["0.1.weight"], other)
+
+
 def _shared(device: torch.device) -> None:
     ours, plain = twins(device, Tied)
     compress_communication(ours)
@@ -324,6 +351,7 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "mixed precision": _mixed_precision,
     "divide factor": _divide_factor,
     "frozen": _frozen,
+    "frozen in turn": _frozen_in_turn,
     "shared": _shared,
     "compiled": _compiled,
     "separate group": _separate_group,
