@@ -362,6 +362,19 @@ def test_states_of_other_outer_optimizers(rank: int, device: torch.device) -> No
     found = resume(after(8, momentum_rounds=4, **streaming), 2, **streaming)
     assert [one["momentum"] for one in found] == [0.9, 0.9]
 
+    # Options are kept where fragments are made anew, as the outer optimizer's state is.
+    for name, options in (("diloco", {"sync_every": 1}), ("streaming_diloco", {"sync_every": 2, "momentum_rounds": 9})):
+        model, optimizer = trained(rank, device, name, options)
+        for number in range(6):
+            if number == 2:
+                for one in model.bagua_algorithm._fragments:
+                    one.outer_optimizer.param_groups[0]["lr"] = 0.5
+            model[0].requires_grad_(number != 3)
+            make_step(model, [optimizer], number, rank)
+        groups = [one.outer_optimizer.param_groups[0] for one in model.bagua_algorithm._fragments]
+        assert [group["lr"] for group in groups] == [0.5] * len(groups)
+        assert [group["momentum"] for group in groups] == [0.9] if name == "diloco" else [0.9 * 3 / 9] * 2
+
     # Earlier versions did not save what is compared; the momentum does not stay where it was.
     for state in (rising, risen):
         del state["algorithm"]["outer_classes"], state["algorithm"]["momentum_rounds"]

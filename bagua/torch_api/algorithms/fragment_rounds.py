@@ -71,6 +71,8 @@ class FragmentRounds(ExchangeAfterSteps):
         # What fragments begin with when they are made anew without a broadcast: of parameters that are frozen now, too.
         # Each rank has weights of its own then, from which ranks could not begin alike.
         self._kept: dict[str, tuple[nn.Parameter, Any]] = {}
+        # Likewise the options of their outer optimizers, which may have been changed.
+        self._kept_groups: list[list[dict[str, Any]]] = []
 
     @property
     def ranks_in_step(self) -> bool:
@@ -87,12 +89,15 @@ class FragmentRounds(ExchangeAfterSteps):
     def start_from_broadcast(self) -> None:
         self._close()
         self._kept.clear()
+        self._kept_groups = []
         self._fragments = []
         self.steps = self.rounds = 0
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         for fragment in self._fragments:
             self._kept.update(fragment.outer_by_name())
+        if self._fragments:
+            self._kept_groups = [fragment.outer_groups for fragment in self._fragments]
         self._close()
         weights = super().init_tensors(bagua_ddp)
         return self._warm_up.algorithm.init_tensors(bagua_ddp) if self.ranks_in_step else weights
@@ -113,6 +118,8 @@ class FragmentRounds(ExchangeAfterSteps):
             ]
             fragment = Fragment(buckets, self._outer_optimizer, self._alpha, self._momentum_rounds)
             fragment.take_over(self._kept)
+            if number < len(self._kept_groups):
+                fragment.take_over_options(self._kept_groups[number])
             self._fragments.append(fragment)
         return [bucket for fragment in self._fragments for bucket in fragment.buckets]
 

@@ -147,8 +147,8 @@ class Fragment:
         if self.outer_optimizer is None:
             return ""
         groups = [
-            {name: value for name, value in group.items() if name != "params" and not isinstance(value, torch.Tensor)}
-            for group in self.outer_optimizer.param_groups
+            {name: value for name, value in group.items() if not isinstance(value, torch.Tensor)}
+            for group in self.outer_groups
         ]
         return f"{self.outer_class} with {groups}"
 
@@ -171,6 +171,18 @@ class Fragment:
                 parameter.copy_(former)
                 if self.outer_optimizer is not None and state is not None:
                     self.outer_optimizer.state[parameter] = state
+
+    @property
+    def outer_groups(self) -> list[dict[str, Any]]:
+        """The options of the outer optimizer, by parameter groups; empty: there is none."""
+        groups = [] if self.outer_optimizer is None else self.outer_optimizer.param_groups
+        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+    def take_over_options(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Go on with the options of a fragment in this one's place, if it had as many groups."""
+        if self.outer_optimizer is not None and len(groups) == len(self.outer_optimizer.param_groups):
+            for group, former in zip(self.outer_optimizer.param_groups, groups, strict=True):
+                group.update(former)
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
