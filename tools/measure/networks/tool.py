@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -232,6 +234,7 @@ class NetworkRun:
 
 def main(words: Sequence[str] | None = None) -> int:
     given = parse_options(words)
+    deadline = time.monotonic() + given.time_limit
     try:
         backends = backends_of(given)
     except ValueError as error:
@@ -246,25 +249,35 @@ def main(words: Sequence[str] | None = None) -> int:
     facts: Mapping[str, Any] = {}
     models = len(given.model)
     turns_each = (len(given.sizes) + models) * len(backends) + models * len(given.algorithms)
+    # Of a scheduler or `timeout`: the report is written, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    is_interrupted = False
     with (
         tempfile.TemporaryDirectory(prefix="measure-networks-") as temporary,
         Progress(given.rounds * turns_each * len(given.networks)) as progress,
     ):
-        for network in given.networks:
+        for left, network in zip(range(len(given.networks), 0, -1), given.networks, strict=True):
             run = NetworkRun(given, network, backends, given.output_dir or Path(temporary))
+            now = time.monotonic()
+            end = now + max(deadline - now, 0.0) / left  # starting the ranks included
             try:
                 with network.placement(given.ranks, given.device, given.sharing) as placement, run.ranks(placement):
                     facts = run.facts
-                    run.take(given.time_limit / len(given.networks), progress)
+                    run.take(max(end - time.monotonic(), 0.0), progress)
                     if given.device == "cuda":
                         lines += [f"{network.name}, {name}: {seen}" for name, seen in run.networks_seen().items()]
             except (BenchError, NetlabError) as error:
                 errors.append(f"{network.name}: {error}")
+            except KeyboardInterrupt:
+                is_interrupted = True
+                errors.append(f"interrupted in {network.name}: the table has what was measured until then")
             rows += run.rows()
             figures += run.figures()
             samples += run.turns.all()
             notes += [f"{network.name}: {note}" for note in run.turns.notes]
             errors += [f"{network.name}: {error}" for error in run.turns.errors]
+            if is_interrupted:
+                break
     lines = [
         f"{row.network}, {row.case}: {BEST_TUNED_NAME} is {row.best_name}" for row in rows if row.best_name
     ] + lines
