@@ -29,7 +29,7 @@ TRANSPORT_ALLOWED: dict[str, set[str]] = {
     "tuning": set(),
     "chunks": {"tuning"},
     "stream": {"chunks", "recovery", "tuning"},
-    "connect": {"chunks", "recovery"},
+    "connect": {"chunks", "recovery", "tuning"},
     "faults": {"stream"},
     "comm": {"chunks", "connect", "faults", "recovery", "stream", "tuning"},
 }
