@@ -127,7 +127,7 @@ def exchange_shards(
     named = [(one.name, one.tensor) for one in found]
     Replica(named, "shards", listed, settings).check(communicator)
     broadcast_parameters(cast("list[tuple[str, nn.Parameter]]", named), communicator)
-    view = _ShardFacade(model, group, listed, found)
+    view = ShardFacade(model, group, listed, found)
     rounds = recipe.reify(group)
     members = sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()})
     exchange = ShardExchange(view, rounds, members.index(dist.get_rank()), len(members))
@@ -182,7 +182,7 @@ def _refuse_second_exchange(model: nn.Module, found: Sequence[Shard]) -> None:
                 )
 
 
-class _ShardFacade(AlgorithmFacade):
+class ShardFacade(AlgorithmFacade):
     """What local steps see of the engine, of shards instead of parameters. There is no engine, because FSDP
     communicates gradients, and a facade's other members are missing.
 
@@ -230,7 +230,7 @@ class ShardExchange:
         ranks: how many share a replica.
     """
 
-    def __init__(self, view: _ShardFacade, rounds: FragmentRounds, rank: int, ranks: int) -> None:
+    def __init__(self, view: ShardFacade, rounds: FragmentRounds, rank: int, ranks: int) -> None:
         self._view, self._rounds = view, rounds
         self._rank, self._ranks = rank, ranks
         self._begin()

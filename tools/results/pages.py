@@ -9,16 +9,16 @@ from pathlib import Path
 from bagua.net.bench.result_file import ResultFile, read_result
 
 from .reference import reference
-from .sections import current, headline, losses, networks, other_losses
+from .sections import current, losses, networks, other_losses, steps
 
 Results = Mapping[str, ResultFile]
 
 PAGES = ("README.md", "docs/index.md", "docs/benchmarks.md", "docs/reference/results.md")
 SECTIONS: Mapping[str, Callable[[Results], str]] = {
-    "headline": headline,
     "current": current,
     "losses": losses,
     "networks": networks,
+    "steps": steps,
     "other-losses": other_losses,
     "reference": reference,
 }

@@ -1,8 +1,8 @@
-"""The tables of the overview: the headline, the current results and the losses."""
+"""The tables of the overview: what to expect by network, the current results and the losses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bagua.net.bench.result_file import Figure, Label, ResultFile
 
@@ -20,21 +20,6 @@ _ONE_SETTING = "one setting"
 _SWEEPS = ("sweep-2gpu", "sweep-4gpu", "algorithms-4ranks-1gpu", "sweep-cpu")
 # Torch's own: where they are slower than gradient all-reduce, that is no loss of Bagua's.
 _TORCH = ("torch_ddp", "ddp_fp16_hook", "ddp_powersgd_hook")
-
-
-def headline(results: Results) -> str:
-    """Three figures, each compared with NCCL's default and, where it was measured, a hand-tuned NCCL."""
-    shared = results["algorithms-4ranks-1gpu"]
-    rows = [
-        ["All-reduce of 256 MiB, two H200s", *_all_reduce(results["allreduce-2gpu"])],
-        ["VGG16 training step, two H200s", *_vgg16(results["vgg16-ddp-2gpu"], _ONE_SETTING)],
-        [
-            "VGG16 step with `bytegrad`, 10 Gb/s, four ranks on one H200",
-            _bytegrad(shared),
-            "",
-        ],
-    ]
-    return table(["", "speed-up", "compared with a hand-tuned NCCL"], rows)
 
 
 def current(results: Results) -> str:
@@ -67,34 +52,45 @@ def current(results: Results) -> str:
 
 
 def networks(results: Results) -> str:
-    """What to expect in each network: one number a cell, over the best of NCCL's settings, which stands beside it; and
-    the fastest algorithm over plain training with the plugin."""
-    times, steps = results["all-reduce-by-network-2h200"], results["networks-2h200"]
-
-    def over_best(result: ResultFile, baseline: str, **case: Label) -> str:
-        for one in result.select("speedup", backend="plugin", baseline=baseline, **case):
-            setting = one.case.get("setting") or result.find("step_time", backend=baseline, **case).case["setting"]
-            return f"{one.median:.2f}x {str(setting).removeprefix('NCCL ')}"
-        return "-"
-
-    def fastest(**case: Label) -> str:
-        found = [one for one in steps.select("speedup", baseline="plugin", **case) if one.case["backend"] != "plugin"]
-        if not found:
-            return "-"
-        best = max(found, key=lambda one: one.median)
-        return f"{best.median:.1f}x {str(best.case['backend']).removeprefix('plugin_')}"
-
+    """What to expect of all-reduce in each network: one number a cell, over the best of NCCL's settings, which stands
+    beside it."""
+    times = results["all-reduce-by-network-2h200"]
     rows = []
     for rate, delay, flow, told in _links(times):
-        where: dict[str, Label] = {"rate_gbps": rate, "delay_ms": delay, "per_flow_gbps": flow}
-        where = {name: value for name, value in where.items() if value is not None or name == "rate_gbps"}
+        labels = {"rate_gbps": rate, "delay_ms": delay, "per_flow_gbps": flow, "mtu": 9000, "told_mbps": told}
+        where = {name: value for name, value in labels.items() if value is not None or name == "rate_gbps"}
+        cells = [
+            " ".join(
+                f"{one.median:.2f}x {str(one.case['setting']).removeprefix('NCCL ')}"
+                for one in times.select("speedup", baseline="nccl_tuned", size_bytes=size_bytes, **where)
+            )
+            for size_bytes in _SIZES
+        ]
         link = (f"{rate:g} Gb/s" if rate else "no limit") + (f", {delay:g} ms" if delay else "")
-        row = [link + (f", {1000 * flow:g} Mb/s a flow" if flow else "")]
-        here = {**where, "mtu": 9000, "told_mbps": told}
-        row += [over_best(times, "nccl_tuned_best", size_bytes=size_bytes, **here) for size_bytes in _SIZES]
-        row += [over_best(steps, "nccl_tuned", model=model, **where) for model in ("vgg16", "gpt2")]
-        rows.append([*row, fastest(model="vgg16", **where)])
-    return table(["network", "1 MiB", "16 MiB", "256 MiB", "VGG16 step", "GPT-2 step", "best algorithm"], rows)
+        rows.append([link + (f", {1000 * flow:g} Mb/s a flow" if flow else ""), *(cell or "-" for cell in cells)])
+    return table(["network", "1 MiB", "16 MiB", "256 MiB"], rows)
+
+
+def steps(results: Results) -> str:
+    """What to expect of training steps in each network: the plugin's speed-up over NCCL, and that of an algorithm over
+    the plugin."""
+    found = results["networks-2h200"]
+
+    def speedups(cases: Sequence[Mapping[str, Label]], digits: int) -> str:
+        """Of each case, or "-" where there was no time for it."""
+        medians = [[one.median for one in found.select("speedup", **case)] for case in cases]
+        return ", ".join(f"{one[0]:.{digits}f}x" if one else "-" for one in medians)
+
+    rows = []
+    for rate, delay in dict.fromkeys((one.case["rate_gbps"], one.case["delay_ms"]) for one in found.figures):
+        where = {"rate_gbps": rate, "delay_ms": delay}
+        row = [f"{rate:g} Gb/s" + (f", {delay:g} ms" if delay else "")]
+        for model in ("vgg16", "gpt2"):
+            over = [{"backend": "plugin", "baseline": name, "model": model} for name in ("nccl", "nccl_tuned")]
+            row.append(speedups([{**one, **where} for one in over], 2))
+        int4 = [{"backend": "plugin_bytegrad_int4", "baseline": "plugin", "model": name} for name in ("vgg16", "gpt2")]
+        rows.append([*row, speedups([{**one, **where} for one in int4], 1)])
+    return table(["network", "VGG16 step", "GPT-2 step", "int4"], rows)
 
 
 def _links(times: ResultFile) -> list[tuple[float | None, float, float | None, float]]:
