@@ -64,7 +64,8 @@ class _Device:
         monkeypatch.setattr("bagua.engine.step_statistics.PassRecorder.begin_pass", lambda *_: None)
         monkeypatch.setattr(torch_internals, "raw_stream_of", lambda _: lambda: list(streams).index(self.current))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: streams[self.current])
-        monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+        for module in ("bagua.engine.comm_scheduler", "bagua.comm_hooks.background"):
+            monkeypatch.setattr(f"{module}.on_stream", lambda _: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "Event", lambda **_: SimpleNamespace(record=lambda _: self.log.append("event")))
 
     def scheduler(
