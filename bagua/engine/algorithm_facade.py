@@ -3,6 +3,7 @@ bagua.torch_api.algorithms.base."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor, nn
@@ -101,6 +102,39 @@ class AlgorithmFacade:
     def synchronized_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) in the module's order, used or not: what `init_tensors` communicates."""
         return list(self._steps.plans.parameters)
+
+    @property
+    def replicated_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) of all that could be synchronized, frozen or not, in the module's order."""
+        return list(self._steps.plans.trainable.named)
+
+    @property
+    def synchronized_names(self) -> list[str]:
+        """Of those, of what was communicated at any time: the others are broadcast when they are unfrozen."""
+        return self._steps.plans.synchronized
+
+    @property
+    def is_within_forward(self) -> bool:
+        """Whether a forward pass has begun that runs its backward passes itself, as with Lightning's manual
+        optimization."""
+        return self._steps.is_within_forward
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether this thread is in a backward pass of the module: an optimizer steps in a hook."""
+        return self._steps.is_in_pass
+
+    def communicate(self, names: Collection[str]) -> None:
+        """Change the plan to the parameters of these names, frozen or not. Every rank calls it, with the same names:
+        when an exchange begins that does not cover all that is in the plan, or a state is loaded.
+
+        Args:
+            names: of `replicated_parameters`.
+
+        Raises:
+            RuntimeError: the ranks do not want the same; the module is not synchronized any more.
+        """
+        self._steps.communicate(names)
 
     def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) of all that are synchronized, in the module's order. With `find_unused_parameters`, of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -244,7 +244,11 @@ class DataParallelEngine(AlgorithmFacade):
         return self._state()
 
     def _state(self) -> dict[str, Any]:
-        return {"train_step_counter": self._steps.count, "algorithm": self.bagua_algorithm.state_dict()}
+        return {
+            "train_step_counter": self._steps.count,
+            "algorithm": self.bagua_algorithm.state_dict(),
+            "synchronized": self._steps.plans.synchronized,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the engine that gave `state` was. Load it last, after wrapping and after the states of module and
@@ -254,9 +258,12 @@ class DataParallelEngine(AlgorithmFacade):
             ValueError: the state is of another algorithm, or of something else than an engine.
         """
         mine = self._state()
-        _check_state("an engine", mine, state)
-        added = self.bagua_algorithm.added_state
-        _check_state(self.setup.algorithm_name, mine["algorithm"], state["algorithm"], added)
+        # States of earlier versions lack it.
+        _check_state("an engine", mine, state, ("synchronized",))
+        may_lack = self.bagua_algorithm.added_to_state
+        _check_state(self.setup.algorithm_name, mine["algorithm"], state["algorithm"], may_lack)
+        if "synchronized" in state:
+            self._steps.plans.synchronized = state["synchronized"]
         self.bagua_algorithm.load_state_dict(self, state["algorithm"])
         self._steps.count = int(state["train_step_counter"])
 
@@ -307,9 +314,9 @@ def _no_others(_: object) -> list[Any]:
 
 
 def _check_state(
-    owner: str, expected: Mapping[str, Any], given: Mapping[str, Any], may_lack: frozenset[str] = frozenset()
+    owner: str, expected: Mapping[str, Any], given: Mapping[str, Any], may_lack: Collection[str] = ()
 ) -> None:
-    if not set(expected) - may_lack <= set(given) <= set(expected):
+    if not set(expected) - set(may_lack) <= set(given) <= set(expected):
         raise ValueError(
             f"The state has the keys {sorted(given)}; {owner} needs {sorted(expected)}.\n"
             "Load what bagua_ddp.state_dict() returned for a module with the same algorithm."

@@ -87,6 +87,17 @@ def left_out_gradient(name: str) -> str:
     )
 
 
+def step_in_backward(module: str) -> str:
+    """Of an optimizer that steps in a hook, while gradients are communicated."""
+    return (
+        "An optimizer stepped within the backward pass, before its gradients had been communicated.\n"
+        f"Found in the backward pass of {module}, in optimizer.step() of a hook.\n"
+        "Step after backward(). Or use DistributedDataParallel, and apply_optimizer_in_backward before it: it steps"
+        " such optimizers at the end of the pass. Algorithms that exchange weights instead of gradients allow steps in"
+        " hooks."
+    )
+
+
 def compiled_autograd(module: str) -> str:
     """Of a backward pass whose end nobody tells."""
     return (

@@ -5,10 +5,10 @@ Owned by the module's TrainingSteps. Runs on the training thread, between two st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from bagua.engine.bucket_plan import plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
@@ -67,6 +67,20 @@ class PlanMaker:
         """Whether the algorithm has come to another phase than the plan in use is of."""
         return self.current is not None and self.current.phase != self.algorithm.phase
 
+    def misses_trained(self, is_changed: bool) -> bool:
+        """Whether the plan in use does not fit what is trained now.
+
+        Args:
+            is_changed: parameters were frozen or unfrozen since it was made.
+        """
+        if self.algorithm.kept_in_plan is None:
+            return is_changed
+        planned, left_out = {id(parameter) for _, parameter in self.parameters}, self.setup.left_out
+        return any(
+            parameter.requires_grad and id(parameter) not in planned and name not in left_out
+            for name, parameter in self.trainable.named
+        )
+
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def start(self, once_compared: Callable[[], None]) -> None:
@@ -106,12 +120,13 @@ class PlanMaker:
         self.algorithm.start_from_broadcast()
         self.current = self._make(replica)
 
-    def replace(self, setup: Setup, in_background: bool) -> None:
+    def replace(self, setup: Setup, in_background: bool, names: Collection[str] | None = None) -> None:
         """Make a plan of what is trained now, by this setup, with the values that there are, in place of the current
         one. The algorithm has finished what it had under way.
 
         Args:
             in_background: a plan that was used before may still be compared, until `confirm`.
+            names: of what is communicated instead.
 
         Raises:
             RuntimeError: the ranks do not want the same; nothing is changed.
@@ -123,20 +138,23 @@ class PlanMaker:
             self._algorithms[id(setup.algorithm)] = setup.algorithm, setup.algorithm.reify(setup.group)
         self.setup, self.algorithm = setup, self._algorithms[id(setup.algorithm)][1]
         try:
-            self.current = self._replacement(in_background)
+            self.current = self._replacement(in_background, names)
         except BaseException:
             self.setup, self.algorithm = before
             raise
 
-    def _replacement(self, in_background: bool) -> TrainingPlan:
+    def _replacement(self, in_background: bool, names: Collection[str] | None) -> TrainingPlan:
         before = self.current
         assert before is not None
         key = self._key()
-        plan = self._kept.take(key)
-        if plan is None and self.trainable.is_outdated():
+        plan = self._kept.take(key) if names is None else None
+        # Where names are given, an optimizer may be stepping, whose hooks have to stay.
+        if plan is None and names is None and self.trainable.is_outdated():
             self._watch()
-        parameters = list(plan.parameters) if plan is not None else self._wanted()
-        replica = plan.replica if plan is not None else self._describe(parameters)
+        parameters = list(plan.parameters) if plan is not None else self._wanted(names)
+        # Where names are given, what is frozen by now does not count: a rank that is late is a forward pass further on.
+        described = parameters if names is None else [(name, parameter.detach()) for name, parameter in parameters]
+        replica = plan.replica if plan is not None else self._describe(described)
         communicator = self.setup.communicator
         agreement = self._agreement()
         with failures_named(self.setup.group, _AGREEING):
@@ -177,6 +195,16 @@ class PlanMaker:
             with agreement:
                 finish()
 
+    @property
+    def synchronized(self) -> list[str]:
+        """Names of parameters of which the ranks had the same values, from a broadcast on. Others are broadcast when
+        they are unfrozen. May be set, when a state is loaded."""
+        return [name for name, parameter in self.trainable.named if id(parameter) in self._broadcast]
+
+    @synchronized.setter
+    def synchronized(self, names: Collection[str]) -> None:
+        self._broadcast = {id(parameter) for name, parameter in self.trainable.named if name in names}
+
     def release(self) -> None:
         """Give the tensors memory of their own: there is no plan any more. The algorithm has finished."""
         plan, self.current = self.current, None
@@ -201,10 +229,14 @@ class PlanMaker:
         self._broadcast &= {id(parameter) for _, parameter in watch.named}
         self.trainable = watch
 
-    def _wanted(self) -> list[tuple[str, nn.Parameter]]:
+    def _wanted(self, names: Collection[str] | None = None) -> list[tuple[str, nn.Parameter]]:
         module = self.setup.module
-        trainable = trainable_parameters(module, self.setup.ignored)
-        parameters = [one for one in trainable if one[0] not in self.setup.left_out]
+        if names is None:
+            trainable = trainable_parameters(module, self.setup.ignored)
+            names = {name for name, _ in trainable if name not in self.setup.left_out}
+            # Of frozen ones alone there is nothing to train.
+            names |= set(self.algorithm.kept_in_plan or ()) if names else set()
+        parameters = [one for one in self.trainable.named if one[0] in names]
         if not parameters:
             raise ValueError(
                 f"{type(module).__name__} has no parameters to synchronize: all are frozen or ignored.\n"
@@ -219,7 +251,7 @@ class PlanMaker:
         unused = setup.find_unused_parameters, setup.static_graph, setup.left_out
         return id(self.algorithm), self.algorithm.phase, self.trainable.flags(), *sizes, *unused
 
-    def _describe(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> Replica:
+    def _describe(self, parameters: Sequence[tuple[str, Tensor]]) -> Replica:
         return Replica(parameters, optimizers=self.setup.optimizers, settings=self._settings())
 
     def _settings(self) -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch.autograd.graph import Node
 
 from bagua.engine.backward_passes import BackwardPasses
 from bagua.engine.gradient_hooks import EndOfPass, gradient_hook
-from bagua.engine.incomplete_step import compiled_autograd, failed_reinitialization
+from bagua.engine.incomplete_step import compiled_autograd, failed_reinitialization, step_in_backward
 from bagua.engine.module_hooks import ModuleHooks, is_in_backward
 from bagua.engine.plan_maker import PlanMaker
 from bagua.engine.plan_tuner import PlanTuner
@@ -86,6 +86,8 @@ class TrainingSteps:
         self._last_queued = 0
         # Of that pass, while unused parameters are looked for.
         self._first_node: Node | None = None
+        # That have stepped within it: the algorithm is told at its end.
+        self._stepped_in_pass: list[torch.optim.Optimizer] = []
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
@@ -117,12 +119,15 @@ class TrainingSteps:
             self.start()
 
     @torch.inference_mode(False)
-    def replan(self, setup: Setup | None = None, in_background: bool = False) -> None:
+    def replan(
+        self, setup: Setup | None = None, in_background: bool = False, names: Collection[str] | None = None
+    ) -> None:
         """Communicate by this setup, in the algorithm's present phase, what is trained now.
 
         Args:
             setup: None: the present one.
             in_background: a plan that was used before may still be compared; nothing is communicated before it was.
+            names: of what is communicated instead, as it is.
 
         Raises:
             RuntimeError: the ranks do not want the same; on all of them, and nothing is changed.
@@ -130,7 +135,7 @@ class TrainingSteps:
         """
         self._finish()
         watched, before = self.plans.trainable, self.plans.current
-        self.plans.replace(setup or self.plans.setup, in_background)
+        self.plans.replace(setup or self.plans.setup, in_background, names)
         self._use_plan()
         if before is not None and self.plans.current is not None and before.phase != self.plans.current.phase:
             self.recorder.begin_anew()
@@ -199,6 +204,11 @@ class TrainingSteps:
         if torch.is_grad_enabled():
             raise RuntimeError(self.failure)
 
+    def communicate(self, names: Collection[str]) -> None:
+        """See AlgorithmFacade.communicate."""
+        with self._refusing_after_error():
+            self.replan(names=names)
+
     def _replan_in_training(self, setup: Setup | None = None) -> None:
         with self._refusing_after_error():
             self.replan(setup, in_background=True)
@@ -262,7 +272,8 @@ class TrainingSteps:
             self.start_again()
         else:
             self.recorder.log(self.plans.setup.name, self.count - 1)
-            setup = self._due_setup(is_changed)
+            self.plans.algorithm.settle(self._facade)
+            setup = self._due_setup(self.plans.misses_trained(is_changed))
             if setup is not None:
                 self._replan_in_training(setup)
         self._of_algorithm.before_forward(arguments)
@@ -275,7 +286,9 @@ class TrainingSteps:
             if not self._tunes_after_pass:
                 setup = self._tuned_setup()
             is_changed |= self.plans.is_outdated
-        return setup or (self.plans.setup if is_changed and not self.replans_before_backward else None)
+        # What is exchanged after it was trained is planned for before the forward pass uses it.
+        waits = self.replans_before_backward and self.plans.algorithm.kept_in_plan is None
+        return setup or (self.plans.setup if is_changed and not waits else None)
 
     def _after_forward(self, outputs: list[Tensor]) -> None:
         if not self.is_within_forward:
@@ -283,10 +296,15 @@ class TrainingSteps:
 
     def before_backward(self, loss: Tensor) -> None:
         """See DataParallelEngine.before_backward."""
-        trainable = self.plans.trainable
-        is_changed = trainable.has_changed() or self.plans.is_outdated
-        if is_changed and self._module.training and not trainable.all_frozen():
-            self._replan_in_training()
+        trainable, algorithm = self.plans.trainable, self.plans.algorithm
+        if self._module.training and not trainable.all_frozen():
+            is_changed = trainable.has_changed()
+            if is_changed and algorithm.kept_in_plan is not None:
+                # Another part's turn: the step of the one before is over.
+                algorithm.settle(self._facade)
+                trainable.remember()
+            if self.plans.misses_trained(is_changed) or self.plans.is_outdated:
+                self._replan_in_training()
         self._expect_backward([loss])
 
     def _expect_backward(self, outputs: list[Tensor]) -> None:
@@ -336,6 +354,7 @@ class TrainingSteps:
             raise RuntimeError(compiled_autograd(self.plans.setup.name))
         self._last_queued += 1
         self._is_end_queued = True
+        self._stepped_in_pass.clear()
         Variable._execution_engine.queue_callback(EndOfPass(self._last_queued, self._end_pass, self._note_interruption))
 
     def _end_pass(self, number: int) -> None:
@@ -356,6 +375,9 @@ class TrainingSteps:
         self._is_end_queued = False
         if self.passes.end():
             self.passes.refuse_unregistered()
+        stepped, self._stepped_in_pass = self._stepped_in_pass, []
+        for optimizer in stepped:
+            self._of_algorithm.after_step(optimizer)
         for function in tuple(self.after_backward):
             function()
         # All ranks make it. Forward passes one may make alone.
@@ -374,12 +396,20 @@ class TrainingSteps:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether this thread is in a backward pass of the module."""
+        return is_in_backward() and (self._is_end_queued or self.passes.state is PassState.OPEN)
+
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._refuse_incomplete("before optimizer.step()")
+        self._refuse_step("before optimizer.step()")
         self._of_algorithm.before_step(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._of_algorithm.after_step(optimizer)
+        if not self.is_in_pass:
+            self._of_algorithm.after_step(optimizer)
+        elif all(one is not optimizer for one in self._stepped_in_pass):
+            self._stepped_in_pass.append(optimizer)
 
     def _before_foreign_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Any optimizer of the process is about to step. One that the engine was not given may step its parameters: as
@@ -387,7 +417,16 @@ class TrainingSteps:
         found by the other ranks' deadline alone."""
         is_listed = any(one is optimizer for one in self.plans.setup.optimizers)
         if not is_listed and self.passes.synchronizes(optimizer):
-            self._refuse_incomplete("before optimizer.step()")
+            self._refuse_step("before optimizer.step()")
+
+    def _refuse_step(self, when: str) -> None:
+        """A step that has to wait for gradients. One within the backward pass, of a hook, is none where the pass
+        communicates nothing."""
+        plan = self.plans.current
+        if not self.is_in_pass:
+            self._refuse_incomplete(when)
+        elif plan is not None and plan.buckets and plan.algorithm.kept_in_plan is None:
+            raise RuntimeError(step_in_backward(self.plans.setup.name))
 
     def _refuse_incomplete(self, when: str) -> None:
         self._is_end_queued, self._first_node = False, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -162,9 +162,9 @@ def _compare(settings: list[str], groups: Sequence[dist.ProcessGroup | None], gp
             )
 
 
-def _states(found: Sequence[Shard]) -> list[tuple[int, bool]]:
-    """Another list where one was replaced, converted, frozen or unfrozen."""
-    return [(id(one.tensor) if one.is_sharded else id(one.parameter), one.is_trained) for one in found]
+def _tensors(found: Sequence[Shard]) -> list[int]:
+    """Another list where one was replaced or converted."""
+    return [id(one.tensor) if one.is_sharded else id(one.parameter) for one in found]
 
 
 # At work; for who exchanges a parameter.
@@ -187,7 +187,9 @@ class ShardFacade(AlgorithmFacade):
     communicates gradients, and a facade's other members are missing.
 
     Attributes:
-        shards: those that are exchanged, and frozen ones.
+        shards: all, as they were last seen.
+        covered: names of those that were trained at some time: they are exchanged, if they were trained since their
+            last exchange.
     """
 
     def __init__(
@@ -199,7 +201,10 @@ class ShardFacade(AlgorithmFacade):
     ) -> None:
         self.module, self.process_group, self.parameters_to_ignore = model, group, []
         self.bagua_module_name = f"shards of {type(model).__name__} {id(model)}"
-        self._optimizers, self.shards = list(optimizers), found
+        self._optimizers = list(optimizers)
+        self.covered: set[str] = set()
+        self.shards: list[Shard] = []
+        self.look(found)
         # Without buckets: fragments have schedulers of their own.
         self._scheduler = CommScheduler([], group, PassRecorder())
 
@@ -209,14 +214,39 @@ class ShardFacade(AlgorithmFacade):
 
     @property
     def synchronized_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [(one.name, cast("nn.Parameter", one.tensor)) for one in self.shards if one.is_trained]
+        return [(one.name, cast("nn.Parameter", one.tensor)) for one in self.shards if one.name in self.covered]
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of what is not frozen."""
+        return [one.name for one in self.shards if one.is_trained]
+
+    def look(self, now: list[Shard]) -> None:
+        """These are the shards. What was trained and is in no optimizer any more is not exchanged any more."""
+        self.shards = now
+        listed = {
+            id(one) for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]
+        }
+        self.covered = {
+            one.name for one in now if one.is_trained or (one.name in self.covered and id(one.parameter) in listed)
+        }
+
+    @property
+    def replicated_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return self.synchronized_parameters
+
+    def communicate(self, names: Collection[str]) -> None:
+        raise ValueError(
+            f"The state has {len(names)} shards, here are {len(self.covered)}.\n"
+            "Freeze the parameters that were frozen when it was saved, before exchange_shards."
+        )
 
     @property
     def scheduler(self) -> CommScheduler:
         return self._scheduler
 
     def tensors_of(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-        shard_of = {id(one.parameter): one.tensor for one in self.shards if one.is_trained}
+        shard_of = {id(one.parameter): one.tensor for one in self.shards if one.name in self.covered}
         return [shard_of[id(one)] for one in super().tensors_of(optimizer) if id(one) in shard_of]
 
 
@@ -260,18 +290,20 @@ class ShardExchange:
             self._rounds.init_operations(self._view, bucket)
 
     def _follow(self) -> None:
-        """Exchange other shards, if they were replaced, frozen or unfrozen. Before they are trained: the outer
-        parameters begin with what all replicas have."""
+        """Exchange other shards, if they were replaced, or one was unfrozen that never was trained. Before it is
+        trained: the outer parameters begin with what all replicas have."""
         known = {one.name: one for one in self.shards}
         now = shards(self.module)
         for place, one in enumerate(now):
             former = known.get(one.name)
             if former is not None and former.is_sharded and not one.is_sharded:
                 now[place] = former  # gathered by FSDP, and comes back as it was
-        if _states(now) == _states(self.shards):
+        trained = {one.name for one in now if one.is_trained}
+        if _tensors(now) == _tensors(self.shards) and trained <= self._view.covered:
+            self._view.shards = now
             return
         self._rounds.finish(self._view)
-        self._view.shards = now
+        self._view.look(now)
         self._begin()
 
     def _before_step(self, _: torch.optim.Optimizer) -> None:
@@ -279,7 +311,7 @@ class ShardExchange:
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._strangers.clear()
-        self._rounds.note_backward()
+        self._rounds.note_backward(self._view.trained)
         self._note_step(optimizer)
 
     def _before_any_step(self, optimizer: torch.optim.Optimizer) -> None:

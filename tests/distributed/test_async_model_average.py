@@ -199,14 +199,16 @@ def test_the_wrapper(rank: int, device: torch.device, listed: bool) -> None:
 
 @on_ranks(2)
 def test_parameters_may_be_frozen_meanwhile(rank: int, device: torch.device) -> None:
-    """While the loop runs: all ranks start anew, from the mean."""
+    """While the loop runs, which goes on; what is frozen when it is resumed keeps the mean."""
     run = Run(rank, device)
     layer, data = run.net[0], batches(rank, 30, device)
     run.train(data[: 10 + 5 * rank])
     layer.requires_grad_(False)
     run.train(data[:1])
+    run.abort()
     kept = layer.weight.detach().clone()
     check_tensor_on_ranks(kept, "frozen")
+    run.algorithm.resume(run.model)
     run.train(data[:20])
     assert torch.equal(layer.weight, kept)
     layer.requires_grad_(True)

@@ -177,21 +177,22 @@ def _wrapped_again(job: Job) -> None:
 
 
 def _frozen_meanwhile(job: Job) -> None:
-    """Each rank keeps its weights; those that are frozen are not mixed until they are unfrozen."""
+    """What was trained before is mixed once more; then each rank keeps it until it is unfrozen."""
     job.normal_round("before")
     job.net[0].requires_grad_(False)
     for net in job.reference.nets:
         net[0].requires_grad_(False)
-    frozen = flat_weights(job.net)[: 2 * 10 + 10].clone()
+    everything = [name for name, _ in job.net.named_parameters()]
     trained = [name for name, parameter in job.net.named_parameters() if parameter.requires_grad]
-    for _ in range(2):
+    for exchanged in (everything, trained, trained):
+        frozen = flat_weights(job.net)[: 2 * 10 + 10].clone()
         data = job.data()
         train_step(job.model, job.optimizers, data[job.rank])
         job.reference.zero_grad()
         job.reference.backward(data)
-        means = mixed(job.reference.weights(trained), job.case.mode, job.reference.exchanges)
+        means = mixed(job.reference.weights(exchanged), job.case.mode, job.reference.exchanges)
         job.reference.exchanges += 1
-        job.reference.set_weights(means, trained)
+        job.reference.set_weights(means, exchanged)
         job.reference.step()
         job.check("with a frozen layer")
     assert torch.equal(flat_weights(job.net)[: 2 * 10 + 10], frozen)

@@ -199,12 +199,13 @@ def _frozen_meanwhile(job: Job) -> None:
         net[0].requires_grad_(False)
     trained = [name for name, parameter in job.net.named_parameters() if parameter.requires_grad]
     kept = _kept(job)
-    with torch.no_grad():
-        job.loss(job.data())  # in which buckets are made anew
+    data = job.data()
+    train_step(job.model, job.optimizers, data[job.rank])  # in which buckets are made anew
     assert sorted(name for names in bucket_names(job.net) for name in names) == sorted(trained)
     _share_out(job, kept)
-    for _ in range(2):
-        job.normal_round("with a frozen layer")
+    job.reference.round(data)
+    job.check("with a frozen layer")
+    job.normal_round("with a frozen layer")
     kept |= _kept(job)
     for net in (job.net, *job.reference.nets):
         net[0].requires_grad_(True)

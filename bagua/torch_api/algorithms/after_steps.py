@@ -1,15 +1,16 @@
 """What algorithms have in common that exchange weights after steps of the optimizers: when a rank has made its step.
 
-A backward pass makes the rank owe its peers a step. It is made when all listed optimizers that step parameters of the
-module have stepped; or else, because a GradScaler skipped a step or only some of them were stepped, at the beginning of
-the next forward pass, or when the module is wrapped again or its state is saved or loaded. So each rank makes as many
-steps as its peers, whatever its gradients are.
+A backward pass makes the rank owe its peers a step. It is made when all listed optimizers have stepped that step
+parameters which need a gradient in that pass; or else, because a GradScaler skipped a step or only some of them were
+stepped, at the beginning of the next forward pass, or when the module is wrapped again or its state is saved or loaded.
+So each rank makes as many steps as its peers, whatever its gradients are. Optimizers that step in hooks of the backward
+pass have stepped at its end.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from bagua.error_text import listed
 from bagua.torch_api.algorithms.base import AlgorithmImpl, communicated
-from bagua.torch_api.algorithms.rounds import Round, RoundEvent, RoundState, steppers
+from bagua.torch_api.algorithms.rounds import Round, RoundEvent, RoundState, Unexchanged, steppers
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -34,11 +35,15 @@ class ExchangeAfterSteps(AlgorithmImpl):
     """See the head of this file. `after_step` is what a subclass overrides."""
 
     keeps_replicas_equal = False
+    added_to_state: Collection[str] = ("unexchanged", "names")
 
     def __init__(self, process_group: BaguaProcessGroup) -> None:
         super().__init__(process_group)
         self._round = Round()
-        # Positions among the listed optimizers: that step these parameters, and that did since the backward pass.
+        self._unexchanged = Unexchanged()
+        # Positions among the listed optimizers: by the name of what they step, of those that step what was trained
+        # since the last step of the rank, and of those that did.
+        self._stepper_of: dict[str, int] = {}
         self._steppers: set[int] = set()
         self._stepped: set[int] = set()
         # Steps of the rank, and how many of them followed no step of an optimizer.
@@ -64,20 +69,28 @@ class ExchangeAfterSteps(AlgorithmImpl):
                 "Pass the optimizers that step these parameters, freeze them (requires_grad_(False)), or put their"
                 " names into the module's _bagua_params_and_buffers_to_ignore."
             )
-        self._steppers = {stepper_of[id(parameter)] for _, parameter in named}
+        self._stepper_of = {name: stepper_of[id(parameter)] for name, parameter in named}
 
-    def note_backward(self) -> None:
-        """A backward pass is over of which no hook tells: whoever makes the gradients has hooks of its own."""
+    def note_backward(self, trained: Collection[str]) -> None:
+        """A backward pass is over of which no hook tells: whoever makes the gradients has hooks of its own.
+
+        Args:
+            trained: names of what it has trained.
+        """
         if not self._round.is_due:
             self._round.note_gradient("", None)
             self._round.end_pass()
+            self._unexchanged.note(trained)
+            self._steppers.update(self._stepper_of[name] for name in trained)
 
     def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
         return self._round.note_gradient
 
     def init_post_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[], None]:
         def end_pass() -> None:
-            self._round.end_pass()
+            if self._round.end_pass():
+                names = self._unexchanged.note_trained(bagua_ddp.synchronized_parameters)
+                self._steppers.update(self._stepper_of[name] for name in names)
 
         return end_pass
 
@@ -90,13 +103,14 @@ class ExchangeAfterSteps(AlgorithmImpl):
 
         return note_step
 
-    def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
-        return lambda _: self._make_step_if_due(bagua_ddp)
+    def settle(self, bagua_ddp: AlgorithmFacade) -> None:
+        self._make_step_if_due(bagua_ddp)
 
     @torch.inference_mode(False)  # what an outer optimizer makes here is used in later steps
     def _make_step(self, bagua_ddp: AlgorithmFacade) -> None:
         self._round.on(RoundEvent.EXCHANGED)
         self._stepped.clear()
+        self._steppers.clear()
         self._made += 1
         if self._made == _FIRST_STEPS and self._skipped > _MOST_SKIPPED:
             self._tell_of_accumulation(bagua_ddp.bagua_module_name)
@@ -125,15 +139,25 @@ class ExchangeAfterSteps(AlgorithmImpl):
             self._make_step_if_due(bagua_ddp)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"round": self._round.state.name, "stepped": sorted(self._stepped)}
+        return {
+            "round": self._round.state.name,
+            "stepped": sorted(self._stepped),
+            "unexchanged": self._unexchanged.saved,
+        }
 
     @torch.no_grad()
-    def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
+    def make_step_before_load(self, bagua_ddp: AlgorithmFacade) -> None:
+        """Peers that stepped may be waiting. The weights of a state were loaded already, and stay."""
         if self._round.is_due:
-            # Peers that stepped may be waiting. The state's weights were loaded already.
             weights: list[Tensor] = [parameter for _, parameter in bagua_ddp.synchronized_parameters]
             loaded = [weight.clone() for weight in weights]
             self._make_step(bagua_ddp)
             torch._foreach_copy_(weights, loaded)
+
+    def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
         self._round.state = RoundState[state["round"]]
         self._stepped = set(state["stepped"])
+        self._steppers = set(self._stepper_of.values()) if self._round.is_due else set()
+        # An earlier version kept in its plan what was trained alone.
+        named = bagua_ddp.synchronized_parameters
+        self._unexchanged.load(state.get("unexchanged", [name for name, _ in named]))

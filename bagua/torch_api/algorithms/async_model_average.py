@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +70,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._average = BackgroundAverage(process_group)
         self._has_begun = self._is_stopped = False
         self._is_switching = self._is_finished = False
+        self._averaged: list[str] = []  # names of what is averaged
 
     @property
     def ranks_in_step(self) -> bool:
@@ -87,6 +88,12 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             return "stopped"
         return "running" if self._has_begun else "new"
 
+    @property
+    def kept_in_plan(self) -> Collection[str] | None:
+        """All that is averaged: ranks are at different steps, and none knows which average is the last that a frozen
+        parameter needs. They meet in `resume`, after an average."""
+        return None if self.ranks_in_step else self._averaged
+
     # --- tensors and buckets: gradients during warm-up, then parameters ----------------------------------------------
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
@@ -94,6 +101,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._average.prepare(bagua_ddp.synchronized_parameters[0][1].device)
         if self.ranks_in_step:
             return self._warm_up.algorithm.init_tensors(bagua_ddp)
+        self._averaged = [name for name, _ in bagua_ddp.synchronized_parameters]
         self._average.joint_updates.set_owners(steppers(bagua_ddp), len(bagua_ddp.bagua_optimizers))
         tensors = communicated(bagua_ddp)[::-1]
         tensors.sort(key=self._average.joint_updates.owner_of)
@@ -198,6 +206,9 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._meet("resume", engine)
         if self.ranks_in_step or self._has_begun:
             return
+        trained = [name for name, parameter in engine.synchronized_parameters if parameter.requires_grad]
+        if 0 < len(trained) < len(self._averaged):
+            engine.communicate(trained)
         self._is_stopped = False
         self._begin(engine)
 

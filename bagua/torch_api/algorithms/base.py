@@ -8,7 +8,7 @@ docs/how-to/train/write-an-algorithm.md shows how to write one.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,11 +33,11 @@ class AlgorithmImpl:
         process_group: the ranks that train together.
 
     Attributes:
-        added_state: names in `state_dict()` that states of earlier versions do not have. `load_state_dict` may get a
-            state without them.
+        added_to_state: names in `state_dict()` that states of earlier versions lack. `load_state_dict` may get a state
+            without them.
     """
 
-    added_state: frozenset[str] = frozenset()
+    added_to_state: Collection[str] = ()
 
     def __init__(self, process_group: BaguaProcessGroup) -> None:
         self.process_group = process_group
@@ -65,6 +65,14 @@ class AlgorithmImpl:
         """Of the algorithm: what it communicates and how. Asked before every forward pass in training whose backward
         pass may communicate; when it has changed, the methods below are called anew, and nothing is broadcast. It must
         change on all ranks at once."""
+        return None
+
+    @property
+    def kept_in_plan(self) -> Collection[str] | None:
+        """Of an algorithm that exchanges weights after they were trained: the names of parameters that are communicated
+        though they may be frozen now. To freeze a parameter changes nothing then; the algorithm leaves it out
+        by `bagua_ddp.communicate` when its last training was exchanged. None: what is trained is communicated as it is
+        trained."""
         return None
 
     @property
@@ -105,6 +113,10 @@ class AlgorithmImpl:
         module is wrapped. Called after the buckets are made. None by default."""
         return []
 
+    def settle(self, bagua_ddp: AlgorithmFacade) -> None:
+        """Called before each forward pass in training, before parameters that were frozen or unfrozen are looked for:
+        what the last step owes takes effect. Nothing by default."""
+
     def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
         """A function of the positional arguments, called before each forward pass in training, unless all parameters
         are frozen."""
@@ -144,7 +156,7 @@ class AlgorithmImpl:
 
     def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
         """Go on as the algorithm that gave `state` would. Called after the module was wrapped, with a state that has
-        the names of this one's `state_dict()`, `added_state` excepted. Nothing by default.
+        the names of this one's `state_dict()`, `added_to_state` excepted. Nothing by default.
 
         Raises:
             ValueError: the state does not fit the module.

@@ -12,7 +12,7 @@ the weights right before the optimizer does. Any optimizer may be in the place o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,12 +28,13 @@ from bagua.torch_api.algorithms.rounds import (
     Round,
     RoundEvent,
     RoundState,
+    Unexchanged,
     UnheardSteps,
     check_interval,
     group_of_weights,
     steppers,
 )
-from bagua.torch_api.algorithms.saved_layout import check_layout
+from bagua.torch_api.algorithms.saved_layout import check_layout, check_names, restore_plan, split_flat
 
 if TYPE_CHECKING:
     from bagua.engine.algorithm_facade import AlgorithmFacade
@@ -65,22 +66,58 @@ class _PendingMean:
     Args:
         buckets: whose weights it is of.
         scheduler: in which it is under way.
+        names: of weights whose mean it is; None: of all in the buckets.
     """
 
-    def __init__(self, buckets: Sequence[PeerWeightBucket], scheduler: CommScheduler) -> None:
+    def __init__(
+        self, buckets: Sequence[PeerWeightBucket], scheduler: CommScheduler, names: Collection[str] | None = None
+    ) -> None:
         self._buckets = buckets
         self._scheduler = scheduler
+        # Where the weights of each name are that wait for their mean: bucket, and number in it.
+        self._left = {
+            record.name: (bucket, index)
+            for bucket in buckets
+            for index, record in enumerate(bucket.records)
+            if names is None or record.name in names
+        }
+        self._is_whole = len(self._left) == sum(len(bucket.records) for bucket in buckets)
         self.note_parameters()
 
     def wait(self) -> None:
         """Until all peers have it."""
         self._scheduler.wait_pending_comm_ops()
 
-    def put_in_place(self) -> None:
-        """Overwrite the weights."""
+    @torch.no_grad()
+    def put_in_place(self, tensors: Iterable[Tensor] | None = None) -> None:
+        """Overwrite the weights, each once.
+
+        Args:
+            tensors: these of them; None: all.
+        """
         self.wait()
-        for bucket in self._buckets:
-            bucket.operation.copy_back_peer_weight(bucket)
+        if tensors is None and self._is_whole:
+            for bucket in self._buckets:
+                bucket.operation.copy_back_peer_weight(bucket)
+            self._left = {}
+            return
+        ids = None if tensors is None else {id(tensor) for tensor in tensors}
+        self._is_whole = False
+        for name, (bucket, index) in list(self._left.items()):
+            if ids is None or id(bucket.tensors[index]) in ids:
+                bucket.tensors[index].copy_(bucket.views[index])
+                del self._left[name]
+        self.note_parameters()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of it is in place."""
+        return not self._left
+
+    @property
+    def by_name(self) -> dict[str, Tensor]:
+        """What is not in place."""
+        return {name: bucket.views[index] for name, (bucket, index) in self._left.items()}
 
     def note_parameters(self) -> None:
         """`is_void` means since now."""
@@ -92,7 +129,7 @@ class _PendingMean:
         return self._versions != self._current_versions()
 
     def _current_versions(self) -> list[int]:
-        return [tensor._version for bucket in self._buckets for tensor in bucket.tensors]
+        return [bucket.tensors[index]._version for bucket, index in self._left.values()]
 
 
 class DecentralizedAlgorithmImpl(AlgorithmImpl):
@@ -105,9 +142,13 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     optimizer, or a closure runs the passes within `step`. Where no step follows, because a GradScaler skips it, the
     next forward pass begins with it. A forward pass that no backward pass follows leaves the exchange under way for the
     next one. In each case the number of exchanges follows from forward and backward passes alone, never from values.
+    An optimizer that steps in a hook of the backward pass takes the mean of its own parameters before that. If other
+    parameters are unfrozen within a forward pass, before its backward pass, the mean waits in the buckets of the next
+    plan.
     """
 
     keeps_replicas_equal = False
+    added_to_state = ("names", "unexchanged", "pending")
 
     def __init__(
         self,
@@ -123,21 +164,30 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self._interval = Interval(communication_interval)
         self._buckets: list[PeerWeightBucket] = []
         self._round = Round()
+        self._unexchanged = Unexchanged()
         # One that has not been put in place.
         self._mean: _PendingMean | None = None
+        # What is left of it while buckets are made anew, by name.
+        self._carried: dict[str, Tensor] = {}
         # Of the buckets so far, which decides about the next partner.
         self._exchanges = 0
         # See the note.
         self._sees_steps = False
         self._is_stepping = False
 
+    @property
+    def kept_in_plan(self) -> Collection[str]:
+        return self._unexchanged.names
+
     # --- buckets -----------------------------------------------------------------------------------------------------
 
     def start_from_broadcast(self) -> None:
         self._buckets = []
+        self._unexchanged.load(())
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
-        self._round.restart()
+        if self._mean is None:
+            self._round.restart()
         self._is_stepping = False
         self._exchanges = self._buckets[0].operation.exchanges if self._buckets else 0
         self._unheard = UnheardSteps(bagua_ddp.bagua_module_name, self.process_group.size)
@@ -156,6 +206,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         ]
         return self._buckets
 
+    @torch.no_grad()
     def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
         assert isinstance(bucket, PeerWeightBucket)
         bucket.clear_ops()
@@ -167,6 +218,9 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             group=group_of_weights(self.process_group),
         )
         bucket.operation.exchanges = self._exchanges
+        for record, view in zip(bucket.records, bucket.views, strict=True):
+            if record.name in self._carried:
+                view.copy_(self._carried[record.name])
 
     def options_without_effect(self, bagua_ddp: AlgorithmFacade) -> list[str]:
         group = self.process_group
@@ -179,11 +233,18 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
+    def settle(self, bagua_ddp: AlgorithmFacade) -> None:
+        # Within a forward pass, its backward passes are still to come.
+        if self._round.is_due and not bagua_ddp.is_within_forward:
+            self._refuse_changed_parameters()
+            self._put_in_place()
+
     def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
+        if self._mean is not None:
+            self._mean = _PendingMean(self._buckets, bagua_ddp.scheduler, self._carried)
+            self._carried = {}
+
         def begin_round(_: Any) -> None:
-            if self._round.is_due:
-                self._refuse_changed_parameters()
-                self._put_in_place()
             if not torch.is_grad_enabled():
                 return
             self._unheard.note_forward()
@@ -192,6 +253,9 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
                 return
             if not self._round.is_open:
                 if self._interval.count():
+                    # With what is trained from now on, which may take no more than this exchange.
+                    self._unexchanged.note_trained(bagua_ddp.synchronized_parameters)
+                    self._unexchanged.begin_plan(bagua_ddp)
                     # Weights are copied now: a program that swaps them for a moment does not change what peers get.
                     bagua_ddp.scheduler.launch_buckets(self._buckets)
                     self._mean = _PendingMean(self._buckets, bagua_ddp.scheduler)
@@ -207,19 +271,26 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         return self._round.note_gradient
 
     def init_post_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[], None]:
-        return self._end_pass
+        return lambda: self._end_pass(bagua_ddp)
 
-    def _end_pass(self) -> None:
+    def _end_pass(self, bagua_ddp: AlgorithmFacade) -> None:
         if not self._round.end_pass():
             return
         self._unheard.note_gradients()
-        if self._mean is not None and self._sees_steps and not self._is_stepping:
+        self._unexchanged.note_trained(bagua_ddp.synchronized_parameters)
+        if self._mean is not None and self._sees_steps and not self._is_stepping and not self._mean.is_over:
             self._mean.note_parameters()
-        else:
-            self._put_in_place()
+            return
+        if not self._is_stepping:
+            self._refuse_changed_parameters()
+        self._put_in_place()
 
     def init_pre_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
-        def before_step(_: torch.optim.Optimizer) -> None:
+        def before_step(optimizer: torch.optim.Optimizer) -> None:
+            if bagua_ddp.is_in_pass:
+                if self._mean is not None:
+                    self._mean.put_in_place(bagua_ddp.tensors_of(optimizer))
+                return
             self._is_stepping = True
             self._put_in_place()
 
@@ -228,6 +299,9 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     def init_post_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
         def after_step(optimizer: torch.optim.Optimizer) -> None:
             self._is_stepping = False
+            if self._mean is not None:
+                # The step was in the backward pass, which is over: what it left out has its mean now.
+                self._put_in_place()
             self._unheard.note_step(optimizer)
 
         return after_step
@@ -237,6 +311,10 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         if mean is None:
             return
         mean.wait()
+        if bagua_ddp.is_within_forward and not mean.is_void:
+            self._mean, self._carried = mean, mean.by_name
+            return
+        self._unexchanged.end()
         if not mean.is_void:
             with contextlib.suppress(RuntimeError):  # converted or moved since the backward pass: void, too
                 mean.put_in_place()
@@ -249,11 +327,13 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self._round.on(RoundEvent.EXCHANGED)
         if mean is not None:
             mean.put_in_place()
+            self._unexchanged.end()
 
     def _drop_mean(self) -> None:
         mean, self._mean = self._mean, None
         if mean is not None:
             mean.wait()
+            self._unexchanged.end()
 
     def _refuse_changed_parameters(self) -> None:
         """To put the mean of what they were in their place would undo the change."""
@@ -278,19 +358,36 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             "is_pending": self._mean is not None,
             "exchanges": [bucket.operation.exchanges for bucket in self._buckets],
             "peer_weights": [bucket._peer_weight for bucket in self._buckets],
+            "names": [[record.name for record in bucket.records] for bucket in self._buckets],
+            "unexchanged": self._unexchanged.saved,
+            "pending": [] if self._mean is None else [*self._mean.by_name],
         }
 
     @torch.no_grad()
     def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
-        peer_weights: list[Tensor] = state["peer_weights"]
-        here = [bucket._peer_weight for bucket in self._buckets]
-        check_layout("peer weights", [peer_weights], [here])
+        saved = state.get("names")
+        if saved is None:
+            check_layout("peer weights", [state["peer_weights"]], [[bucket._peer_weight for bucket in self._buckets]])
+            saved = [[record.name for record in bucket.records] for bucket in self._buckets]
+        names = [name for group in saved for name in group]
+        check_names(bagua_ddp, names)
+        means: dict[str, Tensor] = {}
+        for group, flat in zip(saved, state["peer_weights"], strict=True):
+            means |= split_flat(bagua_ddp, group, flat)
+        self._drop_mean()  # it is none of the state's
+        restore_plan(bagua_ddp, names, bagua_ddp.synchronized_names)
         self._interval.rounds = int(state["rounds"])
         self._round.state = RoundState[state["round"]]
-        self._mean = _PendingMean(self._buckets, bagua_ddp.scheduler) if state["is_pending"] else None
-        for bucket, exchanges, peer_weight in zip(self._buckets, state["exchanges"], peer_weights, strict=True):
-            bucket.operation.exchanges = int(exchanges)
-            bucket._peer_weight.copy_(peer_weight)
+        for bucket in self._buckets:
+            bucket.operation.exchanges = max(map(int, state["exchanges"]))
+            for record, view in zip(bucket.records, bucket.views, strict=True):
+                if record.name in means:
+                    view.copy_(means[record.name].view_as(view))
+        # An earlier version kept in its plan what was trained alone.
+        pending: Sequence[str] = state.get("pending", names) if state["is_pending"] else ()
+        if state["is_pending"]:
+            self._mean = _PendingMean(self._buckets, bagua_ddp.scheduler, pending)
+        self._unexchanged.load(state.get("unexchanged", names), pending)
 
 
 class DecentralizedAlgorithm(Algorithm):

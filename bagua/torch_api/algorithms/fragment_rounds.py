@@ -4,7 +4,7 @@ algorithms of bagua.torch_api.algorithms.local_steps at work for one module."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,11 +14,12 @@ from bagua.codecs import Codec
 from bagua.comm_ops.compressed import CompressedAllReduce, compressed_alignment
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.comm_ops.round_check import RoundCheck
+from bagua.engine.tensor import require_record
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
 from bagua.torch_api.algorithms.base import idle_codec
 from bagua.torch_api.algorithms.fragments import Fragment, FragmentBucket, OuterOptimizer, split
 from bagua.torch_api.algorithms.rounds import group_of_weights
-from bagua.torch_api.algorithms.saved_layout import check_layout
+from bagua.torch_api.algorithms.saved_layout import check_layout, check_names
 from bagua.torch_api.algorithms.warm_up import WarmUp
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
 class FragmentRounds(ExchangeAfterSteps):
     """One after the other, each fragment has a round of `interval` steps: its exchange begins `delay` steps before the
-    round ends, and takes effect when it ends.
+    round ends, and takes effect when it ends. It covers what was trained since its last exchange; if that is nothing,
+    there is none.
+
+    The plan only grows, so that fragments stay what they are while parts of the model are frozen in turn.
 
     Args:
         process_group: the ranks that train together.
@@ -42,7 +46,7 @@ class FragmentRounds(ExchangeAfterSteps):
         codec: by which differences are compressed; None: not at all.
     """
 
-    added_state = frozenset({"outer_classes", "momentum_rounds"})
+    added_to_state = (*ExchangeAfterSteps.added_to_state, "outer_classes", "momentum_rounds")
 
     def __init__(
         self,
@@ -63,13 +67,14 @@ class FragmentRounds(ExchangeAfterSteps):
         self._outer_optimizer, self._momentum_rounds = outer_optimizer, momentum_rounds
         self._codec = codec
         self._fragments: list[Fragment] = []
-        self._checks: list[RoundCheck] = []
+        # By name of each parameter, the fragment that it is in.
+        self._fragment_of: dict[str, int] = {}
         self.steps = 0  # of this round
         self.rounds = 0  # that are over
         # The exchange of this round has begun.
         self._is_under_way = False
-        # What fragments begin with when they are made anew without a broadcast: of parameters that are frozen now, too.
-        # Each rank has weights of its own then, from which ranks could not begin alike.
+        # What fragments begin with when they are made anew without a broadcast: each rank has weights of its own then,
+        # from which ranks could not begin alike.
         self._kept: dict[str, tuple[nn.Parameter, Any]] = {}
         # Likewise the options of their outer optimizers, which may have been changed.
         self._kept_groups: list[list[dict[str, Any]]] = []
@@ -84,13 +89,19 @@ class FragmentRounds(ExchangeAfterSteps):
         """Changes before the first forward pass after the warm-up: the first round begins with the weights of then."""
         return self._warm_up.is_over
 
+    @property
+    def kept_in_plan(self) -> Collection[str] | None:
+        """During warm-up gradients are communicated."""
+        return None if self.ranks_in_step else self._fragment_of.keys()
+
     # --- buckets -----------------------------------------------------------------------------------------------------
 
     def start_from_broadcast(self) -> None:
         self._close()
         self._kept.clear()
         self._kept_groups = []
-        self._fragments = []
+        self._unexchanged.load(())
+        self._fragments, self._fragment_of = [], {}
         self.steps = self.rounds = 0
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
@@ -103,15 +114,21 @@ class FragmentRounds(ExchangeAfterSteps):
         return self._warm_up.algorithm.init_tensors(bagua_ddp) if self.ranks_in_step else weights
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> Sequence[BaguaBucket]:
-        self._checks, self._fragments = [], []
+        self._fragments = []
         everything = [tensor for group in tensors for tensor in group]
-        parts = split(everything, self._fragment_count) if everything else []
+        names = [require_record(tensor).name for tensor in everything]
+        if not self._fragment_of.keys() >= set(names):
+            parts = split(everything, self._fragment_count)
+            self._fragment_of = {require_record(one).name: number for number, part in enumerate(parts) for one in part}
         if self.ranks_in_step:
+            self._fragment_of = {}  # it is another plan that has fragments
             return self._warm_up.algorithm.tensors_to_buckets(tensors, do_flatten)
         alignment = 1 if self._codec is None else compressed_alignment(self.process_group, False, self._codec)
-        for number, part in enumerate(parts):
-            ids = {id(tensor) for tensor in part}
-            groups = [[tensor for tensor in group if id(tensor) in ids] for group in tensors]
+        for number in range(self._fragment_count if everything else 0):
+            groups = [
+                [tensor for tensor in group if self._fragment_of[require_record(tensor).name] == number]
+                for group in tensors
+            ]
             buckets = [
                 FragmentBucket(group, f"{number}.{place}", do_flatten, alignment)
                 for place, group in enumerate(one for one in groups if one)
@@ -127,13 +144,21 @@ class FragmentRounds(ExchangeAfterSteps):
         if self.ranks_in_step:
             self._warm_up.algorithm.init_operations(bagua_ddp, bucket)
             return
+        bucket.clear_ops()
+        self._append_operations(bucket, any(bucket in fragment.buckets[:1] for fragment in self._fragments))
+
+    def _append_operations(self, bucket: BaguaBucket, is_first: bool) -> None:
         group = group_of_weights(self.process_group)
         communicator = group.get_global_communicator()
-        bucket.clear_ops()
-        if any(bucket is fragment.buckets[0] for fragment in self._fragments) and group.size > 1:
-            check = RoundCheck(communicator, lambda: self.rounds + 1, lambda: self._fragment.outer_options)
-            self._checks.append(check)
-            bucket.append_op(check)
+        if is_first and group.size > 1:
+            bucket.append_op(
+                RoundCheck(
+                    communicator,
+                    lambda: self.rounds + 1,
+                    lambda: self._fragment.means,
+                    lambda: self._fragment.outer_options,
+                )
+            )
         if self._codec is not None and bucket.dtype in self._codec.dtypes:
             bucket.append_op(CompressedAllReduce(group, average=True, everybody=communicator, codec=self._codec))
         else:
@@ -178,22 +203,29 @@ class FragmentRounds(ExchangeAfterSteps):
         self.steps += 1
         # More steps than in a round: the state of a longer one was loaded.
         if self.steps >= self._interval - self._delay and not self._is_under_way:
-            self._fragment.begin(group_of_weights(self.process_group), bagua_ddp.scheduler.recorder, self._what)
-            self._is_under_way = True
+            fragment = self._fragment
+            covered = self._unexchanged.begin(fragment.names)
+            if covered:
+                fragment.choose(covered, self._append_operations)
+                fragment.begin(group_of_weights(self.process_group), bagua_ddp.scheduler.recorder, self._what)
+                self._is_under_way = True
         if self.steps >= self._interval:
             self._end_round()
 
     def _end_round(self) -> None:
-        self._wait()
-        self._fragment.end(self.rounds // len(self._fragments))
-        self._is_under_way = False
+        if self._is_under_way:
+            self._wait()
+            self._fragment.end(self.rounds // len(self._fragments))
+            self._unexchanged.end()
+            self._is_under_way = False
         self.steps = 0
         self.rounds += 1
 
     def _wait(self) -> None:
         self._fragment.wait()
-        for check in self._checks:
-            check.check()
+        for op in self._fragment.first_ops:
+            if isinstance(op, RoundCheck):
+                op.check()
 
     def finish(self, bagua_ddp: AlgorithmFacade) -> None:
         super().finish(bagua_ddp)
@@ -211,7 +243,6 @@ class FragmentRounds(ExchangeAfterSteps):
     def state_dict(self) -> dict[str, Any]:
         if self._is_under_way:
             self._wait()
-        pending = [bucket.flattened_tensor() for bucket in self._fragment.buckets] if self._is_under_way else []
         outer = [fragment.outer_optimizer.state_dict() for fragment in self._fragments if fragment.outer_optimizer]
         return {
             **super().state_dict(),
@@ -222,7 +253,8 @@ class FragmentRounds(ExchangeAfterSteps):
             "outer_optimizers": outer,
             "outer_classes": [fragment.outer_class for fragment in self._fragments],
             "momentum_rounds": self._momentum_rounds,
-            "under_way": pending,
+            "under_way": self._fragment.means if self._is_under_way else {},
+            "names": [fragment.names for fragment in self._fragments],
         }
 
     @torch.no_grad()
@@ -241,25 +273,52 @@ class FragmentRounds(ExchangeAfterSteps):
         if was_in_step:
             bagua_ddp.rebuild_buckets()
         self._check_outer_optimizers(state)
-        here = [fragment.outer_parameters for fragment in self._fragments]
-        cause = "another model, or has another number of fragments"
-        check_layout("outer parameters", state["outer_parameters"], here, cause)
-        super().load_state_dict(bagua_ddp, state)
+        self.make_step_before_load(bagua_ddp)
         if self._is_under_way:
             self._wait()
+            self._is_under_way = False
+        self._restore_fragments(bagua_ddp, state)
+        super().load_state_dict(bagua_ddp, state)
         self.rounds, self.steps = int(state["rounds"]), int(state["steps"])
-        self._is_under_way = bool(state["under_way"])
         for fragment, parameters in zip(self._fragments, state["outer_parameters"], strict=True):
             for own, saved in zip(fragment.outer_parameters, parameters, strict=True):
                 own.copy_(saved)
         optimizers = [fragment.outer_optimizer for fragment in self._fragments if fragment.outer_optimizer]
         for optimizer, saved in zip(optimizers, state["outer_optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        if self._is_under_way:
-            for bucket, mean in zip(self._fragment.buckets, state["under_way"], strict=True):
-                flat = bucket.flattened_tensor()
+        self._restore_exchange(state["under_way"])
+
+    def _restore_fragments(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
+        """Those of the state, whatever is frozen now."""
+        cause = "another model, or has another number of fragments"
+        saved = state.get("names")
+        if saved is not None and len(saved) == len(self._fragments):
+            fragment_of = {name: number for number, names in enumerate(saved) for name in names}
+            check_names(bagua_ddp, fragment_of, cause)
+            if saved != [fragment.names for fragment in self._fragments]:
+                self._fragment_of = fragment_of
+                bagua_ddp.communicate(fragment_of)
+        self._kept.clear()
+        here = [fragment.outer_parameters for fragment in self._fragments]
+        check_layout("outer parameters", state["outer_parameters"], here, cause)
+
+    def _restore_exchange(self, means: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
+        """The exchange under way of a state: means by name, or of an earlier version, of buckets."""
+        if not means:
+            return
+        fragment = self._fragment
+        if not isinstance(means, Mapping):
+            flats = [bucket.flattened_tensor() for bucket in fragment.buckets]
+            fragment.choose(set(fragment.names), self._append_operations)
+            for flat, mean in zip(flats, means, strict=True):
                 elements = min(len(flat), len(mean))  # another codec may pad to another length
                 flat[:elements].copy_(mean[:elements])
+        else:
+            fragment.choose(means.keys(), self._append_operations)
+            for name, view in fragment.means.items():
+                view.copy_(means[name])
+        self._is_under_way = True
+        self._unexchanged.load(self._unexchanged.names, fragment.means)
 
     def _check_outer_optimizers(self, state: Mapping[str, Any]) -> None:
         """Names and options of another class have another meaning, and so has a momentum that is still rising."""

@@ -11,13 +11,14 @@ Owned by an algorithm, which decides when a round begins and ends. Training thre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
+from bagua.engine.bucket import BucketOp
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.kernels.half_dtypes import HALF_DTYPES
 
@@ -38,6 +39,16 @@ class FragmentBucket(WeightBucket):
     def __init__(self, tensors: Sequence[Tensor], name: str, do_flatten: bool, alignment: int = 1) -> None:
         super().__init__(tensors, name, do_flatten, alignment)
         self.outer: list[nn.Parameter] = []
+        self._alignment = alignment
+
+    def part(self, names: Collection[str]) -> FragmentBucket | None:
+        """A bucket of the weights of these names, with the same y; None, if there are none."""
+        chosen = [index for index, record in enumerate(self.records) if record.name in names]
+        if not chosen:
+            return None
+        part = FragmentBucket([self.tensors[index] for index in chosen], self.name, False, self._alignment)
+        part.outer = [self.outer[index] for index in chosen] if self.outer else []
+        return part
 
     @torch.no_grad()
     def begin_outer(self) -> None:
@@ -82,7 +93,7 @@ class FragmentBucket(WeightBucket):
 class Fragment:
     """
     Args:
-        buckets: of its weights.
+        buckets: of its weights; none: it has no part in what is trained.
         outer_optimizer: makes the optimizer of y from y; None: weights are averaged.
         alpha: of the weights that this rank has made since the round began.
         momentum_rounds: over which the momentum of the outer optimizer rises; 0: it is what it is.
@@ -101,9 +112,11 @@ class Fragment:
     ) -> None:
         self.buckets = list(buckets)
         self._alpha, self._momentum_rounds = alpha, momentum_rounds
+        # Of the last exchange: all of them, or others of a part of their weights.
+        self._exchanged = self.buckets
         self._scheduler: CommScheduler | None = None
         self.outer_optimizer: torch.optim.Optimizer | None = None
-        if outer_optimizer is None:
+        if outer_optimizer is None or not buckets:
             return
         for bucket in self.buckets:
             bucket.begin_outer()
@@ -129,6 +142,25 @@ class Fragment:
                 "Leave momentum_rounds out, or give the outer optimizer a momentum."
             )
         self.outer_optimizer = made
+
+    @property
+    def names(self) -> list[str]:
+        """Of its weights."""
+        return [record.name for bucket in self.buckets for record in bucket.records]
+
+    @property
+    def means(self) -> dict[str, Tensor]:
+        """Of the last exchange, by the names of the weights; views."""
+        return {
+            record.name: view
+            for bucket in self._exchanged
+            for record, view in zip(bucket.records, bucket.views, strict=True)
+        }
+
+    @property
+    def first_ops(self) -> Sequence[BucketOp]:
+        """Of the first bucket of the last exchange."""
+        return self._exchanged[0].ops
 
     @property
     def outer_parameters(self) -> list[nn.Parameter]:
@@ -186,6 +218,22 @@ class Fragment:
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
+    def choose(self, names: Collection[str], append_operations: Callable[[FragmentBucket, bool], None]) -> None:
+        """The next exchange is of the weights of these names alone. The others, their y and its state stay as they are.
+
+        Args:
+            names: of some of its weights.
+            append_operations: of a bucket, which is the first one of the exchange or not.
+        """
+        if names == self.means.keys():
+            return
+        self.close()
+        self._exchanged = self.buckets
+        if names != set(self.names):
+            self._exchanged = [one for bucket in self.buckets if (one := bucket.part(names)) is not None]
+            for bucket in self._exchanged:
+                append_operations(bucket, bucket is self._exchanged[0])
+
     def begin(self, group: BaguaProcessGroup, recorder: PassRecorder, what: str) -> None:
         """Start the exchange, of the weights as they are now.
 
@@ -196,11 +244,11 @@ class Fragment:
         """
         if self._scheduler is None:
             # Of its own: other fragments of the plan are not part of the step, and its exchange outlasts steps.
-            self._scheduler = CommScheduler(self.buckets, group, recorder, sees_flags=False)
+            self._scheduler = CommScheduler(self._exchanged, group, recorder, sees_flags=False)
         self._scheduler.what = what
         # One exchange in eight would be one in thousands of steps.
         recorder.samples_all = True
-        self._scheduler.launch_buckets(self.buckets)
+        self._scheduler.launch_buckets(self._exchanged)
 
     def wait(self) -> None:
         """Until the mean is there."""
@@ -215,10 +263,10 @@ class Fragment:
             rounds: of this fragment that are over.
         """
         if self.outer_optimizer is None:
-            for bucket in self.buckets:
+            for bucket in self._exchanged:
                 bucket.take_mean()
             return
-        for bucket in self.buckets:
+        for bucket in self._exchanged:
             bucket.give_gradients()
         for group in self.outer_optimizer.param_groups:
             if rounds + 1 < self._momentum_rounds:
@@ -229,7 +277,7 @@ class Fragment:
                 group["momentum"] = group.pop("last_momentum")
         self.outer_optimizer.step()
         self.outer_optimizer.zero_grad(set_to_none=True)
-        for bucket in self.buckets:
+        for bucket in self._exchanged:
             bucket.take_outer(self._alpha)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ neighbor and the R of the left one, to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +28,7 @@ from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
 from bagua.torch_api.algorithms.base import Algorithm
 from bagua.torch_api.algorithms.rounds import Interval, check_interval
-from bagua.torch_api.algorithms.saved_layout import check_layout
+from bagua.torch_api.algorithms.saved_layout import check_layout, check_names, restore_plan, split_flat
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -95,6 +95,8 @@ class ReplicaBucket(WeightBucket):
 class LowPrecisionDecentralizedAlgorithmImpl(ExchangeAfterSteps):
     """See LowPrecisionDecentralizedAlgorithm."""
 
+    added_to_state = (*ExchangeAfterSteps.added_to_state, "kept")
+
     def __init__(
         self,
         process_group: BaguaProcessGroup,
@@ -111,10 +113,15 @@ class LowPrecisionDecentralizedAlgorithmImpl(ExchangeAfterSteps):
         # What buckets begin with when they are made anew without a broadcast: of parameters that are frozen now, too.
         self._kept: dict[str, list[Tensor]] = {}
 
+    @property
+    def kept_in_plan(self) -> Collection[str]:
+        return self._unexchanged.names
+
     # --- buckets -----------------------------------------------------------------------------------------------------
 
     def start_from_broadcast(self) -> None:
         self._kept.clear()
+        self._unexchanged.load(())
         self._buckets = []
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
@@ -140,9 +147,10 @@ class LowPrecisionDecentralizedAlgorithmImpl(ExchangeAfterSteps):
         return idle_hierarchy(self.process_group, self.hierarchical, "weights")
 
     def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
-        if self._interval.count():
+        if self._interval.count() and self._unexchanged.begin_plan(bagua_ddp):
             bagua_ddp.scheduler.launch_buckets(self._buckets)
             bagua_ddp.scheduler.wait_pending_comm_ops()
+            self._unexchanged.end()
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -152,31 +160,45 @@ class LowPrecisionDecentralizedAlgorithmImpl(ExchangeAfterSteps):
             "rounds": self._interval.rounds,
             "neighborhoods": [bucket.neighborhood for bucket in self._buckets],
             "replicas": [list(bucket.replicas) for bucket in self._buckets],
+            "names": [[record.name for record in bucket.records] for bucket in self._buckets],
+            # Views of former buckets.
+            "kept": {name: [part.clone() for part in self._kept[name]] for name in sorted(self._kept)},
         }
 
     @torch.no_grad()
     def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
-        check_layout(
-            "copies of weights",
-            state["replicas"],
-            [bucket.replicas for bucket in self._buckets],
-            "another model, or of buckets of another size (BAGUA_DEFAULT_BUCKET_SIZE, bucket_cap_mb)",
-        )
-        neighborhoods = [bucket.neighborhood for bucket in self._buckets]
-        saved = state["neighborhoods"]
-        if saved != neighborhoods:
+        self.make_step_before_load(bagua_ddp)
+        cause = "another model, or of buckets of another size (BAGUA_DEFAULT_BUCKET_SIZE, bucket_cap_mb)"
+        saved = state.get("names")
+        if saved is None:
+            here = [bucket.replicas for bucket in self._buckets]
+            check_layout("copies of weights", state["replicas"], here, cause)
+            saved = [[record.name for record in bucket.records] for bucket in self._buckets]
+        kept: dict[str, Sequence[Tensor]] = dict(state.get("kept", {}))
+        planned = [name for names in saved for name in names]
+        check_names(bagua_ddp, [*planned, *kept], cause)
+        by_name = dict(kept)
+        for names, replicas in zip(saved, state["replicas"], strict=True):
+            split = [split_flat(bagua_ddp, names, replica, cause) for replica in replicas]
+            by_name.update((name, [one[name] for one in split]) for name in names)
+        # All buckets have the same.
+        neighborhoods = [bucket.neighborhood for bucket in self._buckets[:1]]
+        if state["neighborhoods"][:1] != neighborhoods:
             raise ValueError(
-                f"the state has the replicas of ranks {saved[0]} (left neighbor, own and right neighbor), the neighbors"
-                f" are {neighborhoods[0]} now: weights would drift apart.\n"
+                f"the state has the replicas of ranks {state['neighborhoods'][0]} (left neighbor, own and right"
+                f" neighbor), the neighbors are {neighborhoods[0]} now: weights would drift apart.\n"
                 "It was saved with another setting of hierarchical, or on nodes with other ranks.\n"
                 f"Use the same, not hierarchical={self.hierarchical}. Or load the weights alone, and wrap the module"
                 " again."
             )
+        restore_plan(bagua_ddp, planned, kept)
         super().load_state_dict(bagua_ddp, state)
         self._interval.rounds = int(state["rounds"])
-        for bucket, replicas in zip(self._buckets, state["replicas"], strict=True):
-            for ours_, theirs_ in zip(bucket.replicas, replicas, strict=True):
-                ours_.copy_(theirs_)
+        for bucket in self._buckets:
+            for name, parts in bucket.replicas_by_name():
+                for ours, theirs in zip(parts, by_name.pop(name), strict=True):
+                    ours.copy_(theirs)
+        self._kept = {name: [part.clone() for part in parts] for name, parts in by_name.items()}
 
 
 class LowPrecisionDecentralizedAlgorithm(Algorithm):

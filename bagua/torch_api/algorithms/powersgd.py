@@ -29,7 +29,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
     # Parameters are equal, but each rank owes something else.
     keeps_replicas_equal = False
     keeps_parameters_equal = True
-    added_state = frozenset({"rank"})
+    added_to_state = ("rank",)
 
     def __init__(self, process_group: BaguaProcessGroup, rank: int) -> None:
         super().__init__(process_group)

@@ -4,11 +4,16 @@ A round is a forward pass outside of no_sync and the backward pass that follows.
 what is counted, because every rank makes as many of them: a GradScaler may skip a step on one rank and not on another.
 No event of a table depends on values of weights or gradients, so that what one rank does with its own cannot make it
 exchange more or less often than its peers.
+
+What an exchange covers is what was trained since it was last exchanged, frozen at that moment or not (`Unexchanged`).
+Trained is what needs a gradient at the end of a backward pass that counts: so all ranks come to the same, whoever
+evaluates, makes a trial or is late.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from bagua.collectives.purpose_groups import group_for
@@ -16,6 +21,7 @@ from bagua.engine.step_state import StateMachine
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.algorithm_facade import AlgorithmFacade
@@ -102,6 +108,64 @@ class Round(StateMachine[RoundState, RoundEvent]):
     def restart(self) -> None:
         """No round is open any more."""
         self.state = RoundState.RESTING
+
+
+class Unexchanged:
+    """The parameters of a module that were trained since they were last exchanged, by name. The same on all ranks."""
+
+    def __init__(self) -> None:
+        self._trained: set[str] = set()
+        self._under_way: set[str] = set()
+
+    @property
+    def names(self) -> set[str]:
+        """With those whose exchange is under way."""
+        return self._trained | self._under_way
+
+    @property
+    def saved(self) -> list[str]:
+        """For a state: without them."""
+        return sorted(self._trained)
+
+    def note_trained(self, named: Iterable[tuple[str, Tensor]]) -> list[str]:
+        """At the end of a backward pass: which of them it trains. Returns their names."""
+        names = [name for name, parameter in named if parameter.requires_grad]
+        self.note(names)
+        return names
+
+    def note(self, names: Iterable[str]) -> None:
+        """The parameters of these names were trained."""
+        self._trained.update(names)
+
+    def begin(self, names: Iterable[str]) -> set[str]:
+        """An exchange begins. What is trained from now on is left for the next one.
+
+        Args:
+            names: that it may cover.
+
+        Returns:
+            those that it covers.
+        """
+        self._under_way = self._trained.intersection(names)
+        self._trained -= self._under_way
+        return self._under_way
+
+    def begin_plan(self, bagua_ddp: AlgorithmFacade) -> bool:
+        """As `begin`, of all that is in the plan. What is not covered is left out of it, on all ranks. Returns whether
+        there is anything to exchange."""
+        planned = {name for name, _ in bagua_ddp.synchronized_parameters}
+        covered = self.begin(planned)
+        if covered and covered != planned:
+            bagua_ddp.communicate(covered)
+        return bool(covered)
+
+    def end(self) -> None:
+        """The exchange has taken effect, or was given up."""
+        self._under_way = set()
+
+    def load(self, trained: Collection[str], under_way: Collection[str] = ()) -> None:
+        """As it was when a state was saved."""
+        self._trained, self._under_way = set(trained), set(under_way)
 
 
 def check_interval(communication_interval: int) -> None:
