@@ -200,6 +200,117 @@ def test_manual_optimization_of_halves_in_turn(tmp_path: Path) -> None:
     assert len({id(one) for one in ours.buckets}) == 2, "two plans, which are kept"
 
 
+def _mean(tensor: Tensor) -> Tensor:
+    total = tensor.detach().clone()
+    torch.distributed.all_reduce(total)
+    return total / torch.distributed.get_world_size()
+
+
+@on_ranks(2, lightning=True, joined=False)
+def test_halves_in_turn_that_exchange_weights(tmp_path: Path) -> None:
+    """Compared with loops of collectives. Each forward pass has two half steps, the first with a loss that goes through
+    both halves; with `toggle_optimizer`, or with a half that was frozen in the beginning, and is unfrozen within the
+    third forward pass, while a mean is under way."""
+    folder = str(tmp_path)
+    pl = lightning_of()
+    from bagua.lightning import BaguaStrategy
+
+    class Halves(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self, toggles: bool) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.toggles = toggles
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+            if not toggles:
+                self.second.requires_grad_(False)
+            self.seen: list[Any] = []
+
+        def half_steps(self, number: int) -> list[int]:
+            if self.toggles:
+                return [0, 1]
+            return [0, 0] if number < 3 else [1, 0]
+
+        def loss(self, batch: Any, sign: int) -> Tensor:
+            return (1, -0.1)[sign] * nn.functional.mse_loss(self.second(self.first(batch[0]).relu()), batch[1])
+
+        def trains(self, half: int) -> None:
+            for index, one in enumerate((self.first, self.second)):
+                one.requires_grad_(index == half)
+
+        def training_step(self, batch: Any, _: int) -> None:
+            self.seen.append(batch)
+            optimizers = self.optimizers()
+            for half in self.half_steps(len(self.seen)):
+                if self.toggles:
+                    self.toggle_optimizer(optimizers[half])
+                else:
+                    self.trains(half)
+                optimizers[half].zero_grad()
+                self.manual_backward(self.loss(batch, half))
+                optimizers[half].step()
+                if self.toggles:
+                    self.untoggle_optimizer(optimizers[half])
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(half.parameters(), lr=0.1) for half in (self.first, self.second)]
+
+    def by_hand(net: Any, seen: list[Any], interval: int | None) -> None:
+        optimizers = net.configure_optimizers()
+        named = dict(net.named_parameters())
+        due: set[str] = set()
+        steps = 0
+        for number, batch in enumerate(seen, 1):
+            means: dict[str, Tensor] = {}
+            if interval is None:
+                unfrozen = {name for name, one in named.items() if one.requires_grad}
+                means = {name: _mean(named[name]) for name in sorted(due | unfrozen)}
+                due.clear()
+            for half in net.half_steps(number):
+                net.trains(half)
+                optimizers[half].zero_grad()
+                net.loss(batch, half).backward()
+                due |= {name for name, one in named.items() if one.requires_grad}
+                for name, mean in means.items():
+                    named[name].data.copy_(mean)
+                means = {}
+                optimizers[half].step()
+                if net.toggles:
+                    net.requires_grad_(True)
+                steps += 1
+                if interval and steps % interval == 0:
+                    for name in sorted(due):
+                        named[name].data.copy_(_mean(named[name]))
+                    due.clear()
+
+    for algorithm, options in (
+        ("decentralized", {"hierarchical": False}),
+        ("local_sgd", {"sync_every": 1}),
+        ("local_sgd", {"sync_every": 2}),
+        ("local_sgd", {"sync_every": 4}),
+        ("async", {"sync_interval_ms": 0}),
+        ("low_precision_decentralized", {"hierarchical": False}),
+        ("streaming_diloco", {"sync_every": 4, "delay": 1}),
+    ):
+        for toggles in (True, False):
+            if algorithm == "streaming_diloco" and not toggles:
+                continue  # the second half makes other fragments, and ends a round
+            pl.seed_everything(3, verbose=False)
+            net = Halves(toggles)
+            expected = Halves(toggles)
+            expected.load_state_dict(net.state_dict())
+            trainer_of(pl, BaguaStrategy(algorithm, **options), folder).fit(net, loader())
+            values = [one.detach() for one in net.parameters()]
+            what = f"{algorithm} {options} {toggles}"
+            if algorithm in ("decentralized", "local_sgd"):
+                by_hand(expected.to(values[0].device), net.seen, options.get("sync_every"))
+                distance = max(
+                    (one - other).abs().max().item() for one, other in zip(values, expected.parameters(), strict=True)
+                )
+                assert distance < 1e-5, f"{what}: {distance}"
+            apart = max((one - _mean(one)).abs().max().item() for one in values)
+            assert apart < (1e-6 if algorithm == "async" else 0.05), f"{what}: {apart}"
+
+
 def _norms(folder: str) -> tuple[float, float, int]:
     pl = lightning_of()
     from bagua.lightning import BaguaStrategy

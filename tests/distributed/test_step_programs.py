@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from support.algorithm_cases import Case
 from support.branching import HEADS, PARTS, PLACES
 from support.examples import examples, is_default_run
+from support.parts_in_turn import PARTS as IN_TURN
 from support.rank_pool import RankPool
-from support.step_programs import FOUND, carry_out
+from support.step_programs import FOUND, carry_out, carry_out_turns
 
 # By default the same programs in every run.
 PROGRAMS = settings(max_examples=examples(4), derandomize=is_default_run(), database=None)
@@ -84,6 +85,44 @@ def test_weights(pool: RankPool, data: st.DataObject) -> None:
     if pool.size % 2 == 0:
         cases.append(Case("decentralized", {"peer_selection_mode": "shift_one", "hierarchical": False}))
     check(pool, data, tuple(cases))
+
+
+def turns(ranks: int) -> st.SearchStrategy[tuple[object, ...]]:
+    rank = st.none() | st.integers(0, ranks - 1)
+    parts = st.lists(st.sampled_from(IN_TURN), min_size=1, max_size=2, unique=True)
+    hows = st.sampled_from(("plain", "plain", "hooks", "quiet", "partly"))
+    # Mostly one part, the others frozen.
+    turn = st.tuples(st.just("turn"), parts)
+    return st.one_of(
+        turn,
+        turn,
+        st.tuples(st.just("turn"), parts, booleans, hows, rank, rank),
+        st.tuples(st.just("evaluate"), rank, booleans),
+        st.tuples(st.just("save")),
+        st.tuples(st.just("load"), parts | st.just(IN_TURN), booleans),
+    )
+
+
+@PROGRAMS
+@given(st.data())
+def test_parts_in_turn(pool: RankPool, data: st.DataObject) -> None:
+    """Optimizers in turn, parts frozen in turn, steps in hooks, late ranks, states of any moment."""
+    cases = [
+        ("local_sgd", {"sync_every": 3}),
+        ("diloco", {"sync_every": 2}),
+        ("streaming_diloco", {"sync_every": 4}),
+        ("streaming_diloco", {"sync_every": 6, "fragments": 2, "delay": 2, "alpha": 0.25}),
+        ("decentralized", {"hierarchical": False}),
+        ("decentralized", {"hierarchical": False, "communication_interval": 3}),
+        ("low_precision_decentralized", {"hierarchical": False}),
+        ("low_precision_decentralized", {"hierarchical": False, "communication_interval": 2}),
+    ]
+    case = data.draw(st.sampled_from(cases), label="algorithm")
+    program = data.draw(st.lists(turns(pool.size), min_size=6, max_size=20), label="program")
+    told = pool.call(carry_out_turns, [(case, program)] * pool.size)
+    if any(told):
+        pool.stop()
+    assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
 
 
 def test_programs_that_failed(pool: RankPool) -> None:

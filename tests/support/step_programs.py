@@ -15,6 +15,7 @@ from typing import Any
 from support.algorithm_cases import Case
 from support.branching import HEADS
 from support.checked_training import Trainer
+from support.parts_in_turn import Turns
 
 Call = tuple[Any, ...]
 
@@ -28,6 +29,20 @@ def carry_out(case: Case, options: dict[str, Any], program: Sequence[Call]) -> s
             getattr(trainer, name)(*arguments)
         number = len(program)
         trainer.finish()
+    except Exception:
+        return f"call {number}\n{traceback.format_exc()}"
+    return ""
+
+
+def carry_out_turns(case: tuple[str, dict[str, Any]], program: Sequence[Call]) -> str:
+    """As `carry_out`, of a model whose parts take turns, beside the algorithm written out as a loop."""
+    number = -1
+    try:
+        turns = Turns(case)
+        for number, (name, *arguments) in enumerate(program):  # noqa: B007
+            getattr(turns, name)(*arguments)
+        number = len(program)
+        turns.finish()
     except Exception:
         return f"call {number}\n{traceback.format_exc()}"
     return ""
