@@ -216,9 +216,16 @@ def _changed_after_the_call() -> None:
     del optimizer.param_groups[1:]
     train(model, optimizer, 2)
     assert (exchange.rounds, are_alike(model)) == (3, True)
+    # Trained, and frozen before the round ends.
+    train(model, optimizer, 1)
+    model[0].requires_grad_(False)
+    train(model, optimizer, 1)
+    assert (exchange.rounds, are_alike(model)) == (4, True)
+    model[0].requires_grad_(True)
+
     # A forward pass leaves gathered weights in the module, which are no change.
     train(model, optimizer, 2, between=torch.no_grad()(model))
-    assert (exchange.rounds, are_alike(model)) == (4, True)
+    assert (exchange.rounds, are_alike(model)) == (5, True)
     exchange.remove()
 
     # Converted; by torch only before the first forward pass.
