@@ -236,6 +236,7 @@ class ShardFacade(AlgorithmFacade):
         return self.synchronized_parameters
 
     def communicate(self, names: Collection[str]) -> None:
+        """Raises ValueError: a state has others than are exchanged."""
         raise ValueError(
             f"The state has {len(names)} shards, here are {len(self.covered)}.\n"
             "Freeze the parameters that were frozen when it was saved, before exchange_shards."
