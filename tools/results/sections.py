@@ -52,8 +52,8 @@ def current(results: Results) -> str:
 
 
 def networks(results: Results) -> str:
-    """What to expect of all-reduce in each network: one number a cell, over the best of NCCL's settings, which stands
-    beside it."""
+    """What to expect of all-reduce in each network: one number a cell, over the best of NCCL's settings, which it
+    names."""
     times = results["all-reduce-by-network-2h200"]
     rows = []
     for rate, delay, flow, told in _links(times):
