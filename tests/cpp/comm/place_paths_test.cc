@@ -11,11 +11,6 @@ namespace {
 
 constexpr std::uint64_t kAll = 0b1111;  // places
 
-template <Prepared kHowFar>
-Prepared prepared(std::size_t /*place*/, std::size_t /*path*/) {
-  return kHowFar;
-}
-
 struct KnownPaths {
   explicit KnownPaths(std::size_t count) : paths(count) {
     for (std::size_t path = 0; path < count; ++path) paths[path].interface.name = "nic" + std::to_string(path);
@@ -26,11 +21,6 @@ struct KnownPaths {
 struct Places : private KnownPaths, PlacePaths {
   Places(const std::vector<std::size_t>& first, const std::vector<std::size_t>& own, std::size_t count)
       : KnownPaths(count), PlacePaths(first, own, paths, &states) {}
-
-  // The next connections are ready at once.
-  std::uint64_t places_to_move(std::uint64_t live, const Probe& probe, std::int64_t now_ms) {
-    return PlacePaths::places_to_move(live, probe, prepared<Prepared::kReady>, now_ms).leave;
-  }
 };
 
 Places two_paths() { return {{0, 1, 0, 1}, {0, 1, 0, 1}, 2}; }
@@ -148,35 +138,6 @@ TEST_CASE(streams_whose_path_could_not_connect_at_the_start_move_there_once_it_w
     paths.on_joined(place, 1, false, 101000);
   }
   CHECK_EQ(paths.places_to_move(kAll, works, 200000), std::uint64_t{0});
-}
-
-TEST_CASE(streams_stay_until_the_next_connections_of_all_over_their_path_are_ready) {
-  Places paths({0, 0, 0, 0}, {0, 1, 0, 1}, 2);
-  const auto one_waits = [](std::size_t place, std::size_t path) {
-    CHECK_EQ(path, std::size_t{1});
-    return place == 1 ? Prepared::kReady : Prepared::kWaiting;
-  };
-  CHECK_EQ(paths.PlacePaths::places_to_move(kAll, works, one_waits, 1000).leave, std::uint64_t{0});
-  CHECK_EQ(paths.moving(), std::uint64_t{0});
-  CHECK_EQ(paths.replacement_path(1, 0b1101), std::size_t{1});  // if it is lost now: the next one
-  CHECK_EQ(paths.places_to_move(kAll, works, 2000), std::uint64_t{0b1010});
-  // Also while the path is not known to work, they leave as long as the connections are there.
-  CHECK_EQ(paths.PlacePaths::places_to_move(kAll, fails, prepared<Prepared::kReady>, 3000).stay, std::uint64_t{0});
-  CHECK_EQ(paths.PlacePaths::places_to_move(kAll, fails, one_waits, 4000).stay, std::uint64_t{0b1000});
-  CHECK_EQ(paths.moving(), std::uint64_t{0b0010});
-}
-
-TEST_CASE(a_path_over_which_no_connection_can_be_prepared_is_tried_less_often) {
-  Places paths({0, 0, 0}, {0, 1, 1}, 2);
-  int tries = 0;
-  const auto refused = [&](std::size_t /*place*/, std::size_t /*path*/) {
-    ++tries;
-    return Prepared::kFailed;
-  };
-  for (std::int64_t now_ms = 1000000; now_ms < 1600000; now_ms += 1000) {
-    CHECK_EQ(paths.PlacePaths::places_to_move(0b111, works, refused, now_ms).leave, std::uint64_t{0});
-  }
-  CHECK(tries > 2 * 10 && tries < 2 * 20);
 }
 
 // Some firewalls answer for the hosts behind them.
