@@ -1,6 +1,4 @@
 // ConnectionService where a comm has several paths, or a device several interfaces. All of them lead over loopback.
-#include <algorithm>
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,30 +22,21 @@ NicPath path_to(const SocketAddress& address) { return {loopback(), address, 0};
 
 // A comm of one stream, and a ticket for another one instead.
 struct Connected {
-  HandshakeSettings settings;
+  HandshakeSettings settings = settings_with(1);
   std::shared_ptr<PathStates> states = settings.paths;
   ListeningService listening;
   ConnectingService connecting{listening.handle_bytes.data(), settings};
   EstablishedConnection accepted = listening.accept_from(&connecting);
   std::shared_ptr<StreamArrivals> arrivals = std::make_shared<StreamArrivals>();
 
-  explicit Connected(const HandshakeSettings& own = settings_with(1)) : Connected(own, own) {}
-  Connected(const HandshakeSettings& own, const HandshakeSettings& listeners) : settings(own), listening(listeners) {}
-
-  JoinTicket ticket(std::vector<NicPath> paths, std::size_t first_path) const {
+  void replace(std::vector<NicPath> paths, std::size_t first_path) {
     JoinTicket ticket = connecting.connection.ticket;
     ticket.paths = std::move(paths);
     ticket.first_path = first_path;
     ticket.hello.stream_index = kReplacingStream;
-    return ticket;
+    connecting.service.join(ticket, 1, arrivals);
   }
-  void replace(std::vector<NicPath> paths, std::size_t first_path) {
-    connecting.service.join(ticket(std::move(paths), first_path), 1, arrivals);
-  }
-  void prepare_until(const JoinTicket& ticket, Prepared wanted) {
-    wait_until([&] { return connecting.service.prepare(ticket, 3, arrivals) == wanted; }, "the prepared connection");
-  }
-  StreamArrivals::Arrival arrival() const {
+  std::size_t path_of_arrival() const {
     std::vector<StreamArrivals::Arrival> arrived;
     wait_until(
         [&] {
@@ -55,9 +44,8 @@ struct Connected {
           return !arrived.empty();
         },
         "the replacement");
-    return std::move(arrived[0]);
+    return arrived[0].path;
   }
-  std::size_t path_of_arrival() const { return arrival().path; }
 };
 
 // The other end drops all packets.
@@ -147,71 +135,6 @@ TEST_CASE(a_firewall_that_refuses_over_a_path_that_never_worked_ends_no_comm) {
   const std::int64_t begin_ms = monotonic_ms();
   wait_until([&] { return monotonic_ms() - begin_ms > 2 * kRefusedMs; }, "the time");
   CHECK(comm.arrivals->take_failures().empty());
-}
-
-TEST_CASE(a_connection_that_is_prepared_joins_when_it_is_asked_for) {
-  const std::vector<std::uint8_t> secret(64, 's');
-  for (const bool encrypts : {false, true}) {
-    HandshakeSettings settings = settings_with(1);
-    settings.encrypts = encrypts;
-    if (encrypts) settings.secret = JobSecret::derive(secret.data(), secret.size());
-    Connected comm(settings);
-    const JoinTicket ticket = comm.ticket({path_to(comm.listening.address), path_to(comm.listening.address)}, 1);
-    std::atomic<int> told{0};
-    comm.arrivals->set_on_change([&] { ++told; });
-    CHECK(comm.connecting.service.prepare(ticket, 3, comm.arrivals) == Prepared::kWaiting);
-    wait_until([&] { return told == 1; }, "the challenge");
-    CHECK(comm.connecting.service.prepare(ticket, 3, comm.arrivals) == Prepared::kReady);
-    CHECK(!comm.arrivals->any());
-    if (comm.accepted.arrivals != nullptr) CHECK(!comm.accepted.arrivals->any());
-    const std::vector<int> open = open_connections();
-    comm.connecting.service.join(ticket, 1, comm.arrivals);
-    const StreamArrivals::Arrival arrived = comm.arrival();
-    CHECK_EQ(arrived.path, std::size_t{1});
-    CHECK(std::count(open.begin(), open.end(), arrived.socket.get()) == 1);
-    CHECK(open_connections() == open);
-    // It is used up.
-    CHECK(comm.connecting.service.prepare(ticket, 3, comm.arrivals) == Prepared::kWaiting);
-  }
-}
-
-TEST_CASE(a_connection_that_cannot_be_prepared_is_tried_over_no_other_path_and_fails_no_comm) {
-  Connected comm;
-  const PortOfNobody refusing;
-  const SilentListener silent;
-  const RawListener late;  // its process does not answer
-  for (const SocketAddress& address : {refusing.address, silent.address, late.address}) {
-    const JoinTicket ticket = comm.ticket({path_to(address), path_to(comm.listening.address)}, 0);
-    CHECK(comm.connecting.service.prepare(ticket, 3, comm.arrivals) == Prepared::kWaiting);
-    comm.prepare_until(ticket, Prepared::kFailed);
-    CHECK(!comm.arrivals->any());
-  }
-}
-
-// The peer does not read what is under way on the stream that is to end, or has no descriptor left.
-TEST_CASE(a_prepared_connection_that_its_listener_closes_is_begun_anew) {
-  HandshakeSettings short_of_time = settings_with(1);
-  short_of_time.handshake_timeout_ms = 300;
-  Connected comm(settings_with(1), short_of_time);
-  const JoinTicket ticket = comm.ticket({path_to(comm.listening.address), path_to(comm.listening.address)}, 0);
-  for (int again = 0; again < 2; ++again) {
-    comm.prepare_until(ticket, Prepared::kReady);
-    comm.prepare_until(ticket, Prepared::kFailed);
-  }
-  comm.connecting.service.join(ticket, 1, comm.arrivals);
-  CHECK_EQ(comm.path_of_arrival(), std::size_t{0});
-}
-
-TEST_CASE(a_prepared_connection_ends_with_its_comm) {
-  HandshakeSettings settings = settings_with(1);
-  settings.handshake_timeout_ms = 500;
-  Connected comm(settings);
-  const std::size_t open = open_connections().size();
-  comm.prepare_until(comm.ticket({path_to(comm.listening.address), path_to(comm.listening.address)}, 0),
-                     Prepared::kReady);
-  CHECK_EQ(open_connections().size(), open + 2);
-  comm.arrivals.reset();
-  wait_until([&] { return open_connections().size() == open; }, "the end of both its ends");
 }
 
 TEST_CASE(interfaces_without_their_address_are_left_out_of_the_handle) {
