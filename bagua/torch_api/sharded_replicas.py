@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -190,7 +190,10 @@ class ShardFacade(AlgorithmFacade):
         shards: all, as they were last seen.
         covered: names of those that were trained at some time: they are exchanged, if they were trained since their
             last exchange.
+        begin: exchanges what is covered now.
     """
+
+    begin: Callable[[], None]
 
     def __init__(
         self,
@@ -233,14 +236,12 @@ class ShardFacade(AlgorithmFacade):
 
     @property
     def replicated_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return self.synchronized_parameters
+        return [(one.name, cast("nn.Parameter", one.tensor)) for one in self.shards]
 
     def communicate(self, names: Collection[str]) -> None:
-        """Raises ValueError: a state has others than are exchanged."""
-        raise ValueError(
-            f"The state has {len(names)} shards, here are {len(self.covered)}.\n"
-            "Freeze the parameters that were frozen when it was saved, before exchange_shards."
-        )
+        """A state covers these, which may be frozen now."""
+        self.covered = {*names, *self.trained}
+        self.begin()
 
     @property
     def scheduler(self) -> CommScheduler:
@@ -264,6 +265,7 @@ class ShardExchange:
     def __init__(self, view: ShardFacade, rounds: FragmentRounds, rank: int, ranks: int) -> None:
         self._view, self._rounds = view, rounds
         self._rank, self._ranks = rank, ranks
+        view.begin = self._begin
         self._begin()
         self._note_step = rounds.init_post_optimizer_step_hook(view)
         # Optimizers that are not listed and have stepped since a listed one did.
@@ -284,7 +286,7 @@ class ShardExchange:
         return self._view.shards
 
     def _begin(self) -> None:
-        """Exchange what is trained now."""
+        """Exchange what is covered now."""
         tensors = self._rounds.init_tensors(self._view)
         groups = [[tensors[index] for index in group] for group in plan_buckets(tensors)]
         for bucket in self._rounds.tensors_to_buckets(groups, do_flatten=False):

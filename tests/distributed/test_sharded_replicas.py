@@ -221,6 +221,14 @@ def _changed_after_the_call() -> None:
     model[0].requires_grad_(False)
     train(model, optimizer, 1)
     assert (exchange.rounds, are_alike(model)) == (4, True)
+    # The state covers what is frozen now, in a program that has never trained it.
+    saved = copy.deepcopy(exchange.state_dict())
+    resumed = make(frozen=True)
+    going_on = exchange_shards(resumed, [torch.optim.SGD(resumed.parameters(), lr=0.1)], diloco, replicas)
+    going_on.load_state_dict(saved)
+    assert going_on.state_dict()["names"] == saved["names"]
+    assert going_on.rounds == 4
+    going_on.remove()
     model[0].requires_grad_(True)
 
     # A forward pass leaves gathered weights in the module, which are no change.

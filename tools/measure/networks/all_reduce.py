@@ -166,7 +166,6 @@ class Contest:
         self._backends = {backend.name: backend for backend in backends}
         self._teams: dict[str, tuple[RankTeam, list[Path]]] = {}
         self._seconds: dict[tuple[str, int], float] = {}
-        self._cold = set(self._backends)
         self.errors: list[str] = []
         self.facts: Mapping[str, Any] = {}
         pool = ThreadPoolExecutor(len(backends))
@@ -234,8 +233,7 @@ class Contest:
         Raises BenchError, after which the backend has ended."""
         if name not in self._teams:
             raise BenchError("it has ended")
-        if name in self._cold:
-            self._cold.remove(name)
+        if not any(measured == name for measured, _ in self._seconds):
             end, each = time.monotonic() + self._given.warm_up, seconds
             while time.monotonic() < end:
                 each, _ = self._ask(name, _WARM_UP_BYTES, self._count(seconds, each))
