@@ -41,11 +41,15 @@ class Pair:
             context.Process(target=_serve, args=(rank, theirs, *self._options), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
-        for one in self._ranks:
+        for one, (_, theirs) in zip(self._ranks, pipes, strict=True):
             one.start()
+            theirs.close()  # the rank alone has it: its end is seen
         if not all(connection.poll(START_S) for connection in self._connections):
             raise RuntimeError(f"the ranks did not start within {START_S:g} s")
-        self.names = [connection.recv() for connection in self._connections].pop()
+        try:
+            self.names = [connection.recv() for connection in self._connections].pop()
+        except EOFError:
+            raise RuntimeError("a rank ended before its tests: BAGUA_JUDGE_OUTPUT=1 shows why") from None
 
     def run(self, name: str, limit_s: float) -> list[Outcome]:
         """By rank."""

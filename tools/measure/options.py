@@ -11,6 +11,8 @@ from bagua.net.bench.argument_types import within
 from bagua.net.bench.export import check_output_files, make_folder
 from bagua.net.bench.gpu_sharing import sharing_of
 
+# Of the all-reduces of --warm-up.
+WARM_UP_BYTES = 1 << 20
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -73,6 +75,18 @@ def add_length(
             help=f"for one turn (default {timeout_s:g})",
         )
     return length
+
+
+def add_warm_up(length: argparse._ArgumentGroup) -> None:
+    """Leaves `warm_up`."""
+    length.add_argument(
+        "--warm-up",
+        type=within(float, 0.0, 3600.0),
+        default=1.5,
+        metavar="S",
+        help="seconds of all-reduces of 1 MiB with which each backend begins in a network, not counted: in the first "
+        "second of a job the plugin finds out how many connections pay (default 1.5)",
+    )
 
 
 def add_results(parser: argparse.ArgumentParser, *, plot: bool = False) -> argparse._ArgumentGroup:

@@ -9,7 +9,7 @@ from pathlib import Path
 from bagua.net.bench.result_file import ResultFile, read_result
 
 from .reference import reference
-from .sections import current, losses, networks, other_losses, steps
+from .sections import current, losses, networks, other_losses
 
 Results = Mapping[str, ResultFile]
 
@@ -18,7 +18,6 @@ SECTIONS: Mapping[str, Callable[[Results], str]] = {
     "current": current,
     "losses": losses,
     "networks": networks,
-    "steps": steps,
     "other-losses": other_losses,
     "reference": reference,
 }

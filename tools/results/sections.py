@@ -13,6 +13,7 @@ Results = Mapping[str, ResultFile]
 
 _LARGEST = 1 << 28
 _SIZES = (1 << 20, 1 << 24, _LARGEST)
+_MODELS = ("vgg16", "gpt2")
 _TOLD_WITHOUT_LIMIT = 100_000
 # How the files of all-reduce and VGG16 end.
 _GPUS = {"2gpu": "two H200s", "4gpu": "four H200s", "2h100": "two H100s"}
@@ -52,45 +53,30 @@ def current(results: Results) -> str:
 
 
 def networks(results: Results) -> str:
-    """What to expect of all-reduce in each network: one number a cell, over the best of NCCL's settings, which it
-    names."""
-    times = results["all-reduce-by-network-2h200"]
+    """What to expect in each network: one number a cell, of all-reduce and of training steps over the best of NCCL's
+    settings, which it names, and of 4-bit gradients over the plugin."""
+    times, trained = results["all-reduce-by-network-2h200"], results["steps-by-network-2h200"]
+
+    def cells(found: ResultFile, cases: Sequence[Mapping[str, Label]]) -> list[str]:
+        medians = [next(iter(found.select("speedup", **case)), None) for case in cases]
+        return ["-" if one is None else f"{one.median:.2f}x{_setting(one)}" for one in medians]
+
     rows = []
     for rate, delay, flow, told in _links(times):
         labels = {"rate_gbps": rate, "delay_ms": delay, "per_flow_gbps": flow, "mtu": 9000, "told_mbps": told}
         where = {name: value for name, value in labels.items() if value is not None or name == "rate_gbps"}
-        cells = [
-            " ".join(
-                f"{one.median:.2f}x {str(one.case['setting']).removeprefix('NCCL ')}"
-                for one in times.select("speedup", baseline="nccl_tuned", size_bytes=size_bytes, **where)
-            )
-            for size_bytes in _SIZES
-        ]
+        best = {"baseline": "nccl_tuned", **where}
+        row = cells(times, [{"size_bytes": size_bytes, **best} for size_bytes in _SIZES])
+        row += cells(trained, [{"model": model, **best} for model in _MODELS])
+        row += cells(trained, [{"backend": "plugin_bytegrad_int4", "model": _MODELS[0], **where}])
         link = (f"{rate:g} Gb/s" if rate else "no limit") + (f", {delay:g} ms" if delay else "")
-        rows.append([link + (f", {1000 * flow:g} Mb/s a flow" if flow else ""), *(cell or "-" for cell in cells)])
-    return table(["network", "1 MiB", "16 MiB", "256 MiB"], rows)
+        rows.append([link + (f", {1000 * flow:g} Mb/s a flow" if flow else ""), *row])
+    names = ["network", *map(size, _SIZES), "VGG16 step", "GPT-2 step", "VGG16 with 4-bit gradients"]
+    return table(names, rows)
 
 
-def steps(results: Results) -> str:
-    """What to expect of training steps in each network: the plugin's speed-up over NCCL, and that of an algorithm over
-    the plugin."""
-    found = results["networks-2h200"]
-
-    def speedups(cases: Sequence[Mapping[str, Label]], digits: int) -> str:
-        """Of each case, or "-" where there was no time for it."""
-        medians = [[one.median for one in found.select("speedup", **case)] for case in cases]
-        return ", ".join(f"{one[0]:.{digits}f}x" if one else "-" for one in medians)
-
-    rows = []
-    for rate, delay in dict.fromkeys((one.case["rate_gbps"], one.case["delay_ms"]) for one in found.figures):
-        where = {"rate_gbps": rate, "delay_ms": delay}
-        row = [f"{rate:g} Gb/s" + (f", {delay:g} ms" if delay else "")]
-        for model in ("vgg16", "gpt2"):
-            over = [{"backend": "plugin", "baseline": name, "model": model} for name in ("nccl", "nccl_tuned")]
-            row.append(speedups([{**one, **where} for one in over], 2))
-        int4 = [{"backend": "plugin_bytegrad_int4", "baseline": "plugin", "model": name} for name in ("vgg16", "gpt2")]
-        rows.append([*row, speedups([{**one, **where} for one in int4], 1)])
-    return table(["network", "VGG16 step", "GPT-2 step", "int4"], rows)
+def _setting(one: Figure) -> str:
+    return f" {str(one.case['setting']).removeprefix('NCCL ')}" if "setting" in one.case else ""
 
 
 def _links(times: ResultFile) -> list[tuple[float | None, float, float | None, float]]:

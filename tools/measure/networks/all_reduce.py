@@ -40,7 +40,16 @@ from measure.networks.cells import LEAST_RATIO, RAW, Cell, CellLog, Row, Sample,
 from measure.networks.tool import several
 from measure.nics.nic_set import Nic, NicSet
 from measure.nics.raw_tcp import RawTcp
-from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
+from measure.options import (
+    WARM_UP_BYTES,
+    add_length,
+    add_ranks,
+    add_results,
+    add_warm_up,
+    check_results,
+    choose_device,
+    parser_of,
+)
 from measure.ranks.lab_placement import LabPlacement
 from measure.ranks.network import Network, add_networks, parse_network, told_text
 from measure.ranks.placement import Placement
@@ -57,7 +66,6 @@ _FRESH_TURNS = 3
 _MAX_ITERATIONS = 1000
 _SINGLE = 5
 _VERIFIED_BYTES = 1 << 20
-_WARM_UP_BYTES = 1 << 20
 # Raw TCP in each direction: what the connections of all backends share, and as many as a limit per connection needs.
 _RAW_STREAMS = 8
 _RAW_FROM_BYTES = 16 << 20
@@ -114,14 +122,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     length.add_argument(
         "--turn", type=within(float, 0.001, 60.0), default=0.15, metavar="S", help="seconds of a turn (default 0.15)"
     )
-    length.add_argument(
-        "--warm-up",
-        type=within(float, 0.0, 3600.0),
-        default=1.5,
-        metavar="S",
-        help="seconds of all-reduces of 1 MiB with which each backend begins in a network, not counted: in the first "
-        "second of a job the plugin finds out how many connections pay (default 1.5)",
-    )
+    add_warm_up(length)
     length.add_argument(
         "--fresh",
         type=within(int, 0, 1000),
@@ -236,7 +237,7 @@ class Contest:
         if not any(measured == name for measured, _ in self._seconds):
             end, each = time.monotonic() + self._given.warm_up, seconds
             while time.monotonic() < end:
-                each, _ = self._ask(name, _WARM_UP_BYTES, self._count(seconds, each))
+                each, _ = self._ask(name, WARM_UP_BYTES, self._count(seconds, each))
         known = self._seconds.get((name, size_bytes))
         if known is None:
             # Not counted: a job's connections know their path from the steps before.

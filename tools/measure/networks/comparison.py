@@ -147,6 +147,8 @@ def figures_of(
     for variant, baseline, ratio in ratios:
         if ratio is not None:
             names = {"backend": backend_label(variant), "baseline": backend_label(baseline)}
+            if baseline == BEST_TUNED_NAME and row.best_name is not None:
+                names["setting"] = row.best_name
             found.append(
                 Figure({**names, **labels}, "speedup", "x", ratio.median, ratio.low, ratio.high, ratio.repetitions)
             )

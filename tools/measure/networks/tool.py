@@ -38,7 +38,16 @@ from measure.core.run import size_of
 from measure.core.step_statistics import turn_result
 from measure.core.tool import add_steps, add_training
 from measure.networks.comparison import Row, Sample, figures_of, model_case, row_of, size_case, training_faults
-from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
+from measure.options import (
+    WARM_UP_BYTES,
+    add_length,
+    add_ranks,
+    add_results,
+    add_warm_up,
+    check_results,
+    choose_device,
+    parser_of,
+)
 from measure.ranks.network import Network, add_networks, told_text
 from measure.ranks.placement import Placement
 from measure.ranks.team import RankTeam
@@ -111,7 +120,9 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         default=REFERENCE,
         help=f"what all backends train with, and speed-ups of algorithms are over (default {REFERENCE})",
     )
-    add_steps(add_length(parser, rounds=3, time_limit_s=420.0, timeout_s=180.0), steps=10, warmup=3)
+    length = add_length(parser, rounds=3, time_limit_s=420.0, timeout_s=180.0)
+    add_steps(length, steps=10, warmup=3)
+    add_warm_up(length)
     parser.add_argument(
         "--tuned",
         default=DEFAULT_TUNED,
@@ -167,6 +178,9 @@ class NetworkRun:
                 )
             for team, _ in self._teams.values():
                 team.form()
+            if self._given.device == "cuda":  # gloo has no connections to find
+                for team, _ in self._teams.values():
+                    self._warm_up(team)
             yield
             failed = False
         finally:
@@ -215,6 +229,12 @@ class NetworkRun:
             for row in self.rows()
             for figure in figures_of(row, cases[row.case], self.turns, self._network, where)
         ]
+
+    def _warm_up(self, team: RankTeam) -> None:
+        end = time.monotonic() + self._given.warm_up
+        while (left := end - time.monotonic()) > 0:
+            seconds = min(left, _ALL_REDUCE_SECONDS)
+            team.ask("all_reduce", self._given.timeout, size_bytes=WARM_UP_BYTES, seconds=seconds)
 
     def _turn(self, name: str, variant: str, number: int) -> Sample:
         case = next(case for case in self.cases if case.name == name)
