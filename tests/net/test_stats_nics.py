@@ -204,25 +204,27 @@ def test_the_nics_of_a_joined_device_are_shown_apart(tmp_path: Path) -> None:
         pid = ring.pid(0)
 
         def between(work: Callable[[], None]) -> tuple[ProcessReport, list[int]]:
-            """What is reported of that time, and what the interfaces sent according to the kernel."""
-            paths = [f"/sys/class/net/eth{nic}/statistics/tx_bytes" for nic in range(2)]
-            sent = [lab.run(0, ["cat", *paths], check=True).stdout.split()]
+            """What is reported of that time, and what each interface carried in both directions according to the
+            kernel: the peer finds out its rates by itself."""
+            counters = [f"/sys/class/net/eth{nic}/statistics/{way}_bytes" for nic in range(2) for way in ("tx", "rx")]
+            read = [lab.run(0, ["cat", *counters], check=True).stdout.split()]
             earlier = snapshot(pid)
             work()
             later = snapshot(pid)
-            sent.append(lab.run(0, ["cat", *paths], check=True).stdout.split())
-            return report(earlier, later).processes[0], [int(b) - int(a) for a, b in zip(*sent, strict=True)]
+            read.append(lab.run(0, ["cat", *counters], check=True).stdout.split())
+            moved = [int(b) - int(a) for a, b in zip(*read, strict=True)]
+            return report(earlier, later).processes[0], [sum(moved[:2]), sum(moved[2:])]
 
         def some() -> None:
             for _ in range(3):
                 ring.verify(size)
 
         def are_shared_by_rate() -> bool:
-            found, sent = between(some)
+            found, carried = between(some)
             assert [(one.name, one.state) for one in found.nics] == [("eth0", "up"), ("eth1", "up")]
             shares = [one.share or 0 for one in found.nics]
             assert sum(shares) == pytest.approx(1)
-            assert shares[0] == pytest.approx(sent[0] / sum(sent), abs=0.1)
+            assert shares[0] == pytest.approx(carried[0] / sum(carried), abs=0.1)
             assert {comm.interface for comm in found.comms} == {"eth0+eth1"}
             return 0.05 < shares[1] < shares[0]
 
