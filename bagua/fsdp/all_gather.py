@@ -26,6 +26,7 @@ from torch import Tensor
 from bagua.codecs import Codec
 from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.forward_passes import ForwardPasses
+from bagua.fsdp.nodes import Nodes
 from bagua.fsdp.torch_internals import ShardedModule
 from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
@@ -39,6 +40,7 @@ class CompressedAllGather:
         codec: of the weights.
         plain: torch's all-gather that stood here before, for exact weights.
         passes: which passes have exact weights.
+        nodes: of the group over which they are sharded.
         traffic: counts what is sent.
         reference: the weights that all ranks have, where differences are sent; None: weights are sent.
         told: dtypes that a warning has named, of all modules of the model.
@@ -50,6 +52,7 @@ class CompressedAllGather:
         codec: Codec,
         plain: Any,
         passes: ForwardPasses,
+        nodes: Nodes,
         traffic: Traffic,
         reference: WeightReference | None,
         told: set[torch.dtype],
@@ -58,6 +61,7 @@ class CompressedAllGather:
         self._codec = codec
         self._plain = plain
         self._passes = passes
+        self._nodes = nodes
         self._traffic = traffic
         self.reference = reference
         self._told = told
@@ -79,27 +83,32 @@ class CompressedAllGather:
         Raises:
             CollectiveError: a rank or the network failed; the result's `wait` raises it, too.
         """
-        others = group.size() - 1
-        plain = input_tensor.nbytes * others
+        plain = self._leaving(input_tensor.nbytes, group)
         if not self._is_compressed(input_tensor, group):
             self._traffic.count(plain, plain)
             return self._gather_exactly(output_tensor, input_tensor, group, async_op)
         if self.reference is not None:
             with self._named(group):
                 sent = self.reference.gather_difference(output_tensor, input_tensor, self._codec)
-            self._traffic.count(others * sent, plain)
+            self._traffic.count(self._leaving(sent, group), plain)
             return None
         own = self._codec.compress(input_tensor)
         gathered = own.new_empty((group.size(), own.shape[1]))
         with self._named(group):
             work = all_gather_flat(gathered, own, group=group, async_op=async_op)
-        self._traffic.count(others * own.nbytes, plain)
+        self._traffic.count(self._leaving(own.nbytes, group), plain)
         if work is not None:
             return _Decompression(
                 work, partial(self._named, group), partial(self._codec.decompress, gathered, output_tensor)
             )
         self._codec.decompress(gathered, output_tensor)
         return None
+
+    def _leaving(self, each: int, group: dist.ProcessGroup) -> int:
+        """The bytes that leave this rank's node, its part of them, if all ranks gather `each`."""
+        if group is not self._sharded.shard_group:  # reshard_after_forward is a number
+            return (group.size() - 1) * each
+        return self._nodes.leaving_ring(group.size() * each)
 
     def _is_compressed(self, weights: Tensor, group: dist.ProcessGroup) -> bool:
         if not self._is_training(group) or self._passes.is_exact or not weights.numel():

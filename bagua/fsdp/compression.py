@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,14 @@ from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.compressed_module import CompressedModule
 from bagua.fsdp.forward_passes import ForwardPasses
 from bagua.fsdp.handle import CompressionHandle
+from bagua.fsdp.nodes import Nodes
 from bagua.fsdp.reduce_scatter import CompressedReduceScatter
 from bagua.fsdp.replica_all_reduce import ReplicaAllReduce, ReplicaGroup, ReplicaHook
 from bagua.fsdp.residual import Residual
 from bagua.fsdp.torch_internals import ShardedModule, require_sharded
 from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
+from bagua.job.places import Place, place_of_this_process
 from bagua.job.told_by_all import told_by_all
 
 _logger = logging.getLogger("bagua")
@@ -46,12 +48,14 @@ def compress_communication(
             sharding), gradients are compressed between replicas. Frozen and shared parameters, mixed precision, CPU
             offload, several optimizers and `torch.compile` are supported.
         gradients: The codec of gradients: "int8", "int4", "fp8_e4m3" or "bf16"; None: they are not compressed. Sums
-            are made in fp32, and nothing is rounded twice on the way to a shard.
+            are made in fp32, and nothing is rounded twice on the way to a shard. On several nodes with as many ranks
+            each, the ranks of a node first reduce in the dtype of the gradients, and their sum is compressed.
         weights: The codec of the weights that forward and backward passes in training mode compute with; None: they
             are exact. Shards, checkpoints and evaluation mode are exact in any case.
         error_feedback: Add what compression takes from a gradient to the next one of the same module (Seide et al.,
-            2014; LoCo, arXiv:2407.04480). It takes a byte per parameter of the whole model on each rank, or
-            where gradients are compressed between replicas alone a byte per parameter of this rank's shard.
+            2014; LoCo, arXiv:2407.04480). It takes a byte per parameter of the whole model on each rank, on several
+            nodes divided by the ranks of a node, or where gradients are compressed between replicas alone a byte per
+            parameter of this rank's shard.
         weight_differences: Send the difference to the weights of the last pass instead of the weights (SDP4Bit,
             arXiv:2410.15526). Only for modules with `reshard_after_forward=False`. Each rank keeps a copy of their
             weights.
@@ -109,12 +113,22 @@ def compress_communication(
         "ranks": dist.get_world_size(),
     }
     shards = dict.fromkeys(one.shard_group for one in found)
-    _compare([*shards, *dict.fromkeys(group for group in groups if group is not None)], found, settings)
+    places = _compare([*shards, *dict.fromkeys(group for group in groups if group is not None)], found, settings)
+    reduced = {
+        one.shard_group
+        for one, group in zip(found, groups, strict=True)
+        if gradient_codec is not None and (group is None or compress_shard)
+    }
+    nodes, untold = _nodes_of(shards, places)
+    hops = {group: nodes[group].hops(found[0].device) for group in shards if group in reduced}
     settings["rank"] = dist.get_rank()
+    settings["nodes"] = next((nodes[group].nodes for group, one in hops.items() if one is not None), None)
     if replicas is not None:
         _broadcast(found, replicas)
 
     if dist.get_rank() == 0:
+        for line in _of_one_hop([nodes[group] for group in hops], untold):
+            _logger.warning(f"compress_communication: {line}")
         for line in _without_effect(found, groups, gradient_codec, weight_codec, compress_shard, exact_weights_every):
             _logger.warning(f"compress_communication: {line}")
 
@@ -126,19 +140,55 @@ def compress_communication(
         built = CompressedModule(one)
         if gradient_codec is not None and (group is None or compress_shard):
             residual = Residual(one.name, one.trained) if error_feedback else None
-            built.reduce_scatter = CompressedReduceScatter(gradient_codec, traffic["gradients"], residual, one.title)
+            built.reduce_scatter = CompressedReduceScatter(
+                gradient_codec,
+                nodes[one.shard_group],
+                traffic["gradients"],
+                hops[one.shard_group],
+                residual,
+                one.title,
+            )
         if gradient_codec is not None and group is not None:
             residual = Residual(one.name, one.trained) if error_feedback else None
             built.all_reduce = ReplicaAllReduce(group, gradient_codec, traffic["gradients"], residual, one.title)
         if weight_codec is not None:
             reference = WeightReference(one.shard_group) if weight_differences else None
             built.all_gather = CompressedAllGather(
-                one, weight_codec, one.all_gather, passes, traffic["weights"], reference, told
+                one,
+                weight_codec,
+                one.all_gather,
+                passes,
+                nodes[one.shard_group],
+                traffic["weights"],
+                reference,
+                told,
             )
         modules.append(built)
     for built in modules:
         built.install()
     return CompressionHandle(modules, settings, traffic, passes, model)
+
+
+def _nodes_of(
+    groups: Iterable[dist.ProcessGroup], places: Mapping[int, Place]
+) -> tuple[dict[dist.ProcessGroup, Nodes], str]:
+    """Of each group, and why that is not known; "" if it is."""
+    try:
+        return {group: Nodes.of(group, places) for group in groups}, ""
+    except ValueError as error:
+        return {group: Nodes.unknown(group) for group in groups}, str(error)
+
+
+def _of_one_hop(nodes: Sequence[Nodes], untold: str) -> Iterator[str]:
+    """Why gradients are not reduced within the nodes first, where several ranks share one."""
+    if untold:
+        yield f"gradients are exchanged between all ranks, as if each had a node of its own: {untold}"
+    for sizes in dict.fromkeys(one.sizes for one in nodes if len(set(one.sizes)) > 1):
+        yield (
+            f"gradients are exchanged between all ranks, and leave a node once for each of its ranks, because the nodes"
+            f" have {', '.join(map(str, sizes))} ranks. With as many on each, they would be summed within the nodes"
+            " first"
+        )
 
 
 def _without_effect(
@@ -217,8 +267,13 @@ def _check(
             )
 
 
-def _compare(groups: Sequence[dist.ProcessGroup], found: list[ShardedModule], settings: dict[str, Any]) -> None:
+def _compare(
+    groups: Sequence[dist.ProcessGroup], found: list[ShardedModule], settings: dict[str, Any]
+) -> dict[int, Place]:
     """Ranks with other settings would send messages of other sizes: NCCL would hang.
+
+    Returns:
+        where the ranks of the groups run.
 
     Raises:
         ValueError: they have.
@@ -226,13 +281,14 @@ def _compare(groups: Sequence[dist.ProcessGroup], found: list[ShardedModule], se
     """
     told = (settings, [one.name for one in found])
     with named_errors("compress_communication, which every rank of the model has to call,", *groups):
-        known = told_by_all(groups, told, found[0].device)
-    other = sorted(rank for rank, theirs in known.items() if theirs != told)
+        known = told_by_all(groups, (told, place_of_this_process()), found[0].device)
+    other = sorted(rank for rank, (theirs, _) in known.items() if theirs != told)
     if other:
         raise ValueError(
-            f"Ranks {other} call compress_communication with {known[other[0]]}, rank {dist.get_rank()} with {told}.\n"
-            "Give the same arguments on all ranks."
+            f"Ranks {other} call compress_communication with {known[other[0]][0]}, rank {dist.get_rank()} with {told}."
+            "\nGive the same arguments on all ranks."
         )
+    return {rank: place for rank, (_, place) in known.items()}
 
 
 def _broadcast(found: list[ShardedModule], replicas: dist.ProcessGroup) -> None:

@@ -36,10 +36,12 @@ class CompressionHandle:
 
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
-        """`{"gradients": {"sent": bytes, "saved": bytes}, "weights": ...}`: what this rank has sent to others through
-        compressed collectives, and what torch's own would have sent on top of that. `saved` is negative if compression
-        cost more than it saved: a module of a few parameters sends its scales and padding, too. Weights that had to be
-        exact count as sent. What is not compressed at all is not counted."""
+        """`{"gradients": {"sent": bytes, "saved": bytes}, "weights": ...}`: what this rank has sent to other nodes through
+        compressed collectives, and what torch's own would have sent on top of that. Of what a ring of all ranks carries
+        out of a node, each of the node's ranks counts an equal part. In a job of one node, what goes to other ranks is
+        counted. `saved` is negative if compression cost more than it saved: a module of a few parameters sends its
+        scales and padding, too. Weights that had to be exact count as sent. What is not compressed at all is not
+        counted."""
         return {purpose: traffic.as_dict() for purpose, traffic in self._traffic.items()}
 
     def remove(self) -> None:
@@ -58,7 +60,7 @@ class CompressionHandle:
 
         Returns:
             `version`, `settings` (with the rank and the number of ranks), `forward_passes`; `residuals`: by module,
-            uint8 [ranks, bytes], with `error_feedback`; `references`: by module, this rank's part of the weights that
+            uint8 [ranks, or with several ranks on each of several nodes, nodes; bytes], with `error_feedback`; `references`: by module, this rank's part of the weights that
             all ranks have, [elements], with `weight_differences`. Tensors are copies on the CPU.
         """
         residuals = {name: one.stored for name, one in self._residuals().items()}

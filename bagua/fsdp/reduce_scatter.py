@@ -2,7 +2,8 @@
 
 Every rank compresses its gradients, one chunk for each shard, sends chunk r to rank r, and adds up what comes in fp32.
 Nothing is rounded twice, and what a rank keeps for itself is not rounded at all. The sum runs in the order of the
-ranks, so that its bits depend on the gradients alone.
+ranks, so that its bits depend on the gradients alone. Over several nodes, the ranks of a node first reduce exactly, and
+what is compressed is their sum (fsdp/nodes.py).
 
 Runs in autograd's thread. On CUDA all of it is put on the current stream, which is FSDP's reduce-scatter stream; the
 exchange runs on NCCL's own between two parts of it.
@@ -19,23 +20,35 @@ from torch import Tensor
 
 from bagua.codecs import Codec
 from bagua.fsdp.collective_errors import named_errors
+from bagua.fsdp.nodes import Hops, Nodes
 from bagua.fsdp.residual import Residual
 from bagua.fsdp.traffic import Traffic
+from bagua.job.torch_internals import reduce_scatter_flat
 
 
 class CompressedReduceScatter:
     """
     Args:
         codec: of the gradients.
+        nodes: of the group that reduces.
         traffic: counts what is sent.
+        hops: of `nodes`; None: one exchange between all ranks.
         residual: error feedback, or None.
         title: of the module, for messages.
     """
 
     def __init__(
-        self, codec: Codec, traffic: Traffic, residual: Residual | None = None, title: str = "the model"
+        self,
+        codec: Codec,
+        nodes: Nodes,
+        traffic: Traffic,
+        hops: Hops | None = None,
+        residual: Residual | None = None,
+        title: str = "the model",
     ) -> None:
         self._codec = codec
+        self._nodes = nodes
+        self._hops = hops
         self._what = f"The reduce-scatter of {codec.name} gradients of {title}"
         self._traffic = traffic
         self.residual = residual
@@ -57,11 +70,35 @@ class CompressedReduceScatter:
         Raises:
             CollectiveError: a rank or the network failed.
         """
-        plain = input_tensor.nbytes // group.size() * (group.size() - 1)
+        plain = self._nodes.leaving_ring(input_tensor.nbytes)
         factor = factor_of(op, group.size())
+        hops, gradients = self._hops, input_tensor
         with named_errors(self._what, group):
-            sent = reduce_scatter(output_tensor, input_tensor, group, self._codec, factor, self.residual)
+            if hops is not None:
+                gradients, factor = reduce_within_nodes(gradients, hops, factor)
+            between = group if hops is None else hops.between
+            each = reduce_scatter(output_tensor, gradients, between, self._codec, factor, self.residual)
+        sent = self._nodes.leaving_all_to_all(each) if hops is None else (hops.between.size() - 1) * each
         self._traffic.count(sent, plain)
+
+
+def reduce_within_nodes(gradients: Tensor, hops: Hops, factor: float) -> tuple[Tensor, float]:
+    """The first hop: sums over the ranks of a node, of the chunks for the ranks that share this rank's position.
+
+    Args:
+        gradients: [ranks * elements], contiguous; it is overwritten.
+        factor: what their sum is to be multiplied by.
+
+    Returns:
+        [nodes * elements], the first part of the memory of `gradients`, and what its sum is to be multiplied by.
+    """
+    by_position = gradients.view(len(hops.order), -1).index_select(0, hops.order).view(-1)
+    ranks = hops.within.size()
+    if gradients.dtype == torch.float16:  # as torch's mean: a sum may be more than the largest number
+        by_position, factor = by_position.mul_(1 / ranks), factor * ranks
+    summed = gradients[: gradients.numel() // ranks]
+    reduce_scatter_flat(summed, by_position, group=hops.within)
+    return summed, factor
 
 
 def reduce_scatter(
@@ -80,7 +117,7 @@ def reduce_scatter(
         factor: 1 / ranks for the mean.
 
     Returns:
-        the bytes that this rank has sent to others.
+        the bytes that this rank has sent to each other rank.
     """
     ranks, rank, elements = group.size(), group.rank(), output.numel()
     if elements == 0:
@@ -96,7 +133,7 @@ def reduce_scatter(
     exchange.wait()
     total = _sum_of(received, codec, own, rank, gradients)
     output.copy_(total.mul_(factor))
-    return (ranks - 1) * sent.shape[1]
+    return sent.shape[1]
 
 
 def _sum_of(received: Tensor, codec: Codec, own: Tensor, rank: int, memory: Tensor) -> Tensor:

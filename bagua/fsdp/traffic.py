@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Traffic:
-    """What one rank sends to others for one purpose.
+    """What one rank sends for one purpose: to other nodes, or in a job of one node, to other ranks.
 
     Attributes:
         sent: bytes that were sent.
@@ -18,7 +18,7 @@ class Traffic:
     def count(self, sent: int, plain: int) -> None:
         """
         Args:
-            sent: bytes that this rank has sent to others.
+            sent: bytes that this rank has sent.
             plain: bytes that it would have sent without compression.
         """
         self.sent += sent

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "codecs": {"kernels"},
     "job": set(),
     "collectives": {"job"},
-    "fsdp": {"job", "codecs", "tuning"},
+    "fsdp": {"collectives", "job", "codecs", "tuning"},
     "replicas": {"collectives", "job"},
     "engine": {"replicas", "collectives", "job", "codecs", "kernels", "tuning"},
     "comm_ops": {"engine", "collectives", "job", "codecs", "kernels"},

@@ -10,17 +10,24 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.ranks import run_ranks
-from support.training import begin, check_tensor_on_ranks, message_of
+from support.training import TWO_NODES_OF_TWO, begin, check_tensor_on_ranks, message_of
 from torch import Tensor
 
 from bagua.codecs import Codec, codec_names, get_codec
+from bagua.fsdp.nodes import Nodes
 from bagua.fsdp.reduce_scatter import CompressedReduceScatter, factor_of
 from bagua.fsdp.replica_all_reduce import ReplicaAllReduce
 from bagua.fsdp.residual import Residual
 from bagua.fsdp.traffic import Traffic
+from bagua.job.places import place_of_this_process
 
 SIZES = (0, 1, 3, 31, 64, 1023, 1025, 5000)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
 
 
 def _of_all(tensor: Tensor) -> list[Tensor]:
@@ -70,7 +77,7 @@ def _reduce_scatter(reductions: list[str]) -> None:
         gradients = _drawn(ranks * size, dtype, seed, device)
         of_all = _of_all(gradients)
         traffic = Traffic()
-        reduce = CompressedReduceScatter(codec, traffic)
+        reduce = CompressedReduceScatter(codec, Nodes.unknown(_world()), traffic)
         output = reduce.allocate((size,), dtype=dtype, device=device)
         reduce(output, gradients, dist.group.WORLD, op)  # type: ignore[arg-type]
         if not size:
@@ -86,6 +93,40 @@ def _reduce_scatter(reductions: list[str]) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_reduce_scatter_is_the_sum_of_what_the_codec_makes(ranks: int) -> None:
     run_ranks(ranks, _reduce_scatter, ["AVG", "SUM"])
+
+
+def _reduce_scatter_by_nodes() -> None:
+    rank, device = begin()
+    places: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(places, place_of_this_process())
+    nodes = Nodes.of(_world(), dict(enumerate(places)))
+    assert nodes.sizes == (2, 2)
+    hops = nodes.hops(device)
+    assert hops is not None
+    assert hops is nodes.hops(device)
+    own = next(index for index, node in enumerate(sorted(nodes.nodes)) if rank in node)
+    for seed, (name, dtype, size) in enumerate(itertools.product(codec_names(), DTYPES, SIZES)):
+        codec, traffic, what = get_codec(name), Traffic(), f"{name} {dtype} {size}"
+        gradients = _drawn(4 * size, dtype, seed, device)
+        rows = [one.view(4, -1)[rank] for one in _of_all(gradients)]
+        reduce = CompressedReduceScatter(codec, nodes, traffic, hops)
+        output = reduce.allocate((size,), dtype=dtype, device=device)
+        reduce(output, gradients, _world(), dist.ReduceOp.AVG)
+        if not size:
+            continue
+        # What is compressed is the sum over a node, of fp16 the mean.
+        share = 0.5 if dtype == torch.float16 else 1.0
+        parts = [sum(share * rows[one] for one in node) for node in sorted(nodes.nodes)]
+        _check_reduction(output, parts, own, codec, 0.25 / share, what)
+        # Half of the ring's three quarters leave a node through this rank.
+        sent, plain = codec.compressed_bytes(size), 3 * size * output.element_size() // 2
+        assert traffic.as_dict() == {"sent": sent, "saved": plain - sent}, what
+
+
+@pytest.mark.parametrize("numbered", ["node after node", "in turn"])
+def test_over_two_nodes_what_is_compressed_is_the_sum_of_a_node(numbered: str) -> None:
+    launched = TWO_NODES_OF_TWO if numbered == "node after node" else [TWO_NODES_OF_TWO[one] for one in (0, 2, 1, 3)]
+    run_ranks(4, _reduce_scatter_by_nodes, env=launched)
 
 
 def test_reductions_are_those_of_torch() -> None:
@@ -127,13 +168,14 @@ def test_an_all_reduce_between_replicas_gives_all_the_same_average(ranks: int) -
 def _error_feedback() -> None:
     rank, device = begin()
     ranks = dist.get_world_size()
+    nodes = Nodes.unknown(_world())
     for name, dtype in itertools.product(codec_names(), (torch.float32, torch.bfloat16)):
         codec = get_codec(name)
         for size in (1, 33, 2000):
             constant = _drawn(ranks * size, dtype, size, device)
             expected = torch.stack([one.view(ranks, -1)[rank] for one in _of_all(constant)]).float().mean(0)
-            with_feedback: Any = CompressedReduceScatter(codec, Traffic(), Residual("layer"))
-            without: Any = CompressedReduceScatter(codec, Traffic())
+            with_feedback: Any = CompressedReduceScatter(codec, nodes, Traffic(), residual=Residual("layer"))
+            without: Any = CompressedReduceScatter(codec, nodes, Traffic())
             errors = []
             for reduce in (with_feedback, without):
                 total = torch.zeros_like(expected)
@@ -147,7 +189,7 @@ def _error_feedback() -> None:
             # The mean of 20 steps is off by no more than a twentieth of one step's rounding, and its dtype's.
             assert errors[0] <= errors[1] / 4 + slack, (name, dtype, size, errors)
     # What is not finite is not remembered, and another size begins anew.
-    feedback = CompressedReduceScatter(get_codec("int8"), Traffic(), residual := Residual("layer"))
+    feedback = CompressedReduceScatter(get_codec("int8"), nodes, Traffic(), residual=(residual := Residual("layer")))
     broken = torch.full((ranks * 64,), float("inf"), device=device)
     feedback(torch.empty(64, device=device), broken, dist.group.WORLD, dist.ReduceOp.AVG)  # type: ignore[arg-type]
     assert residual.stored is not None

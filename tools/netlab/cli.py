@@ -99,14 +99,21 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
-        help="run a command once on every host of a new network",
-        description="Runs CMD once on every host, as rank 0, 1, ... of one job (RANK, WORLD_SIZE, MASTER_ADDR, "
+        help="run a command on every host of a new network",
+        description="Runs CMD on every host, as rank 0, 1, ... of one job (RANK, WORLD_SIZE, MASTER_ADDR, "
         "NCCL_HOSTID, NCCL_SOCKET_IFNAME and so on are set), marks its output by host, removes the network, and exits "
         "with the worst exit code.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("--hosts", type=_within(2, MAX_HOSTS), default=2, help="number of hosts (default 2)")
+    run.add_argument(
+        "--ranks-per-host",
+        type=_within(1, 64),
+        default=1,
+        metavar="N",
+        help="how often CMD is started on each host, whose ranks reach each other over its loopback (default 1)",
+    )
     run.add_argument(
         "--nics", type=_within(1, MAX_NICS), default=1, help="NICs of each host, eth0 to eth<N-1> (default 1)"
     )
@@ -238,6 +245,7 @@ def _run(arguments: argparse.Namespace) -> int:
             timeout_seconds=arguments.timeout or None,
             grace_seconds=arguments.grace,
             one_gpu_each=arguments.gpu_each,
+            ranks_per_host=arguments.ranks_per_host,
         )
         code = runner.run(arguments.command, dict(arguments.env))
         if arguments.show_flows:

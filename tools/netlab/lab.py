@@ -265,15 +265,15 @@ class Lab:
         """How well the delay was kept, of each direction of each wire; empty without `delay_ms`."""
         return self._delayed_wires.usage()
 
-    def rank_environment(self, host: int) -> dict[str, str]:
-        """What torchrun, or a launcher across real hosts, would set for the one rank of this host."""
+    def rank_environment(self, host: int, local_rank: int = 0, ranks_per_host: int = 1) -> dict[str, str]:
+        """What torchrun, or a launcher across real hosts, would set for one rank of this host."""
         interfaces = self._host(host).interfaces
         preferred = self.ip_versions[0]
         environment = {
-            "RANK": str(host),
-            "WORLD_SIZE": str(self._host_count),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
+            "RANK": str(host * ranks_per_host + local_rank),
+            "WORLD_SIZE": str(self._host_count * ranks_per_host),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(ranks_per_host),
             "GROUP_RANK": str(host),
             "MASTER_ADDR": nic_address(0, 0, preferred),
             "MASTER_PORT": str(MASTER_PORT),

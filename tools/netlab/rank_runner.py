@@ -1,6 +1,7 @@
-"""Runs one command on every host of a lab as the ranks of one job, with the output of each marked `[h0]`, `[h1]`...
+"""Runs one command on every host of a lab, once or several times, as the ranks of one job, with the output of each
+marked: `[h0]`, `[h1]`, or where hosts have several ranks, `[h0.0]`, `[h0.1]`...
 
-The calling thread starts and watches the processes; two threads a host copy its output, and end with it.
+The calling thread starts and watches the processes; two threads a rank copy its output, and end with it.
 """
 
 from __future__ import annotations
@@ -50,19 +51,29 @@ def _describe(code: int) -> str:
 class RankRunner:
     """Owns the processes of one job. `grace_seconds`: how long the others may go on after the first failure."""
 
-    def __init__(self, lab: Lab, *, timeout_seconds: float | None, grace_seconds: float, one_gpu_each: bool) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        *,
+        timeout_seconds: float | None,
+        grace_seconds: float,
+        one_gpu_each: bool,
+        ranks_per_host: int = 1,
+    ) -> None:
         self._lab = lab
+        self._ranks_per_host = ranks_per_host
         self._timeout_seconds = timeout_seconds
         self._grace_seconds = grace_seconds
         self._one_gpu_each = one_gpu_each
 
     def run(self, command: Sequence[str], env: Mapping[str, str]) -> int:
-        """The worst exit code of all hosts; 124 if the time was up."""
+        """The worst exit code of all ranks; 124 if the time was up."""
         processes: list[subprocess.Popen[bytes]] = []
         copiers: list[threading.Thread] = []
         try:
-            for host in range(len(self._lab.hosts)):
-                environment = {**self._lab.rank_environment(host), **env}
+            for rank in range(len(self._lab.hosts) * self._ranks_per_host):
+                host, local_rank = divmod(rank, self._ranks_per_host)
+                environment = {**self._lab.rank_environment(host, local_rank, self._ranks_per_host), **env}
                 if self._one_gpu_each:
                     environment["CUDA_VISIBLE_DEVICES"] = str(host)
                 process = self._lab.start(
@@ -74,7 +85,7 @@ class RankRunner:
                     stderr=subprocess.PIPE,
                 )
                 processes.append(process)
-                copiers += self._copy_output(host, process)
+                copiers += self._copy_output(rank, process)
             timed_out = self._watch(processes)
         finally:
             self._end(processes)
@@ -84,10 +95,14 @@ class RankRunner:
                 copier.join(max(0.0, deadline - time.monotonic()))
         return EXIT_TIMEOUT if timed_out else self._worst
 
-    def _copy_output(self, host: int, process: subprocess.Popen[bytes]) -> list[threading.Thread]:
+    def _name(self, rank: int) -> str:
+        host, local_rank = divmod(rank, self._ranks_per_host)
+        return f"{host}" if self._ranks_per_host == 1 else f"{host}.{local_rank}"
+
+    def _copy_output(self, rank: int, process: subprocess.Popen[bytes]) -> list[threading.Thread]:
         assert process.stdout is not None
         assert process.stderr is not None
-        mark = f"[h{host}] ".encode()
+        mark = f"[h{self._name(rank)}] ".encode()
         pairs = ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
         threads = [threading.Thread(target=_copy_lines, args=(*pair, mark), daemon=True) for pair in pairs]
         for thread in threads:
@@ -102,21 +117,22 @@ class RankRunner:
         self._worst = 0
         running = dict(enumerate(processes))
         while running:
-            for host, process in list(running.items()):
+            for rank, process in list(running.items()):
                 if process.poll() is None:
                     continue
-                del running[host]
+                del running[rank]
                 code = _exit_code(process)
                 self._worst = max(self._worst, code)
                 if code != 0:
-                    _report(f"host {host} {_describe(code)}")
+                    _report(f"host {self._name(rank)} {_describe(code)}")
                     failure_end = failure_end or time.monotonic() + self._grace_seconds
             now = time.monotonic()
+            left = ", ".join(map(self._name, running))
             if running and end is not None and now > end:
-                _report(f"hosts {list(running)} still run after {self._timeout_seconds:g} s (--timeout); ending them")
+                _report(f"hosts [{left}] still run after {self._timeout_seconds:g} s (--timeout); ending them")
                 return True
             if running and failure_end is not None and now > failure_end:
-                _report(f"hosts {list(running)} still run {self._grace_seconds:g} s after the failure; ending them")
+                _report(f"hosts [{left}] still run {self._grace_seconds:g} s after the failure; ending them")
                 return False
             if running:
                 time.sleep(_POLL_SECONDS)

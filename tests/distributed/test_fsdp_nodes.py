@@ -1,0 +1,150 @@
+"""Compressed FSDP2 over several nodes: what leaves a node, by the kernel's counters, and what is said of nodes that
+cannot reduce among themselves first."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.labs import Lab, needs_lab
+from support.ranks import run_ranks
+from support.sharded import check_near, train_sharded, twins, weights_of
+from support.sweeps import rest_is_deep
+from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, batches, begin, message_of
+
+from bagua.fsdp import compress_communication
+
+# Ranks of a host, and the codec.
+CASES = [(1, "int8"), (2, "int4"), (2, "int8"), (4, "int8"), (4, "int4")]
+
+# Each rank writes what it and, if it is the first of its host, the host has sent for one purpose.
+RANK = """
+import json, os, torch, torch.distributed as dist
+from pathlib import Path
+from torch.distributed.fsdp import fully_shard
+from bagua.fsdp import compress_communication
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(2)))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+CODEC = os.environ["CODEC"]
+handle = compress_communication(model, gradients=CODEC, weights=CODEC)
+batch = torch.randn(4, 1024)
+
+def gradients():
+    model(batch).sum().backward()
+
+def weights():
+    with torch.no_grad():
+        for layer in model:
+            layer.unshard()
+            layer.reshard()
+
+def sent_by_host():
+    dist.barrier()
+    sent = int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
+    dist.barrier()  # nobody sends more before all have read
+    return sent
+
+def measured(purpose, work):
+    work()
+    before, counted = sent_by_host(), handle.statistics[purpose]["sent"]
+    for _ in range(3):
+        work()
+    counted = handle.statistics[purpose]["sent"] - counted
+    return {"counted": counted, "host": sent_by_host() - before}
+
+found = {"weights": measured("weights", weights)}
+model.set_reshard_after_forward(False)
+model.set_reshard_after_backward(False)  # and no optimizer: weights are gathered once
+found["gradients"] = measured("gradients", gradients)
+print(json.dumps(found))
+"""
+
+
+@needs_lab
+@pytest.mark.parametrize(("ranks", "codec"), rest_is_deep(CASES, 1))
+def test_what_leaves_a_node_is_what_the_codec_makes_of_one_gradient(ranks: int, codec: str) -> None:
+    """Of plain fp32 a ring of all ranks sends the whole once, but for one rank's part."""
+    with Lab(ip_versions=(4,), mtu=9000) as lab:
+        started = [
+            lab.start(
+                host,
+                [sys.executable, "-c", RANK],
+                {**lab.rank_environment(host, local_rank, ranks), "CODEC": codec, "PYTHONSAFEPATH": "1"},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for host in range(2)
+            for local_rank in range(ranks)
+        ]
+        try:
+            found = [json.loads(one.communicate(timeout=240)[0]) for one in started]
+        finally:
+            for one in started:
+                one.kill()
+                one.wait()
+    plain = 3 * 4 * 2 * 1024 * 1025 * (2 * ranks - 1) / (2 * ranks)
+    for purpose in ("gradients", "weights"):
+        for first in (0, ranks):
+            host = found[first][purpose]["host"]
+            counted = sum(one[purpose]["counted"] for one in found[first : first + ranks])
+            assert host == pytest.approx(counted, rel=0.05), purpose
+            assert host <= {"int8": 0.3, "int4": 0.16}[codec] * plain, purpose
+
+
+def _trained(caplog_lines: list[str]) -> Any:
+    _, device = begin()
+    model, plain = twins(device)
+    logger = logging.getLogger("bagua")
+    handler = logging.Handler()
+    handler.emit = lambda record: caplog_lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    handle = compress_communication(model, error_feedback=True)
+    logger.removeHandler(handler)
+    for one in (model, plain):
+        train_sharded(one, [torch.optim.SGD(one.parameters(), lr=0.1)], batches(dist.get_rank(), 4, device))
+    check_near(weights_of(model), weights_of(plain), 0.02, "trained")
+    return handle
+
+
+def _on_two_nodes() -> None:
+    lines: list[str] = []
+    handle = _trained(lines)
+    assert lines == []
+    state = handle.state_dict()
+    assert state["settings"]["nodes"] == ((0, 1), (2, 3))
+    # What a rank owes is of the sum of its node, for the ranks that share its position.
+    assert {len(one) for one in state["residuals"].values()} == {2}
+    handle.load_state_dict(state)
+    state["settings"]["nodes"] = ((0, 2), (1, 3))
+    assert "nodes was ((0, 2), (1, 3)) and is ((0, 1), (2, 3))" in message_of(
+        ValueError, lambda: handle.load_state_dict(state)
+    )
+
+
+def test_a_model_on_two_nodes_trains_like_a_plain_one() -> None:
+    run_ranks(4, _on_two_nodes, env=TWO_NODES_OF_TWO)
+
+
+def _on_uneven_nodes() -> None:
+    lines: list[str] = []
+    handle = _trained(lines)
+    expected = ["because the nodes have 2, 1 ranks"] if dist.get_rank() == 0 else []
+    assert len(lines) == len(expected)
+    assert all(words in line for words, line in zip(expected, lines, strict=True))
+    assert handle.state_dict()["settings"]["nodes"] is None
+
+
+def test_nodes_with_different_numbers_of_ranks_are_named() -> None:
+    run_ranks(3, _on_uneven_nodes, env=NODES_OF_TWO_AND_ONE)
