@@ -54,6 +54,8 @@ class CollectiveError(RuntimeError):
         missing_ranks: global ranks that did not answer; empty also if that cannot be known.
     """
 
+    is_store_reachable = True  # the job's; for those who raise it
+
     def __init__(self, message: str, missing_ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.missing_ranks = tuple(missing_ranks)
@@ -132,8 +134,7 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
             if isinstance(error, Exception):
                 waiting = self._waiting
                 if waiting is not None and waiting.is_deadlocked:
-                    what = self._what + _DEADLOCKED
-                    raise explain_failure(error, self._group, what, self._ranks, self._join_helps) from error
+                    raise self._explained(error, self._what + _DEADLOCKED) from error
                 if waiting is not None and waiting.gone is not None:
                     # A communicator that was aborted raises its own error instead of the backend's.
                     inner = error.__context__
@@ -145,10 +146,18 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
                     raise report from cause
                 if is_communication_error(error):
                     self._group.raise_if_aborted(self._what)
-                    raise explain_failure(error, self._group, self._what, self._ranks, self._join_helps) from error
+                    raise self._explained(error, self._what) from error
         finally:
             if self._waiting is not None:
                 self._waiting.__exit__(None, None, None)
+
+    def _explained(self, error: Exception, what: str) -> CollectiveError:
+        report = explain_failure(error, self._group, what, self._ranks, self._join_helps)
+        if not report.is_store_reachable:
+            # Ranks that wait for this one alone hear of the failure in no other way, and this process may live on.
+            with contextlib.suppress(Exception):  # which must not hide the report
+                self._group.abort()
+        return report
 
 
 def is_communication_error(error: BaseException) -> bool:
@@ -197,6 +206,7 @@ def _report(
 ) -> CollectiveError:
     report = CollectiveError(_message(error, group, ranks, what, roll, join_helps), roll.missing)
     report.__cause__ = error
+    report.is_store_reachable = roll.store_problem is None
     return report
 
 

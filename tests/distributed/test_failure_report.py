@@ -115,6 +115,7 @@ def test_ranks_that_still_wait_are_not_taken_for_dead_and_end_too() -> None:
 
 
 def lose_the_store() -> tuple[str, tuple[int, ...], str]:
+    """Nobody can tell those that are not neighbors of rank 0 in the ring, and the neighbors do not leave."""
     rank, group = start()
     roll = job_thread.current_job_thread()
     wait_until(lambda: roll._store._client is not None, "a connection of the roll call's own")
@@ -126,7 +127,7 @@ def lose_the_store() -> tuple[str, tuple[int, ...], str]:
 
 
 def test_the_store_dies_with_its_rank() -> None:
-    for message, missing, cause in run_ranks(3, lose_the_store, expect_death={0})[1:]:
+    for message, missing, cause in run_ranks(6, lose_the_store, expect_death={0})[1:]:
         assert missing == ()
         assert re.search(r"store is unreachable .*Check the end of the log of rank 0, which", message, re.DOTALL)
         assert "gloo" in cause
