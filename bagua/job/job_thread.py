@@ -3,7 +3,7 @@
 One `JobThread` per process, owned by this module, as long as torch's default group lives. Any thread may use it. It
 answers roll calls (bagua.job.roll_call), compares long waits (bagua.job.long_waits) and ends waits for ranks that are
 gone (bagua.job.lost_ranks). A job that is well asks the store nothing: the thread looks into it only while a wait takes
-longer than PATIENCE_S.
+longer than PATIENCE_S, once when a job begins, and a minute after a failure that the process has survived.
 
 Where a process ends, or destroys its group, without an error, the thread tells the others that its rank has left: if it
 has left too early, their errors say so.
@@ -51,6 +51,8 @@ class JobThread:
         self.waits: dict[int, Waiting] = {}
         self._stop = threading.Event()
         self._verdicts = verdicts.VerdictReader()
+        with contextlib.suppress(Exception):  # whoever calls the roll finds out, and says so
+            self._verdicts.begin(store)
         self.roll_call = RollCall(self._store, rank, self._verdicts, self._stop)
         self._long_waits = long_waits.LongWaits(rank)
         self._lost = LostRanks(self._store, self.waits, watched, self._stop)
@@ -85,6 +87,7 @@ class JobThread:
         """What the thread does now and then."""
         now = time.monotonic()
         self._lost.look(now)
+        self.roll_call.end_old_call()
         wait = self._oldest_wait()
         if wait is None or now - wait.since < PATIENCE_S or now < self._next_look:
             return

@@ -10,12 +10,18 @@ longer than PATIENCE_S, the job's thread looks whether the roll is being called,
 in no collective does not answer: that is what the others wait for, too.
 
 [Note: keys] All below "bagua/roll_call/":
-    call              "number:time:rank" of the last call, in s of the caller's clock. It is changed by compare_set, so
-                      that ranks that fail together join one call.
+    call              "number:rank:token" of the last call and the process that has raised it, or "number::" if it is
+                      over. It is changed by compare_set, so that ranks that fail together join one call.
     <number>          the answers, a line of JSON each: [rank, what it is doing], or {"exited": [ranks]}
     <number>/outcome  a `Roll`, once the rank that has raised the call has all the answers that it waits for, or has
                       waited long enough. The others look for this alone, so that a call takes a few requests of each
                       rank. Those that ask for other ranks read the answers themselves.
+
+[Note: calls that are over] Ranks of one failure need not fail at the same time: who fails later joins the call that
+there is, and finds the answers of those that have left since. The call of an earlier failure must not be joined. Clocks
+of hosts may differ, so that the age of a call is known only to those that have seen it begin: each process that has
+raised, joined or answered a call says after FRESH_S that it is over, unless another one has said so. A store that torch
+keeps over restarts may have the call of processes that have all ended before: its caller has been replaced.
 
 [Note: exited ranks] torchrun ends all ranks of a host within 0.1 s of the first that dies, long before the roll is
 complete. So the caller first looks whether the process of a rank on its own host has ended, and reports that at once.
@@ -41,7 +47,7 @@ from bagua.job.verdicts import VerdictReader
 from bagua.job.waiting import TICK_S, Waiting
 
 GRACE_S = 2.0  # added to the time for answers, for a slow store
-FRESH_S = 60.0  # an older call was about something else; clocks of hosts may differ by this much
+FRESH_S = 60.0  # an older call was about something else
 FIRST_PAUSE_S = 0.02  # between two looks for answers; doubles each time
 MAX_OLD_CALLS = 8
 MAX_HOSTS = 16
@@ -49,7 +55,7 @@ MAX_ALIKE, MAX_DOING = 16, 64  # ranks of which is told what they do
 
 FAILED = "failed: "  # before what a rank was doing, if it has failed in that
 _PREFIX = "bagua/roll_call"
-CALL, NO_CALL = f"{_PREFIX}/call", "0:0"
+CALL, NO_CALL = f"{_PREFIX}/call", "0::"
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class RollCall:
         self._store, self._rank, self._verdicts, self._stop = store, rank, verdicts, stop
         self._lock = threading.Lock()  # guards what follows; never held while the store is asked
         self._answered, self._answered_at = 0, 0.0  # the last call, time.monotonic()
+        self._is_open = False  # that call; nobody has said that it is over, as far as is known here
         self._joined = 0  # the last call whose outcome this process has reported
         self._last: tuple[int, float, Roll] | None = None  # the last call that was read, when, and its outcome
 
@@ -195,12 +202,12 @@ class RollCall:
         """The number of the call under way or, if there is none that is about this failure, of a new one; and whether
         it is new."""
         text = client.compare_set(CALL, "", NO_CALL).decode()
-        number, seconds = parse_call(text)
+        number, caller = parse_call(text)
         with self._lock:
-            is_used = number <= self._joined
-        if not is_used and abs(time.time() - seconds) <= FRESH_S:
+            is_used = number <= self._joined or (number == self._answered and self._is_old())
+        if not is_used and _is_of_this_job(client, caller):
             return number, False
-        mine = f"{number + 1}:{time.time():.6f}:{self._rank}"
+        mine = f"{number + 1}:{self._rank}:{places.place_of_this_process().door.token}"
         text = client.compare_set(CALL, text, mine).decode()
         return parse_call(text)[0], text == mine  # or another rank has raised it in this moment
 
@@ -227,6 +234,25 @@ class RollCall:
                 some[rank] = doing[rank]
         return Roll(tuple(missing), how, some)
 
+    # --- the thread that ends calls ----------------------------------------------------------------------------------
+
+    def end_old_call(self) -> None:
+        """See [Note: calls that are over]."""
+        with self._lock:
+            number = self._answered if self._is_open and self._is_old() else 0
+        if not number:
+            return
+        client = self._store.get()
+        text = client.get(CALL).decode()
+        if parse_call(text)[0] == number:
+            client.compare_set(CALL, text, f"{number}::")
+        with self._lock:
+            self._is_open = self._answered != number
+
+    def _is_old(self) -> bool:
+        """The last call that was answered here. Under the lock."""
+        return time.monotonic() - self._answered_at > FRESH_S
+
     # --- the thread that answers -------------------------------------------------------------------------------------
 
     def look(self, client: Store, text: str, wait: Waiting) -> None:
@@ -236,8 +262,10 @@ class RollCall:
             text: of the call, as it is in the store.
             wait: what this process is in.
         """
-        number, seconds = parse_call(text)
-        if abs(time.time() - seconds) > FRESH_S or (self._last is not None and self._last[0] == number):
+        number, caller = parse_call(text)
+        if caller is None or (self._last is not None and self._last[0] == number):
+            return
+        if number > self._answered and not _is_of_this_job(client, caller):
             return
         self._answer(client, number, wait.what)
         # The store may be gone when our own collective fails: its server can be one that leaves before us.
@@ -254,7 +282,7 @@ class RollCall:
         with self._lock:
             unanswered = range(max(self._answered, number - MAX_OLD_CALLS - 1) + 1, number + 1)
             if unanswered:
-                self._answered, self._answered_at = number, time.monotonic()
+                self._answered, self._answered_at, self._is_open = number, time.monotonic(), True
         for call in unanswered:
             add_line(client, _answers_key(call), json.dumps([self._rank, what]))
 
@@ -265,10 +293,19 @@ def _on_this_node(rank: int, ranks: Sequence[int]) -> list[int]:
     return [one for one in ranks if first <= one < first + launch_environment.local_world_size() and one != rank]
 
 
-def parse_call(text: str) -> tuple[int, float]:
-    """The number of a call, and when it was raised."""
-    number, seconds = text.split(":")[:2]
-    return int(number), float(seconds)
+def parse_call(text: str) -> tuple[int, tuple[int, str] | None]:
+    """The number of a call, and the rank and token of its caller. None: it is over."""
+    number, rank, token = text.split(":")
+    return int(number), (int(rank), token) if rank else None
+
+
+def _is_of_this_job(client: Store, caller: tuple[int, str] | None) -> bool:
+    """See [Note: calls that are over]."""
+    if caller is None:
+        return False
+    rank, token = caller
+    place = places.places_of(client, [rank]).get(rank)
+    return place is None or place.door.token == token
 
 
 def _answers_key(number: int) -> str:

@@ -1,14 +1,13 @@
 """What ranks have proven of each other. It stands in the job's store, and every rank that waits reads it.
 
 [Note: key] "bagua/waits/verdicts" has lines of JSON, which are only added to:
-    {"gone": [rank, host, how], "token": ..., "time": ...}  with the process by its token, and the clock of the writer
-    {"deadlocked": [group, rank, since]}                     the wait of this rank, which ends it
+    {"gone": [rank, host, how], "token": ...}    with the process by its token
+    {"deadlocked": [group, rank, since]}         the wait of this rank, which ends it
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ def add_gone(client: Store, gone: Gone, token: str) -> None:
     Args:
         token: of the process that is gone.
     """
-    add_line(client, KEY, json.dumps({"gone": gone, "token": token, "time": time.time()}))
+    add_line(client, KEY, json.dumps({"gone": gone, "token": token}))
 
 
 def add_deadlocked(client: Store, deadlocked: Deadlocked) -> None:
@@ -41,11 +40,16 @@ def add_deadlocked(client: Store, deadlocked: Deadlocked) -> None:
 
 
 class VerdictReader:
-    """Of one process, of the job that begins when this is made."""
+    """Of one process, of one job."""
 
     def __init__(self) -> None:
-        self._created = time.time()
+        self._before = 0  # lines that are of jobs before this one
         self._lines = 0  # that were read
+
+    def begin(self, store: Store) -> None:
+        """The job begins: what is there by now is of others, whose processes may have had the same places. Their times
+        would not tell, since clocks of hosts may differ."""
+        self._before = self._lines = len(store.compare_set(KEY, "", EMPTY).decode().splitlines())
 
     def new(self, client: Store, text: str) -> Iterator[Gone | Deadlocked]:
         """What this process does not know yet. Not the ranks that have left: others may still be in what those gave
@@ -64,7 +68,7 @@ class VerdictReader:
 
     def left(self, client: Store, ranks: Sequence[int]) -> set[int]:
         """Those of these ranks that have left in an orderly way."""
-        lines = client.compare_set(KEY, "", EMPTY).decode().splitlines()
+        lines = client.compare_set(KEY, "", EMPTY).decode().splitlines()[self._before :]
         said = [verdict for verdict in map(json.loads, filter(None, lines)) if "gone" in verdict]
         return self._of_this_job(client, [one for one in said if one["gone"][0] in ranks and one["gone"][2] == LEFT])
 
@@ -72,10 +76,4 @@ class VerdictReader:
         """The ranks that these are about. A store that torch keeps over restarts has verdicts of processes that were
         replaced since."""
         found = places.places_of(client, [one["gone"][0] for one in said]) if said else {}
-        return {
-            rank
-            for one in said
-            if (rank := one["gone"][0]) in found
-            and found[rank].door.token == one["token"]
-            and one["time"] >= self._created
-        }
+        return {rank for one in said if (rank := one["gone"][0]) in found and found[rank].door.token == one["token"]}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
 import re
 import threading
 import time
@@ -12,8 +15,10 @@ from typing import Any
 import pytest
 from support.processes import PATIENCE_S, wait_until
 
-from bagua.job import job_thread, roll_call
+from bagua.job import job_thread, places, presence, roll_call, verdicts
+from bagua.job.gone import EXITED, LEFT, Gone
 from bagua.job.job_thread import JobThread
+from bagua.job.roll_call import RollCall
 from bagua.job.torch_internals import HashStore
 from bagua.job.waiting import Waiting
 
@@ -111,10 +116,80 @@ def test_the_next_failure_is_a_new_call(four: Ranks, store: Any) -> None:
     assert call_number(store) == 2
 
 
-@pytest.mark.parametrize("age_s", [3600.0, -3600.0])
-def test_an_old_call_is_not_joined(four: Ranks, store: Any, age_s: float) -> None:
-    """Also if the caller's clock is wrong: its answers still count, since each rank answers earlier calls, too."""
-    store.set(f"{roll_call._PREFIX}/call", f"5:{time.time() - age_s}")
+def test_clocks_of_hosts_may_differ(four: Ranks, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that wait answer, and ranks that fail together share a call."""
+    clocks = itertools.count(time.time(), 300.0)
+    monkeypatch.setattr(time, "time", lambda: next(clocks))
+    with waiting(four.rolls[1], (0, 1, 2, 3), "a gather"), waiting(four.rolls[2], (1, 2), "a scatter"):
+        for roll in four.call(0, 3, window_s=PATIENCE_S):
+            assert roll.missing == ()
+            assert (roll.doing[1], roll.doing[2]) == ("a gather", "a scatter")
+    assert call_number(store) == 1
+
+
+def publish(store: Any, rank: int, token: str) -> None:
+    place = dataclasses.replace(places.place_of_this_process(), door=presence.Door((), 0, token))
+    store.set(places.PLACE_KEY.format(rank), json.dumps(dataclasses.asdict(place)))
+
+
+def test_verdicts_count_from_when_the_job_begins(store: Any) -> None:
+    """A store may outlast a job, and the place of a rank in it may still be that of a process of the last one."""
+    for rank in (1, 2):
+        publish(store, rank, "token")
+
+    def say() -> str:
+        for rank, how in ((1, EXITED), (2, LEFT)):
+            verdicts.add_gone(store, Gone(rank, "b", how), "token")
+        text: bytes = store.get(verdicts.KEY)
+        return text.decode()
+
+    before = say()
+    job = JobThread(store, 0)
+    job.stop()
+    reader = job._verdicts
+    assert list(reader.new(store, before)) == []
+    assert reader.left(store, (1, 2)) == set()
+    assert list(reader.new(store, say())) == [Gone(1, "b", EXITED)]
+    assert reader.left(store, (1, 2)) == {2}
+
+
+def test_a_call_of_a_process_that_was_replaced_is_neither_joined_nor_answered(four: Ranks, store: Any) -> None:
+    """Of a job that has ended, on a store that goes on."""
+    publish(store, 1, "token")
+    store.set(roll_call.CALL, "5:1:another")
+    store.set(roll_call._answers_key(5), "[0, 1, 2]")
+    store.set(roll_call._outcome_key(5), "of that job")
+    with waiting(four.rolls[2], (0, 1, 2, 3), "a gather"):
+        (roll,) = four.call(0, window_s=2.0)
+    assert roll.missing == (1, 3)
+    assert call_number(store) == 6
+
+
+def test_a_call_is_over_after_a_while(four: Ranks, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has seen it begin says so, so that others do not take it for one of another failure."""
+    four.call(0, 1, window_s=WINDOW_S)
+    monkeypatch.setattr(roll_call, "FRESH_S", 0.0)
+    wait_until(lambda: store.get(roll_call.CALL) == b"1::", "the end of the call")
+    monkeypatch.undo()
+    (roll,) = four.call(2)
+    assert roll.missing == (0, 1, 3)
+    assert call_number(store) == 2
+
+
+def test_a_process_does_not_join_a_call_that_it_knows_to_be_old(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RollCall, "end_old_call", lambda _: None)  # its thread is held up
+    ranks = Ranks(store, 2)
+    with waiting(ranks.rolls[1], (0, 1), "a gather"):
+        ranks.call(0, window_s=PATIENCE_S)
+    monkeypatch.setattr(roll_call, "FRESH_S", 0.0)
+    ranks.call(1)
+    assert call_number(store) == 2
+    ranks.stop()
+
+
+def test_an_old_call_is_not_joined(four: Ranks, store: Any) -> None:
+    """Its answers still count, since each rank answers earlier calls, too."""
+    store.set(roll_call.CALL, "5::")
     store.set(roll_call._answers_key(5), '[1, "long ago"]\n')
     (roll,) = four.call(0)
     assert roll.missing == (1, 2, 3)
