@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
 from bagua.codecs import Codec
+from bagua.codecs.owed_scale import OwedScale
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.comm_hooks.byte_hooks import ByteGradState, reduce_flat
 from bagua.comm_ops.chunk_exchange import ChunkExchange
@@ -50,12 +51,16 @@ class ErrorFeedbackAllReduce(CompressedAllReduce):
     Attributes:
         residual: e, float32, of the bucket's length; None before the first call, and where a leader has it.
         chunk_residual: d, float32, of a chunk's length; likewise.
+        scale: of the loss, that both are in.
     """
 
     rounds_alike = False
 
-    def __init__(self, group: BaguaProcessGroup, average: bool, hierarchical: bool, codec: Codec) -> None:
+    def __init__(
+        self, group: BaguaProcessGroup, average: bool, hierarchical: bool, codec: Codec, scaler: Any = None
+    ) -> None:
         super().__init__(group, average, hierarchical, codec=codec)
+        self.scale = OwedScale(scaler)
         self.residual: torch.Tensor | None = None
         self.chunk_residual: torch.Tensor | None = None
 
@@ -69,6 +74,9 @@ class ErrorFeedbackAllReduce(CompressedAllReduce):
             self.residual = torch.zeros_like(flat, dtype=torch.float32)
             self.chunk_residual = self.residual.new_zeros(flat.numel() // self.chunks)
         owed, total, codec = self.residual, self.chunk_residual, self.codec
+        if (change := self.scale.update(flat.device)) is not None:
+            owed.mul_(change)
+            total.mul_(change)
         owed.add_(flat)
         size = codec.compressed_bytes(flat.numel() // self.chunks)
         outgoing = codec.compress(owed, self.chunks, scratch((self.chunks, size), torch.uint8, flat.device))
@@ -121,6 +129,8 @@ class ErrorFeedbackState(ByteGradState):
         hierarchical: as of ByteGradState; the memory is the leaders' then.
         codec: as of ByteGradState. A saved state may go on with another one; where that shares buckets out in chunks of
             another length, a warning says how many elements of d are dropped at their ends.
+        grad_scaler: the torch.amp.GradScaler that scales the loss, if there is one. The memory is multiplied when its
+            scale changes. Copies have none.
     """
 
     def __init__(
@@ -129,8 +139,10 @@ class ErrorFeedbackState(ByteGradState):
         average: bool = True,
         hierarchical: bool = False,
         codec: str | Codec = DEFAULT_CODEC,
+        grad_scaler: Any = None,
     ) -> None:
         super().__init__(process_group, average, hierarchical, codec)
+        self.grad_scaler = grad_scaler
         self._buckets: dict[int, _BucketState] = {}
         self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}  # of the model, by id
         self._loaded: dict[int, Mapping[str, Any]] = {}
@@ -139,7 +151,7 @@ class ErrorFeedbackState(ByteGradState):
     def _portable(self) -> dict[str, Any]:
         """With what this rank owes, which is recognized by the shapes of the parameters, as that of a loaded state."""
         owed = {"_buckets": {}, "_parameters": {}, "_passes": 0, "_loaded": self.state_dict()["buckets"]}
-        return {**super()._portable(), **owed}
+        return {**super()._portable(), **owed, "grad_scaler": None}
 
     def start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         flat = bucket.buffer()
@@ -160,7 +172,9 @@ class ErrorFeedbackState(ByteGradState):
             self._forget()  # that model is gone
         references = [weakref.ref(one) for one in parameters]
         place = self.place(bucket.buffer().device)
-        operation = ErrorFeedbackAllReduce(place.background.group, self.average, self.hierarchical, self.codec)
+        operation = ErrorFeedbackAllReduce(
+            place.background.group, self.average, self.hierarchical, self.codec, self.grad_scaler
+        )
         state = _BucketState(references, [tuple(one.shape) for one in parameters], operation)
         saved = self._loaded.get(index)
         if saved is not None and saved["shapes"] == state.shapes:
@@ -214,6 +228,7 @@ class ErrorFeedbackState(ByteGradState):
                     "shapes": one.shapes,
                     "residual": one.operation.residual,
                     "chunk_residual": one.operation.chunk_residual,
+                    "scale": one.operation.scale.value,
                 }
                 for index, one in self._buckets.items()
             },
@@ -249,6 +264,7 @@ def _restore(operation: ErrorFeedbackAllReduce, saved: Mapping[str, Any], elemen
             f" {chunks} that share a bucket now.\nContinue without it."
         )
     operation.residual = _at(residual, 0, elements, 0, device)
+    operation.scale.value = saved.get("scale")
     before, now, chunk = chunk_residual.numel(), elements // chunks, operation.own_chunk
     operation.chunk_residual = _at(chunk_residual, chunk * before, now, chunk * now, device)
     dropped = int(chunk_residual.count_nonzero()) - int(operation.chunk_residual.count_nonzero())

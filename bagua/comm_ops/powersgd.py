@@ -20,11 +20,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from bagua.codecs.owed_scale import OwedScale
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.engine.bucket import PrescaledOp
 
@@ -43,19 +44,22 @@ class LowRankMemory:
     Attributes:
         owed: e, float32 [rows, columns].
         factor: Q, float32 [columns, rank].
+        scale: of the loss, that e is in.
     """
 
     owed: Tensor
     factor: Tensor
+    scale: OwedScale
 
 
-def memory_for(gradient: Tensor, name: str, rank: int) -> LowRankMemory | None:
+def memory_for(gradient: Tensor, name: str, rank: int, scaler: Any = None) -> LowRankMemory | None:
     """Where nothing is owed yet. None: it is not worth two factors.
 
     Args:
         gradient: of any shape and layout.
         name: of its parameter: the first factor is random, and alike on all ranks.
         rank: of the factors, at least 1.
+        scaler: the GradScaler that scales the loss, or None.
     """
     if gradient.dim() < 2 or not gradient.numel():
         return None
@@ -67,7 +71,7 @@ def memory_for(gradient: Tensor, name: str, rank: int) -> LowRankMemory | None:
     # Neither the default dtype nor the default device, which are the user's: the generator is of the CPU.
     factor = torch.randn(columns, rank, generator=generator, dtype=torch.float32, device="cpu")
     owed = torch.zeros(rows, columns, dtype=torch.float32, device=gradient.device)
-    return LowRankMemory(owed, factor.to(gradient.device))
+    return LowRankMemory(owed, factor.to(gradient.device), OwedScale(scaler))
 
 
 class PowerSGD(PrescaledOp):
@@ -91,6 +95,8 @@ class PowerSGD(PrescaledOp):
         low_rank = [(view, memory) for view, memory in pairs if memory is not None]
         exact = [view for view, memory in pairs if memory is None]
         for view, memory in low_rank:
+            if (change := memory.scale.update(view.device)) is not None:
+                memory.owed.mul_(change)
             memory.owed.add_(view.reshape(memory.owed.shape))
         products = [memory.owed @ memory.factor for _, memory in low_rank]
         sums = self._sums([*products, *(view.float() for view in exact)])

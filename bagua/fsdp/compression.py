@@ -39,6 +39,7 @@ def compress_communication(
     exact_weights_every: int | None = None,
     replicas: dist.ProcessGroup | None = None,
     compress_shard: bool = False,
+    grad_scaler: Any = None,
 ) -> CompressionHandle:
     """Lets the FSDP2 modules of `model` send compressed gradients, and on request compressed weights. Call it after
     `fully_shard`, with the same arguments on all ranks of the model; it compares them.
@@ -64,6 +65,8 @@ def compress_communication(
             the model. Gradients are averaged over it with a compressed all-reduce, and parameters are broadcast from
             its first rank.
         compress_shard: With replicas, compress gradients between the ranks that share a replica too.
+        grad_scaler: The torch.amp.GradScaler that scales the loss, if there is one. With `error_feedback`, what is to
+            be added to the next gradient is multiplied when its scale changes.
 
     Returns:
         a handle to remove, save and observe what has been set up.
@@ -139,7 +142,7 @@ def compress_communication(
     for one, group in zip(found, groups, strict=True):
         built = CompressedModule(one)
         if gradient_codec is not None and (group is None or compress_shard):
-            residual = Residual(one.name, one.trained) if error_feedback else None
+            residual = Residual(one.name, one.trained, grad_scaler) if error_feedback else None
             built.reduce_scatter = CompressedReduceScatter(
                 gradient_codec,
                 nodes[one.shard_group],
@@ -149,7 +152,7 @@ def compress_communication(
                 one.title,
             )
         if gradient_codec is not None and group is not None:
-            residual = Residual(one.name, one.trained) if error_feedback else None
+            residual = Residual(one.name, one.trained, grad_scaler) if error_feedback else None
             built.all_reduce = ReplicaAllReduce(group, gradient_codec, traffic["gradients"], residual, one.title)
         if weight_codec is not None:
             reference = WeightReference(one.shard_group) if weight_differences else None

@@ -14,7 +14,7 @@ from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
 
 _VERSION = 1
-_KEYS = {"version", "settings", "forward_passes", "residuals", "references"}
+_KEYS = {"version", "settings", "forward_passes", "residuals", "scales", "references"}
 
 
 class CompressionHandle:
@@ -60,16 +60,19 @@ class CompressionHandle:
 
         Returns:
             `version`, `settings` (with the rank and the number of ranks), `forward_passes`; `residuals`: by module,
-            uint8 [ranks, or with several ranks on each of several nodes, nodes; bytes], with `error_feedback`; `references`: by module, this rank's part of the weights that
-            all ranks have, [elements], with `weight_differences`. Tensors are copies on the CPU.
+            uint8 [ranks, bytes], or with several ranks on each of several nodes [nodes, bytes], with `error_feedback`;
+            `scales`: of the loss, that these are in, with `grad_scaler`; `references`: by module, this rank's part of
+            the weights that all ranks have, [elements], with `weight_differences`. Tensors are copies on the CPU.
         """
         residuals = {name: one.stored for name, one in self._residuals().items()}
+        scales = {name: one.scale.value for name, one in self._residuals().items()}
         references = {name: one.own_part() for name, one in self._references().items()}
         return {
             "version": _VERSION,
             "settings": dict(self._settings),
             "forward_passes": self._passes.count,
             "residuals": _copies(residuals),
+            "scales": _copies(scales),
             "references": _copies(references),
         }
 
@@ -80,7 +83,7 @@ class CompressionHandle:
             ValueError: `state` is not one of this class, or of other settings, modules, ranks or number of ranks;
                 nothing has changed then.
         """
-        if set(state) != _KEYS or state["version"] != _VERSION:
+        if {*state, "scales"} != _KEYS or state["version"] != _VERSION:
             raise ValueError(
                 f"A state of compress_communication has {sorted(_KEYS)} and version {_VERSION}; this one has "
                 f"{sorted(state)} and version {state.get('version')}.\nGive what state_dict() returned."
@@ -105,7 +108,7 @@ class CompressionHandle:
                 "Shard the same modules as when it was saved, or continue without it."
             )
         for name, residual in residuals.items():
-            residual.load(state["residuals"].get(name))
+            residual.load(state["residuals"].get(name), state.get("scales", {}).get(name))
         for name, reference in references.items():
             reference.load_own_part(state["references"].get(name))
         self._passes.count = state["forward_passes"]

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from bagua.codecs import Codec, get_codec
+from bagua.codecs.owed_scale import OwedScale
 
 _STORED_AS = "int8"
 
@@ -26,9 +29,14 @@ class Residual:
     Args:
         name: the module's, for messages.
         trained: says which of its parameters are trained now; None: always the same ones.
+        scaler: the GradScaler that scales the loss, or None.
+
+    Attributes:
+        scale: of the loss, that the residual is in.
     """
 
-    def __init__(self, name: str, trained: Callable[[], Hashable] | None = None) -> None:
+    def __init__(self, name: str, trained: Callable[[], Hashable] | None = None, scaler: Any = None) -> None:
+        self.scale = OwedScale(scaler)
         self._name = name
         self._trained = trained
         self._codec = get_codec(_STORED_AS)
@@ -39,6 +47,7 @@ class Residual:
         """Adds what is owed to `gradients`, 1-D, in its dtype."""
         stored = self._stored
         former, self._owner = self._owner, None if self._trained is None else self._trained()
+        change = self.scale.update(gradients.device)
         if stored is None:
             return
         shape = (chunks, self._codec.compressed_bytes(gradients.numel() // chunks))
@@ -54,7 +63,11 @@ class Residual:
             self._stored = None
             return
         self._stored = stored.to(gradients.device)  # one that was loaded lies where it was saved
-        self._codec.decompress(self._stored, gradients, accumulate=True)
+        if change is None:
+            self._codec.decompress(self._stored, gradients, accumulate=True)
+        else:
+            owed = torch.empty_like(gradients, dtype=torch.float32)
+            gradients.add_(self._codec.decompress(self._stored, owed).mul_(change))
 
     def keep(self, gradients: Tensor, sent: Tensor, codec: Codec, own: int) -> None:
         """Stores `gradients` minus `sent` decompressed, and overwrites `gradients`.
@@ -77,6 +90,7 @@ class Residual:
         """uint8 [ranks, bytes], or None while nothing is owed."""
         return self._stored
 
-    def load(self, stored: Tensor | None) -> None:
-        """Owe what a saved state says; None: nothing."""
+    def load(self, stored: Tensor | None, scale: Tensor | None) -> None:
+        """Owe what a saved state says; None: nothing, or in an unknown scale."""
         self._stored, self._owner = None if stored is None else stored.clone(), None
+        self.scale.value = scale

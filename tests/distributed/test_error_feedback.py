@@ -116,6 +116,35 @@ def test_error_feedback_sends_what_is_below_half_a_level() -> None:
     run_ranks(3, _small_gradients, False, reuse=True)
 
 
+@on_ranks(2)
+def test_what_is_owed_follows_the_scale_of_the_loss(rank: int, device: torch.device) -> None:
+    """Powers of two change no digit. The state is saved and loaded between two scales."""
+    for dtype in (torch.float32, torch.float16):
+        found = []
+        for scales in ((256.0,) * 6, (256.0, 256.0, 128.0, 64.0, 64.0, 512.0)):
+            scaler = torch.amp.GradScaler(device.type)
+            scaler.scale(torch.ones((), device=device))
+            saved: dict[str, Any] = {"buckets": {}}
+            gradients = []
+            for scale in scales:
+                if len(gradients) in (0, 3):
+                    torch.manual_seed(0)
+                    net = nn.Linear(70, 30, bias=False).to(device, dtype)
+                    model = torch_ddp(net)
+                    state = ErrorFeedbackState(codec="int4", grad_scaler=scaler)
+                    state.load_state_dict(saved)
+                    model.register_comm_hook(state, error_feedback_bytegrad)
+                scaler.update(scale)
+                net.zero_grad()
+                x = torch.randn(4, 70, generator=torch.Generator().manual_seed(rank)).to(device, dtype)
+                scaler.scale(model(x).float().square().mean()).backward()
+                gradients.append(net.weight.grad.float() / scale)
+                saved = copy.deepcopy(state.state_dict())
+            assert all(owed["residual"].any() for owed in saved["buckets"].values())
+            found.append(torch.stack(gradients))
+        assert torch.equal(*found), dtype
+
+
 def _resumed(hierarchical: bool) -> None:
     rank, device = begin()
     data = batches(rank, 8, device)

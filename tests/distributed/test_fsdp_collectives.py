@@ -203,5 +203,37 @@ def _error_feedback() -> None:
     assert torch.equal(output, torch.ones_like(output))
 
 
+def _scaled() -> None:
+    """Powers of two change no digit. What is owed is saved and loaded between two scales."""
+    rank, device = begin()
+    ranks, size = dist.get_world_size(), 2000
+    for dtype in (torch.float32, torch.float16):
+        constant = torch.randn(ranks * size, generator=torch.Generator().manual_seed(rank)).to(device, dtype)
+        found = []
+        for scales in ((256.0,) * 6, (256.0, 256.0, 128.0, 64.0, 64.0, 512.0)):
+            scaler = torch.amp.GradScaler(device.type)
+            scaler.scale(torch.ones((), device=device))
+            residual = Residual("layer", None, scaler)
+            means = []
+            for step, scale in enumerate(scales):
+                if step == 3:
+                    stored, owed_in = residual.stored, residual.scale.value
+                    residual = Residual("layer", None, scaler)
+                    residual.load(stored, owed_in)
+                scaler.update(scale)
+                reduce = CompressedReduceScatter(
+                    get_codec("int4"), Nodes.unknown(_world()), Traffic(), residual=residual
+                )
+                output = torch.empty(size, dtype=dtype, device=device)
+                reduce(output, constant * scale, dist.group.WORLD, dist.ReduceOp.AVG)  # type: ignore[arg-type]
+                means.append(output.float() / scale)
+            found.append(torch.stack(means))
+        assert torch.equal(*found), dtype
+
+
+def test_what_is_owed_follows_the_scale_of_the_loss() -> None:
+    run_ranks(2, _scaled)
+
+
 def test_error_feedback_sends_later_what_was_rounded_off() -> None:
     run_ranks(2, _error_feedback)

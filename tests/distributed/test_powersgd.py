@@ -6,6 +6,7 @@ That training is resumed bit for bit is tested with all algorithms (test_algorit
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +117,30 @@ def test_what_is_left_out_comes_later(rank: int, device: torch.device) -> None:
                 dist.all_reduce(rest)
                 total += rest.view(total.shape)
             assert float((total - wanted[name]).abs().max()) < tolerance * scale, (dtype, name)
+
+
+@on_ranks(2)
+def test_what_is_owed_follows_the_scale_of_the_loss(rank: int, device: torch.device) -> None:
+    """Powers of two change no digit of float32. The state is saved and loaded between two scales."""
+    for dtype, tolerance in ((torch.float32, 0.0), (torch.float16, 0.01)):
+        found = []
+        for scales in ((16.0,) * 6, (16.0, 16.0, 8.0, 4.0, 4.0, 32.0)):
+            scaler = torch.amp.GradScaler(device.type)
+            scaler.scale(torch.ones((), device=device))
+            model = _wrapped(_net(device, dtype), rank=1, grad_scaler=scaler)
+            gradients = []
+            for step, scale in enumerate(scales):
+                if step == 3:
+                    saved = copy.deepcopy(model.bagua_ddp.state_dict())
+                    model = _wrapped(_net(device, dtype), rank=1, grad_scaler=scaler)
+                    model.bagua_ddp.load_state_dict(saved)
+                scaler.update(scale)
+                model.zero_grad()
+                scaler.scale(_loss(model, rank, step, device, dtype) / 16).backward()
+                gradients.append(torch.cat([one.float().flatten() / scale for one in _gradients(model).values()]))
+            found.append(torch.stack(gradients))
+        difference = float((found[1] - found[0]).abs().max() / found[0].abs().max())
+        assert difference <= tolerance, (dtype, difference)
 
 
 @on_ranks(2)

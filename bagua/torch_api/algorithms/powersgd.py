@@ -31,9 +31,10 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
     keeps_parameters_equal = True
     added_to_state = ("rank",)
 
-    def __init__(self, process_group: BaguaProcessGroup, rank: int) -> None:
+    def __init__(self, process_group: BaguaProcessGroup, rank: int, grad_scaler: Any) -> None:
         super().__init__(process_group)
         self._rank = rank
+        self._grad_scaler = grad_scaler
         # By parameter, of frozen ones, too.
         self._memories: dict[str, LowRankMemory] = {}
 
@@ -47,7 +48,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
             return
         memories = []
         for record, view in zip(bucket.records, bucket.views, strict=True):
-            memory = self._memories.get(record.name) or memory_for(view, record.name, self._rank)
+            memory = self._memories.get(record.name) or memory_for(view, record.name, self._rank, self._grad_scaler)
             if memory is not None:
                 self._memories[record.name] = memory
             memories.append(memory)
@@ -59,6 +60,7 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
             "ranks": self.process_group.size,
             "owed": {name: one.owed for name, one in self._memories.items()},
             "factors": {name: one.factor for name, one in self._memories.items()},
+            "scales": {name: one.scale.value for name, one in self._memories.items() if one.scale.value is not None},
         }
 
     @torch.no_grad()
@@ -87,21 +89,29 @@ class PowerSGDAlgorithmImpl(AlgorithmImpl):
         for name, memory in self._memories.items():
             memory.owed.copy_(state["owed"][name])
             memory.factor.copy_(state["factors"][name])
+            memory.scale.value = state.get("scales", {}).get(name)
 
 
 class PowerSGDAlgorithm(Algorithm):
     """
     Args:
         rank: of the approximation. A matrix of n rows and m columns is sent as rank * (n + m) numbers, float32.
+        grad_scaler: the torch.amp.GradScaler that scales the loss, if there is one. What is owed is multiplied when its
+            scale changes.
 
     Raises:
         ValueError: `rank` is not a whole number of at least 1.
     """
 
-    def __init__(self, rank: int = 4) -> None:
+    def __init__(self, rank: int = 4, grad_scaler: Any = None) -> None:
         if type(rank) is not int or rank < 1:
             raise ValueError(f"rank={rank!r}: must be a whole number of at least 1")
         self.rank = rank
+        self.grad_scaler = grad_scaler
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles, which a copied wrapper has, are trained with another scaler, or with none.
+        return {**self.__dict__, "grad_scaler": None}
 
     def reify(self, process_group: BaguaProcessGroup) -> PowerSGDAlgorithmImpl:
-        return PowerSGDAlgorithmImpl(process_group, self.rank)
+        return PowerSGDAlgorithmImpl(process_group, self.rank, self.grad_scaler)
