@@ -36,11 +36,11 @@ class CompressionHandle:
 
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
-        """`{"gradients": {"sent": bytes, "saved": bytes}, "weights": ...}`: what this rank has sent to other nodes through
-        compressed collectives, and what torch's own would have sent on top of that. Of what a ring of all ranks carries
-        out of a node, each of the node's ranks counts an equal part. In a job of one node, what goes to other ranks is
-        counted. `saved` is negative if compression cost more than it saved: a module of a few parameters sends its
-        scales and padding, too. Weights that had to be exact count as sent. What is not compressed at all is not
+        """`{"gradients": {"sent": bytes, "saved": bytes}, "weights": ...}`: what this rank has sent to other nodes
+        through compressed collectives, and what torch's own would have sent on top of that. Of what a ring of all ranks
+        carries out of a node, each of the node's ranks counts an equal part. In a job of one node, what goes to other
+        ranks is counted. `saved` is negative if compression cost more than it saved: a module of a few parameters sends
+        its scales and padding, too. Weights that had to be exact count as sent. What is not compressed at all is not
         counted."""
         return {purpose: traffic.as_dict() for purpose, traffic in self._traffic.items()}
 
