@@ -1,21 +1,17 @@
 // BAGUA_NET_CHECKSUM: data that is damaged on its way is noticed and sent again, whatever part of the stream it is; and
-// where nothing else arrives, the comm fails and says so.
-// Long run: BAGUA_TEST_FAULTS=<number of flipped bits at each end> checksum_test damage_while_connections_are_cut
+// where nothing else arrives, the comm fails and says so. Damage while connections are cut: abi_fault_test.cc.
 #include <unistd.h>
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
-#include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/log_sink.h"
 #include "config/plugin_config.h"
 #include "support/check.h"
 #include "support/context_pair.h"
+#include "support/kept_log.h"
 #include "transport/faults/fault_injector.h"
 #include "wire/acknowledgement.h"
 #include "wire/frame_header.h"
@@ -35,22 +31,6 @@ PluginConfig config_with(const std::string& plan, int workers, bool checksum) {
 
 std::uint64_t flips(const std::unique_ptr<TransportContext>& context) {
   return context->faults() == nullptr ? 0 : context->faults()->counts().flips.load();
-}
-
-std::mutex log_mutex;
-std::vector<std::string> log_lines;
-
-void keep_line(LogLevel, const char*, int, const char* message) {
-  const std::lock_guard<std::mutex> lock(log_mutex);
-  log_lines.emplace_back(message);
-}
-
-bool was_logged(const std::string& part) {
-  const std::lock_guard<std::mutex> lock(log_mutex);
-  for (const std::string& line : log_lines) {
-    if (line.find(part) != std::string::npos) return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -90,13 +70,6 @@ TEST_CASE(checksums_of_acknowledgements) {
   }
 }
 
-TEST_CASE(without_faults_and_by_reference) {
-  for (const int workers : {0, 2}) {
-    ContextPair pair(config_with("", workers, true), config_with("", workers, true));
-    pair.transfer_until([] { return true; });
-  }
-}
-
 TEST_CASE(damage_reaches_the_application_without_checksums) {
   ContextPair pair(config_with("flip=1e-5", 0, false), config_with("", 0, false));
   bool is_right = true;
@@ -126,16 +99,6 @@ TEST_CASE(damaged_headers_and_acknowledgements_are_sent_again) {
       CHECK(is_right);
     }
   }
-}
-
-TEST_CASE(damage_while_connections_are_cut) {
-  const char kPlan[] = "flip=2e-7,cut=100/s";
-  ContextPair pair(config_with(kPlan, 2, true), config_with(kPlan, 2, true));
-  pair.transfer_until([&] {
-    const std::uint64_t faults = fault_count(5);
-    return flips(pair.sending) >= faults && flips(pair.receiving) >= faults &&
-           pair.sending->faults()->counts().cuts >= 2 * faults;
-  });
 }
 
 // The send is done as soon as it is written.
@@ -168,15 +131,14 @@ TEST_CASE(damage_before_the_sender_closes_is_sent_again) {
 }
 
 TEST_CASE(damage_is_reported) {
-  set_log_function(&keep_line);
+  const KeptLog log;
   {
     ContextPair pair(config_with("flip=1e-6", 0, true), config_with("", 0, true));
-    pair.transfer_until([&] { return was_logged("arrived damaged"); });
+    pair.transfer_until([] { return KeptLog::has("arrived damaged"); });
   }
-  set_log_function(nullptr);
-  CHECK(was_logged("Bagua-Net: a connection from 127.0.0.1:"));
-  CHECK(was_logged(" was lost (data stream "));
-  CHECK(was_logged(" of them for damaged data"));
+  for (const char* part :
+       {"Bagua-Net: a connection from 127.0.0.1:", " was lost (data stream ", " of them for damaged data"})
+    CHECK(KeptLog::has(part));
 }
 
 TEST_CASE(without_recovery_damage_is_an_error) {

@@ -1,6 +1,5 @@
-// BAGUA_NET_FAULT: what a plan may say, that each kind of fault really happens, and that transfers survive those which
-// the transport is to survive.
-// Long run: BAGUA_TEST_FAULTS=<number of cuts at each end> fault_injection_test transfers_survive_cuts_and_delays
+// BAGUA_NET_FAULT: what a plan may say, and that each kind of fault really happens. That transfers survive them:
+// checksum_test.cc and abi_fault_test.cc.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -95,12 +94,6 @@ std::vector<std::size_t> flips_of(const std::string& plan, std::size_t piece_byt
   return positions;
 }
 
-PluginConfig config_with(const std::string& plan, int workers) {
-  PluginConfig config = recovering(workers, 3);
-  if (!plan.empty()) config.faults = plan_of(plan);
-  return config;
-}
-
 }  // namespace
 
 TEST_CASE(plans_are_read) {
@@ -153,8 +146,7 @@ TEST_CASE(bad_plans_are_refused) {
 
 TEST_CASE(without_a_plan_nothing_is_wrapped) {
   CHECK(FaultInjector::create({}) == nullptr);
-  ContextPair pair(config_with("", 0), config_with("", 0));
-  CHECK(pair.sending->faults() == nullptr);
+  CHECK(make_context(recovering(0))->faults() == nullptr);
 }
 
 TEST_CASE(flipped_bits_follow_the_seed) {
@@ -274,28 +266,6 @@ TEST_CASE(delays_take_their_time) {
   const iovec room = piece_of(byte);
   for (int i = 0; i < 20; ++i) CHECK_EQ(pair.near->read(&room, 1), ssize_t{-1});
   CHECK_EQ(static_cast<std::int64_t>(pair.faults.counts().delays.load()), delays);
-}
-
-TEST_CASE(transfers_survive_cuts_and_delays) {
-  for (const int workers : {0, 2}) {
-    ContextPair pair(config_with("seed=1,cut=200/s,delay=100us@0.01", workers),
-                     config_with("seed=2,cut=200/s", workers));
-    pair.transfer_until([&] {
-      const std::uint64_t cuts = fault_count(20);
-      return pair.sending->faults()->counts().cuts >= cuts && pair.receiving->faults()->counts().cuts >= cuts;
-    });
-  }
-}
-
-TEST_CASE(transfers_survive_drops) {
-  // With this seed one comes at once, and the next after 27 s.
-  constexpr char kPlan[] = "drop=0.2/s,seed=2330";
-  for (const bool sender : {true, false}) {
-    ContextPair pair(config_with(sender ? kPlan : "", 2), config_with(sender ? "" : kPlan, 2));
-    const FaultInjector* faults = (sender ? pair.sending : pair.receiving)->faults();
-    pair.transfer_until([&] { return faults->counts().drops >= 1; });
-    pair.transfer_until([&] { return true; });
-  }
 }
 
 }  // namespace bagua_net
