@@ -1,5 +1,5 @@
 // Comms whose workers send by reference, over the kernel: a request is done when the peer has the bytes and not before,
-// and the memory is the caller's from then on, also when the sender gives up. Everything else: zero_copy_model_test.cc.
+// and the memory is the caller's from then on, also when the sender gives up. Everything else: replay_model_test.cc.
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
