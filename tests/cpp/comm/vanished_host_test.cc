@@ -125,25 +125,6 @@ TEST_CASE(a_host_that_vanishes_is_noticed) { notices_a_host_that_vanishes(0); }
 
 TEST_CASE(a_host_that_vanishes_is_noticed_while_a_worker_sends) { notices_a_host_that_vanishes(1); }
 
-TEST_CASE(a_host_that_vanishes_while_it_does_not_read_is_noticed) {
-  Sending sending(0);
-  sending.send();
-  sending.check_not_done(500);
-  vanish(sending.peers[0]);
-  CHECK(names(sending.error(30000), "BAGUA_NET_KEEPALIVE_S=1"));
-}
-
-// Its last answer is old then, and says nothing.
-TEST_CASE(a_host_that_vanishes_after_a_pause_has_its_time) {
-  Sending sending(0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1000 * kKeepaliveS));
-  vanish(sending.peers[0]);
-  const std::int64_t begin_ms = monotonic_ms();
-  sending.send();
-  CHECK(names(sending.error(30000), "BAGUA_NET_KEEPALIVE_S=1"));
-  CHECK(monotonic_ms() - begin_ms >= 1000 * kKeepaliveS - 100);
-}
-
 // Jumbo frames that a switch does not pass: the handshake and the kernel's own probes are small.
 TEST_CASE(a_network_that_drops_large_packets_is_noticed) {
   Sending sending(0);
@@ -156,17 +137,6 @@ TEST_CASE(a_network_that_drops_large_packets_is_noticed) {
 TEST_CASE(a_peer_that_does_not_read_is_waited_for) { waits_for_a_peer_that_does_not_read(0); }
 
 TEST_CASE(a_peer_that_does_not_read_is_waited_for_while_a_worker_sends) { waits_for_a_peer_that_does_not_read(1); }
-
-// A process that was stopped, and whose connections something shut down and left open: no room comes, and no error.
-TEST_CASE(a_connection_that_its_peer_has_half_closed_is_noticed) {
-  for (const int workers : {0, 1}) {
-    Sending sending(workers, 0);
-    sending.send();
-    sending.check_not_done(100);
-    for (const OwnedFd& peer : sending.peers) CHECK_EQ(::shutdown(peer.get(), SHUT_WR), 0);
-    CHECK(names(sending.error(30000), "the peer closed the connection before the peer had received message 0"));
-  }
-}
 
 TEST_CASE(without_keepalive_nothing_is_noticed) {
   Sending sending(0, 0);
