@@ -129,18 +129,6 @@ TEST_CASE(both_ends_know_that_they_are_on_one_host) {
   pool.stop();
 }
 
-TEST_CASE(streams_that_join_arrive_at_both_ends) {
-  Processes processes;
-  processes.join(processes.ticket(), 3);
-  const std::vector<KeyedSocket> near = take(*processes.connected_arrivals, 3);
-  const std::vector<KeyedSocket> far = take(*processes.accepted.arrivals, 3);
-  CHECK(!processes.connected_arrivals->any());
-  CHECK(!processes.accepted.arrivals->any());
-  check_paired(near, far);
-  check_paired(far, near);
-  check_paired(processes.connected.sockets, processes.accepted.sockets);
-}
-
 TEST_CASE(streams_join_again_and_again_up_to_the_most) {
   Processes processes;
   const std::size_t first = processes.connected.sockets.size();
@@ -166,26 +154,21 @@ HandshakeKeyRef another(HandshakeKey key) {
 
 }  // namespace
 
-TEST_CASE(a_join_with_a_wrong_token_is_refused) {
+TEST_CASE(a_join_that_fits_no_comm_is_refused) {
   Processes processes;
-  JoinTicket wrong = processes.ticket();
+  Processes others;
+  const JoinTicket ticket = processes.ticket();
+  JoinTicket wrong = ticket;
   wrong.key = another(*wrong.key);
   check_refused(processes, wrong, joining(wrong), HandshakeVerdict::kWrongProof);
-}
-
-TEST_CASE(a_join_of_an_unknown_comm_is_refused) {
-  Processes processes;
-  Hello hello = joining(processes.ticket());
+  Hello hello = joining(ticket);
   hello.comm_id[7] ^= 1;
-  check_refused(processes, processes.ticket(), hello);
-}
-
-TEST_CASE(a_join_with_the_listen_of_another_connection_is_refused) {
-  Processes first;
-  Processes second;
-  Hello hello = joining(first.ticket());
-  hello.listen_id = second.ticket().hello.listen_id;
-  check_refused(first, first.ticket(), hello);
+  check_refused(processes, ticket, hello);
+  hello = joining(ticket);
+  hello.listen_id = others.ticket().hello.listen_id;
+  check_refused(processes, ticket, hello);
+  processes.accepted.arrivals.reset();  // the comm is closed
+  check_refused(processes, ticket, joining(ticket));
 }
 
 TEST_CASE(a_refused_join_brings_nothing_and_ends) {
@@ -197,12 +180,6 @@ TEST_CASE(a_refused_join_brings_nothing_and_ends) {
   processes.join(processes.ticket(), 2);
   check_paired(take(*processes.connected_arrivals, 2), take(*processes.accepted.arrivals, 2));
   CHECK(!processes.accepted.arrivals->any());
-}
-
-TEST_CASE(a_join_of_a_comm_that_is_closed_is_refused) {
-  Processes processes;
-  processes.accepted.arrivals.reset();
-  check_refused(processes, processes.ticket(), joining(processes.ticket()));
 }
 
 TEST_CASE(more_streams_than_the_listener_allows_are_refused) {
@@ -247,17 +224,6 @@ TEST_CASE(a_join_whose_listener_is_gone_is_given_up_with_the_comm) {
   processes.join(processes.ticket(), 1);
   check_paired(take(*processes.connected_arrivals, 1), take(*processes.accepted.arrivals, 1));
   CHECK(processes.connecting.service.is_idle());
-}
-
-// As during an outage, whose end must not have to wait for the kernel's next attempt: that can be a minute away.
-TEST_CASE(a_join_that_is_not_answered_begins_anew) {
-  Processes processes;
-  const std::vector<int> listening = sockets_in_state(TcpState::kListen);
-  for (const int fd : listening) silence(fd);
-  processes.join(processes.ticket(), 1);
-  wait_for_another_attempt();
-  for (const int fd : listening) hear_again(fd);
-  check_paired(take(*processes.connected_arrivals, 1), take(*processes.accepted.arrivals, 1));
 }
 
 // A sender that is done closes its comm while a stream is about to join: the reply meets a closed socket, and the

@@ -26,17 +26,6 @@
 
 namespace bagua_net {
 
-// The unauthenticated peers of a process that may open few files give theirs back after a while.
-TEST_CASE(a_connect_without_free_descriptors_is_tried_again) {
-  ListeningService listening(settings_with({}));
-  ConnectingService connecting(listening.handle_bytes.data(), settings_with({}));
-  {
-    const DescriptorLimit none(3);
-    CHECK_OK(connecting.ask());
-  }
-  connecting.finish();
-}
-
 // Otherwise the listener is silent, and its thread spins.
 TEST_CASE(a_listener_that_may_not_accept_says_so) {
   const KeptLog log;

@@ -1,19 +1,15 @@
 // Handshakes whose connection is lost between the listener's admission and the reply: the stream comes again, wherever
 // the connection stands by then.
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
-#include <exception>
 #include <optional>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "support/check.h"
 #include "support/connection_ends.h"
 #include "support/raw_handshake.h"
+#include "support/wire_relay.h"
 #include "transport/connect/connection_service.h"
 
 namespace bagua_net {
@@ -153,98 +149,30 @@ TEST_CASE(only_the_same_comm_takes_a_streams_place) {
   check_joined(first, listening.accepted().sockets[0]);
 }
 
-namespace {
-
-// Between a connector and a listener of ours: resets the connector's connection instead of passing the reply on, so
-// many times. `seen`: all that was said.
-class Relay {
- public:
-  Relay(const Listening& listening, int losses) : handle_(listening.handle_bytes), losses_(losses) {
-    make_blocking(listener_.socket);
-    ConnectHandle handle = listening.handle;
-    handle.port = listener_.address.port();
-    encode_connect_handle(handle, handle_.data());
-    thread_ = std::thread([this, to = listening.address] {
-      try {
-        while (relay(to)) {
-        }
-      } catch (const std::exception& error) {
-        if (!stopping_) failure_ = error.what();
-      }
-    });
-  }
-  ~Relay() { end(); }
-  Relay(const Relay&) = delete;
-  Relay& operator=(const Relay&) = delete;
-
-  std::uint8_t* handle() { return handle_.data(); }
-  int lost() const { return lost_; }
-  std::vector<std::uint8_t> stop() {
-    end();
-    CHECK_EQ(failure_, "");
-    return seen_;
-  }
-
- private:
-  void end() {
-    if (!thread_.joinable()) return;
-    stopping_ = true;
-    ::shutdown(listener_.socket.get(), SHUT_RDWR);
-    thread_.join();
-  }
-  template <std::size_t kBytes>
-  void pass(const OwnedFd& from, const OwnedFd* to) {
-    std::array<std::uint8_t, kBytes> bytes;
-    read_bytes(from, bytes.data(), bytes.size());
-    seen_.insert(seen_.end(), bytes.begin(), bytes.end());
-    if (to != nullptr) send_bytes(*to, bytes.data(), bytes.size());
-  }
-  bool relay(const SocketAddress& to) {
-    OwnedFd near(::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!near.is_open()) return false;
-    make_blocking(near);
-    OwnedFd far = connect_to(to);
-    pass<kHelloBytes>(near, &far);
-    pass<kChallengeBytes>(far, &near);
-    pass<kProofBytes>(near, &far);
-    const bool loses = losses_-- > 0;
-    pass<kReplyBytes + kProofBytes>(far, loses ? nullptr : &near);
-    if (loses) {
-      reset_connection(&near);
-      reset_connection(&far);
-      ++lost_;
-    }
-    open_.push_back(std::move(near));
-    open_.push_back(std::move(far));
-    return true;
-  }
-
-  RawListener listener_;
-  HandleBytes handle_;
-  int losses_;
-  std::atomic<int> lost_{0};
-  std::atomic<bool> stopping_{false};
-  std::vector<OwnedFd> open_;
-  std::vector<std::uint8_t> seen_;
-  std::string failure_;
-  std::thread thread_;
-};
-
-}  // namespace
-
 TEST_CASE(a_connect_survives_the_loss_of_every_reply_once) {
   for (const int losses : {0, 1, 3}) {
     Listening listening;
-    Relay relay(listening, losses);
-    ConnectingService connecting(relay.handle(), settings_with(2));
+    HandleBytes handle = listening.handle_bytes;
+    std::atomic<int> lost{0};
+    WireRelay relay(handle.data(), [&](const WireRelay::Passing& passing) {
+      if (passing.forth || passing.offset < kChallengeBytes || lost == losses) return WireRelay::Fate::kPass;
+      ++lost;
+      return WireRelay::Fate::kCut;
+    });
+    ConnectingService connecting(handle.data(), settings_with(2));
     const EstablishedConnection accepted = listening.accept_from(&connecting);
-    CHECK_EQ(relay.lost(), losses);
+    CHECK_EQ(lost, losses);
     CHECK_EQ(connecting.connection.sockets.size(), 2u);
     CHECK_EQ(accepted.sockets.size(), 2u);
-    const std::vector<std::uint8_t> seen = relay.stop();
+    relay.stop();
     const Token& token = listening.handle.token;
-    CHECK(std::search(seen.begin(), seen.end(), listening.id.begin(), listening.id.end()) != seen.end());
-    CHECK(std::search(seen.begin(), seen.end(), token.begin(), token.end()) == seen.end());
+    for (const auto& connection : relay.seen()) {
+      const auto& [forth, back] = connection;
+      CHECK(std::search(forth.begin(), forth.end(), listening.id.begin(), listening.id.end()) != forth.end());
+      for (const WireRelay::Bytes& seen : connection) {
+        CHECK(std::search(seen.begin(), seen.end(), token.begin(), token.end()) == seen.end());
+      }
+    }
   }
 }
 

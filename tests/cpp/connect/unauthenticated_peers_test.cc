@@ -181,6 +181,32 @@ TEST_CASE(unauthenticated_peers_leave_files_to_the_application) {
   CHECK_EQ(listening.sent_away(), kPeers - 320 / 8);
 }
 
+// A byte now and then does not extend the time that it has.
+TEST_CASE(a_slow_peer_is_held_until_its_deadline_and_no_longer) {
+  Listening listening;
+  listening.come("BNH", 3);
+  listening.turn();
+  const std::int64_t end_ms = listening.inbound.next_deadline_ms();
+  send_bytes(listening.peers[0], "E", 1);
+  listening.turn();
+  listening.inbound.expire(end_ms - 1);
+  CHECK_EQ(listening.sent_away(), 0);
+  listening.inbound.expire(end_ms);
+  CHECK(has_ended(listening.peers[0].get()));
+}
+
+TEST_CASE(a_peer_of_another_version_is_told_ours_at_once) {
+  Listening listening;
+  std::array<std::uint8_t, kHelloBytes> bytes;
+  encode_hello({}, bytes.data());
+  bytes[8] = 77;
+  listening.come(bytes.data(), bytes.size());
+  listening.turn_until_readable(listening.peers[0]);
+  const Reply reply = read_reply(listening.peers[0], listening.key, {});
+  CHECK(reply.verdict == HandshakeVerdict::kWrongVersion);
+  CHECK_EQ(reply.protocol_version, kProtocolVersion);
+}
+
 TEST_CASE(a_turn_ends_however_many_peers_come) {
   Listening listening;
   for (int i = 0; i < kPeers; ++i) listening.come("GET /", 5);
