@@ -1,14 +1,10 @@
-// The secret of a job: which files are taken, that both ends need the same one, and who is told of a difference. Its
-// key is in no core dump.
+// The secret of a job: which files are taken, that both ends need the same one, and who is told of a difference.
 #include "crypto/job_secret.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
-#include <fstream>
-#include <functional>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -53,22 +49,6 @@ HandshakeSettings with_secret(std::shared_ptr<const JobSecret> secret) {
   HandshakeSettings settings = settings_with(2);
   settings.secret = std::move(secret);
   return settings;
-}
-
-// The flags of the mapping that this address is in, as /proc/self/smaps has them.
-std::string mapping_flags(const void* address) {
-  std::ifstream smaps("/proc/self/smaps");
-  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
-  bool is_in = false;
-  for (std::string line; std::getline(smaps, line);) {
-    std::istringstream words(line);
-    std::uintptr_t begin = 0;
-    std::uintptr_t end = 0;
-    char dash = 0;
-    if (words >> std::hex >> begin >> dash >> end && dash == '-') is_in = wanted >= begin && wanted < end;
-    if (is_in && line.rfind("VmFlags:", 0) == 0) return line + " ";
-  }
-  return "";
 }
 
 }  // namespace
@@ -132,14 +112,6 @@ TEST_CASE(a_link_to_a_file_is_followed) {  // as secret mounts of Kubernetes are
   CHECK_EQ(::symlink(file.path.c_str(), link.c_str()), 0);
   std::shared_ptr<const JobSecret> secret;
   CHECK_OK(JobSecret::read(link, &secret));
-}
-
-TEST_CASE(keys_are_in_no_core_dump) {
-  const std::shared_ptr<const JobSecret> secret = secret_of('s');
-  const HandshakeKeyRef key = handshake_key(Token{1}, secret.get());
-  CHECK(has(mapping_flags(secret->key()), " dd "));
-  CHECK(has(mapping_flags(key->data()), " dd "));
-  CHECK(!has(mapping_flags(&key), " dd "));  // or the test sees nothing
 }
 
 TEST_CASE(the_key_of_a_handshake_needs_secret_and_token) {

@@ -1,27 +1,19 @@
-// No key is in what a core dump has of a process that encrypts: neither the secret nor what is derived from it. Once in
-// the mappings that the kernel would write, as gcore reads them; and once in the file that it writes, where
-// core_pattern leaves it in the working directory.
+// No key is in what a core dump has of a process that encrypts, which are the mappings that the kernel would write, as
+// gcore reads them: neither the secret nor what is derived from it.
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <exception>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "support/connection_ends.h"
 #include "support/temporary_tree.h"
-#include "transport/faults/fault_injector.h"
 
 namespace bagua_net {
 namespace {
@@ -105,52 +97,6 @@ Needle make_secret(const std::string& path) {
   return {"the file", masked};
 }
 
-// What the kernel calls a core file, if it leaves it in the working directory; empty: it does not.
-std::string core_name() {
-  std::ifstream file("/proc/sys/kernel/core_pattern");
-  std::string pattern;
-  std::getline(file, pattern);
-  if (pattern.empty() || pattern.find_first_of("|/") != std::string::npos) return "";
-  return pattern.substr(0, pattern.find('%'));
-}
-
-Bytes contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void write_file(const std::string& path, const std::uint8_t* bytes, std::size_t count) {
-  const OwnedFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-  CHECK_EQ(::write(file.get(), bytes, count), static_cast<ssize_t>(count));
-}
-
-// Connects to itself, writes its keys to files, sends something, and dumps core.
-void encrypt_and_dump() {
-  const rlimit any{RLIM_INFINITY, RLIM_INFINITY};
-  CHECK_EQ(::setrlimit(RLIMIT_CORE, &any), 0);
-  HandshakeSettings settings = settings_with(1);
-  CHECK_OK(JobSecret::read("secret", &settings.secret));
-  settings.encrypts = true;
-  ListeningService listening(settings);
-  ConnectingService connecting(listening.handle_bytes.data(), settings);
-  EstablishedConnection accepted = listening.accept_from(&connecting);
-  const ConnectionKeys& keys = *accepted.sockets[0].keys;
-  write_file("key of the secret", settings.secret->key(), settings.secret->key_bytes());
-  write_file("key of the handshake", accepted.contact.key->data(), accepted.contact.key->size());
-  write_file("key of what comes", keys.in.key(), kKeyBytes);
-  write_file("key of what goes", keys.out.key(), kKeyBytes);
-  Bytes ordinary(kKeyBytes);
-  CHECK_OK(fill_random(ordinary.data(), ordinary.size()));
-  write_file("ordinary memory", ordinary.data(), ordinary.size());
-  const auto sender = make_byte_stream(std::move(connecting.connection.sockets[0]), nullptr);
-  const auto receiver = make_byte_stream(std::move(accepted.sockets[0]), nullptr);
-  Bytes room(1000);
-  const iovec piece{room.data(), room.size()};
-  CHECK_EQ(sender->write(&piece, 1), static_cast<ssize_t>(room.size()));
-  wait_until([&] { return receiver->read(&piece, 1) > 0; }, "the bytes");
-  std::abort();
-}
-
 }  // namespace
 
 TEST_CASE(no_key_of_a_process_that_encrypts_would_be_dumped) {
@@ -178,57 +124,6 @@ TEST_CASE(no_key_of_a_process_that_encrypts_would_be_dumped) {
   // Or the test sees nothing.
   const Bytes copy(keys.in.key(), keys.in.key() + kKeyBytes);
   CHECK(is_dumped(needles[3]));
-}
-
-TEST_CASE(no_key_is_in_a_core_file) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  return;  // as above
-#endif
-  const std::string name = core_name();
-  if (name.empty()) {
-    std::printf("left out: /proc/sys/kernel/core_pattern does not leave core files in the working directory\n");
-    return;
-  }
-  const TemporaryTree tree;
-  Bytes secret(32);
-  CHECK_OK(fill_random(secret.data(), secret.size()));
-  write_file(tree.root() + "/secret", secret.data(), secret.size());
-  const pid_t child = ::fork();
-  if (child == 0) {
-    secret.assign(secret.size(), 0);  // it was inherited
-    try {
-      if (::chdir(tree.root().c_str()) == 0) encrypt_and_dump();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-    }
-    ::_exit(1);
-  }
-  int status = 0;
-  CHECK_EQ(::waitpid(child, &status, 0), child);
-  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
-  if (!WCOREDUMP(status)) {
-    std::printf("left out: the kernel wrote no core file (a limit of this container, or its file system)\n");
-    return;
-  }
-  Bytes core;
-  std::vector<std::filesystem::path> keys;
-  for (const auto& entry : std::filesystem::directory_iterator(tree.root())) {
-    const bool is_core = entry.path().filename().string().rfind(name, 0) == 0;
-    if (is_core) {
-      core = contents(entry.path());
-    } else {
-      keys.push_back(entry.path());
-    }
-  }
-  CHECK_EQ(keys.size(), 6u);
-  CHECK(core.size() > 4096);
-  for (const std::filesystem::path& path : keys) {
-    const Bytes key = contents(path);
-    CHECK_EQ(key.size(), kKeyBytes);
-    const bool is_found = std::search(core.begin(), core.end(), key.begin(), key.end()) != core.end();
-    // What is in ordinary memory is in the file, or the test sees nothing.
-    if (is_found != (path.filename() == "ordinary memory")) check::fail(__FILE__, __LINE__, path.filename().string());
-  }
 }
 
 }  // namespace bagua_net
