@@ -3,7 +3,6 @@
 // that was not written.
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +10,7 @@
 #include <vector>
 
 #include "fuzz/fuzz_input.h"
-#include "transport/stream/sealed_byte_stream.h"
+#include "support/sealed_tape.h"
 #include "wire/sealed_handshake.h"
 
 namespace bagua_net {
@@ -25,39 +24,8 @@ void require(bool condition, const char* what) {
   std::abort();
 }
 
-class Tape final : public ByteStream {
- public:
-  ssize_t read(const iovec* pieces, std::size_t) override {
-    const std::size_t bytes = std::min({pieces[0].iov_len, given.size() - position, most});
-    std::copy_n(given.begin() + static_cast<std::ptrdiff_t>(position), bytes,
-                static_cast<std::uint8_t*>(pieces[0].iov_base));
-    position += bytes;
-    return static_cast<ssize_t>(bytes);
-  }
-  ssize_t write(const iovec* pieces, std::size_t) override {
-    const auto* const bytes = static_cast<const std::uint8_t*>(pieces[0].iov_base);
-    written->insert(written->end(), bytes, bytes + pieces[0].iov_len);
-    return static_cast<ssize_t>(pieces[0].iov_len);
-  }
-  int fd() const override { return -1; }
-  void shutdown() override {}
-
-  Bytes given;
-  std::size_t position = 0;
-  std::size_t most = 1;
-  Bytes* written = nullptr;
-};
-
 Cipher cipher_of(FuzzInput& input) {
   return input.byte() % 2 == 0 && cpu_has_aes() ? Cipher::kAes256Gcm : Cipher::kChaCha20Poly1305;
-}
-
-Protected<ConnectionKeys> keys_of(Cipher cipher) {
-  static constexpr std::array<std::uint8_t, kKeyBytes> kKey{1, 2, 3};
-  Protected<ConnectionKeys> keys = make_protected<ConnectionKeys>();
-  keys->out.set_key(cipher, kKey.data());
-  keys->in.set_key(cipher, kKey.data());
-  return keys;
 }
 
 void records(FuzzInput& input) {
@@ -66,14 +34,15 @@ void records(FuzzInput& input) {
   Bytes plain;
   {
     auto tape = std::make_unique<Tape>();
-    tape->written = &wire;
-    const auto writer = make_sealed_byte_stream(std::move(tape), keys_of(cipher), 2);
+    const Tape& kept = *tape;
+    const auto writer = make_sealed_byte_stream(std::move(tape), keys_of(cipher, 1, 1), 2);
     for (std::size_t i = input.byte() % 4; i > 0; --i) {
       Bytes message(1 + input.number(300), static_cast<std::uint8_t>(i));
       const iovec piece{message.data(), message.size()};
       require(writer->write(&piece, 1) == static_cast<ssize_t>(message.size()), "a write was not taken");
       plain.insert(plain.end(), message.begin(), message.end());
     }
+    wire = kept.written;
   }
   auto tape = std::make_unique<Tape>();
   tape->most = 1 + input.number(400);
@@ -86,7 +55,7 @@ void records(FuzzInput& input) {
   const std::size_t first = input.number(wire.size());
   input.disturb(wire.data() + first, wire.size() - first);
   tape->given = wire;
-  const auto reader = make_sealed_byte_stream(std::move(tape), keys_of(cipher), 2);
+  const auto reader = make_sealed_byte_stream(std::move(tape), keys_of(cipher, 1, 1), 2);
   Bytes heard;
   for (;;) {
     std::array<std::uint8_t, 100> room;

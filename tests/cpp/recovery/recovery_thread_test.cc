@@ -4,26 +4,20 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/log_sink.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
 #include "support/denied_calls.h"
+#include "support/kept_log.h"
 
 namespace bagua_net {
 namespace {
-
-std::vector<std::string>& logged() {
-  static std::vector<std::string> lines;
-  return lines;
-}
-
-void keep_line(LogLevel, const char*, int, const char* message) { logged().emplace_back(message); }
 
 // A comm that loses a connection whenever it is asked.
 class Loser : public Recoverable {
@@ -40,8 +34,7 @@ class Loser : public Recoverable {
 }  // namespace
 
 TEST_CASE(a_peer_that_ends_causes_one_line_however_many_comms_it_had) {
-  logged().clear();
-  set_log_function(&keep_line);
+  const KeptLog log;
   constexpr std::size_t kComms = 5;
   std::vector<Loser> comms(kComms);
   {
@@ -59,9 +52,7 @@ TEST_CASE(a_peer_that_ends_causes_one_line_however_many_comms_it_had) {
     }
     for (const std::uint64_t id : ids) thread.remove(id);
   }
-  set_log_function(nullptr);
-  CHECK_EQ(logged().size(), 1u);
-  CHECK_EQ(logged()[0], "lost a connection");
+  CHECK_EQ(KeptLog::text(), "lost a connection\n");
 }
 
 // What happened while a comm was built is told when it is whole: its connections may go over what was lost meanwhile.
@@ -72,7 +63,7 @@ TEST_CASE(a_comm_is_told_of_links_when_it_is_added) {
 
     bool was_told = false;
   };
-  set_log_function(&keep_line);
+  const KeptLog log;
   Told comm;
   {
     RecoveryThread thread;
@@ -84,13 +75,11 @@ TEST_CASE(a_comm_is_told_of_links_when_it_is_added) {
     while (comm.losses.load() == 0) deadline.check("the first look");
     thread.remove(id);
   }
-  set_log_function(nullptr);
   CHECK(comm.was_told);
 }
 
 TEST_CASE(an_interface_that_is_down_from_the_start_is_reported) {
-  logged().clear();
-  set_log_function(&keep_line);
+  const KeptLog log;
   std::string told;
   {
     RecoveryThread thread;
@@ -99,15 +88,12 @@ TEST_CASE(an_interface_that_is_down_from_the_start_is_reported) {
     CHECK_OK(thread.start(
         {{interface}, [&](const NetworkInterface& one, LinkState state) { told = describe(state, one); }, nullptr}));
   }
-  set_log_function(nullptr);
   CHECK_EQ(told, "nosuch0 was removed");
-  CHECK_EQ(logged().size(), 1u);
-  CHECK_EQ(logged()[0], "Bagua-Net: network interface nosuch0 was removed");
+  CHECK_EQ(KeptLog::text(), "Bagua-Net: network interface nosuch0 was removed\n");
 }
 
 TEST_CASE(without_rtnetlink_it_says_so_once_and_recovers_all_the_same) {
-  logged().clear();
-  set_log_function(&keep_line);
+  const KeptLog log;
   std::thread([] {
     deny_calls(SYS_socket, 0, AF_NETLINK, EPERM);
     RecoveryThread thread;
@@ -122,11 +108,11 @@ TEST_CASE(without_rtnetlink_it_says_so_once_and_recovers_all_the_same) {
     while (comm.losses.load() == 0) deadline.check("a loss");
     thread.remove(id);
   }).join();
-  set_log_function(nullptr);
-  CHECK_EQ(logged().size(), 2u);
-  CHECK(logged()[0].find("noticed only by its silence: rtnetlink socket") != std::string::npos);
-  CHECK(logged()[0].find("Operation not permitted") != std::string::npos);
-  CHECK_EQ(logged()[1], "lost a connection");
+  const std::string said = KeptLog::text();
+  CHECK_EQ(std::count(said.begin(), said.end(), '\n'), 2);
+  check_contains(said, "noticed only by its silence: rtnetlink socket");
+  check_contains(said, "Operation not permitted");
+  check_contains(said, "\nlost a connection\n");
 }
 
 }  // namespace bagua_net

@@ -16,6 +16,7 @@
 
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/sealed_tape.h"
 #include "support/two_way_pipe.h"
 
 namespace bagua_net {
@@ -27,50 +28,6 @@ std::vector<Cipher> ciphers() {
   if (cpu_has_aes()) return {Cipher::kChaCha20Poly1305, Cipher::kAes256Gcm};
   return {Cipher::kChaCha20Poly1305};
 }
-
-Protected<ConnectionKeys> keys_of(Cipher cipher, std::uint8_t out, std::uint8_t in) {
-  Protected<ConnectionKeys> keys = make_protected<ConnectionKeys>();
-  const Bytes out_key(kKeyBytes, out);
-  const Bytes in_key(kKeyBytes, in);
-  keys->out.set_key(cipher, out_key.data());
-  keys->in.set_key(cipher, in_key.data());
-  return keys;
-}
-
-// Keeps what is written, and gives what it is told to.
-class Tape final : public ByteStream {
- public:
-  ssize_t read(const iovec* pieces, std::size_t count) override {
-    std::size_t done = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t bytes = std::min({pieces[i].iov_len, given.size() - position, most});
-      std::copy_n(given.begin() + static_cast<std::ptrdiff_t>(position), bytes,
-                  static_cast<std::uint8_t*>(pieces[i].iov_base));
-      position += bytes;
-      done += bytes;
-    }
-    if (done > 0 || is_ended) return static_cast<ssize_t>(done);
-    errno = EAGAIN;
-    return -1;
-  }
-  ssize_t write(const iovec* pieces, std::size_t count) override {
-    std::size_t done = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto* const bytes = static_cast<const std::uint8_t*>(pieces[i].iov_base);
-      written.insert(written.end(), bytes, bytes + pieces[i].iov_len);
-      done += pieces[i].iov_len;
-    }
-    return static_cast<ssize_t>(done);
-  }
-  int fd() const override { return -1; }
-  void shutdown() override {}
-
-  Bytes given;
-  Bytes written;
-  std::size_t position = 0;
-  std::size_t most = kAllBytes;
-  bool is_ended = true;
-};
 
 struct Recording {
   Bytes plain;
