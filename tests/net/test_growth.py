@@ -7,8 +7,7 @@ the network and not the machine is the limit: a machine that cannot fill one of 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,33 +15,16 @@ from support.lab_ring import Ring
 from support.labs import Lab, needs_lab
 from support.load_driver import ANSWER_S, LoadDriver, StartDriver, ask, connect_ring, plugin_library, quit_all
 
-Pair = tuple[LoadDriver, LoadDriver]
-
-_PLUGIN = ("--transport", "plugin", "--library")
 _MESSAGE_BYTES = 1 << 20
 _ESTABLISHED = "01"
 _LISTENING = "0A"
 
 
-def _start_arguments(rank: int) -> list[object]:
-    return ["ring", "--rank", rank, "--nranks", 2, "--channels", 1, "--depth", 8, *_PLUGIN, plugin_library()]
+def _ring(lab: Lab, **variables: str) -> Ring:
+    return Ring(lab, channels=1, env=variables, arguments=("--depth", 8))
 
 
-@contextmanager
-def _pair_across(lab: Lab, tmp_path: Path, environment: dict[str, str]) -> Iterator[Pair]:
-    drivers: list[LoadDriver] = []
-    try:
-        for rank in range(2):
-            variables = {**environment, **lab.rank_environment(rank)}
-            with lab.inside(rank):
-                drivers.append(LoadDriver(_start_arguments(rank), variables, tmp_path / f"rank{rank}.log"))
-        yield drivers[0], drivers[1]
-    finally:
-        for driver in drivers:
-            driver.end()
-
-
-def _data_connections(pair: Pair) -> int:
+def _data_connections(pair: Sequence[LoadDriver]) -> int:
     """Those to the port at which rank 1 listens, as its host sees them."""
     table = Path(f"/proc/{pair[1].process.pid}/net/tcp").read_text().splitlines()[1:]
     rows = [(row[1], row[3], row[9]) for row in (line.split() for line in table)]
@@ -68,44 +50,33 @@ def _socket_inodes(pid: int) -> set[str]:
     return inodes
 
 
-def _verify(pair: Pair, messages: int) -> None:
-    for event in ask(pair, f"verify {messages * _MESSAGE_BYTES}", "verified"):
-        assert event["wrong_elements"] == 0
-
-
 @needs_lab
 @pytest.mark.parametrize(("workers", "doublings"), [(0, 1), (2, 2)])
-def test_a_comm_opens_more_connections_where_each_is_limited(
-    workers: int, doublings: int, environment: dict[str, str], tmp_path: Path
-) -> None:
-    variables = {**environment, "BAGUA_NET_NWORKERS": str(workers)}
+def test_a_comm_opens_more_connections_where_each_is_limited(workers: int, doublings: int) -> None:
     with (
         Lab(rate_mbit=640, per_flow_mbit=80, ip_versions=(4,)) as lab,
-        _pair_across(lab, tmp_path, variables) as pair,
+        _ring(lab, BAGUA_NET_NWORKERS=str(workers)) as ring,
     ):
-        connect_ring(pair)
-        wanted = _data_connections(pair) * 2**doublings
+        ring.connect()
+        wanted = _data_connections(ring.drivers) * 2**doublings
         deadline = time.monotonic() + ANSWER_S
-        while (connections := _data_connections(pair)) < wanted:
+        while (connections := _data_connections(ring.drivers)) < wanted:
             assert time.monotonic() < deadline, f"{connections} connections, and not {wanted}, after {ANSWER_S} s"
-            _verify(pair, 16)
+            ring.verify(16 * _MESSAGE_BYTES)
         # Those that came stay, and carry messages.
-        _verify(pair, 8)
-        assert _data_connections(pair) >= wanted
-        quit_all(pair)
+        ring.verify(8 * _MESSAGE_BYTES)
+        assert _data_connections(ring.drivers) >= wanted
+        ring.quit()
 
 
 @needs_lab
 @pytest.mark.parametrize(("delay_ms", "connections"), [(None, 4), (1, 2)])
-def test_a_comm_begins_with_fewer_connections_on_a_long_path(
-    delay_ms: float | None, connections: int, environment: dict[str, str], tmp_path: Path
-) -> None:
-    variables = {**environment, "BAGUA_NET_NWORKERS": "2"}
-    with Lab(delay_ms=delay_ms, ip_versions=(4,)) as lab, _pair_across(lab, tmp_path, variables) as pair:
-        connect_ring(pair)
-        assert _data_connections(pair) == connections
-        _verify(pair, 4)
-        quit_all(pair)
+def test_a_comm_begins_with_fewer_connections_on_a_long_path(delay_ms: float | None, connections: int) -> None:
+    with Lab(delay_ms=delay_ms, ip_versions=(4,)) as lab, _ring(lab, BAGUA_NET_NWORKERS="2") as ring:
+        ring.connect()
+        assert _data_connections(ring.drivers) == connections
+        ring.verify(4 * _MESSAGE_BYTES)
+        ring.quit()
 
 
 @needs_lab
@@ -126,25 +97,25 @@ def test_medium_messages_that_wait_for_each_other_use_more_connections() -> None
 
 
 @needs_lab
-def test_a_fixed_number_of_connections_stays(environment: dict[str, str], tmp_path: Path) -> None:
-    variables = {**environment, "BAGUA_NET_NSTREAMS": "1"}
+def test_a_fixed_number_of_connections_stays() -> None:
     with (
         Lab(rate_mbit=320, per_flow_mbit=40, ip_versions=(4,)) as lab,
-        _pair_across(lab, tmp_path, variables) as pair,
+        _ring(lab, BAGUA_NET_NSTREAMS="1") as ring,
     ):
-        connect_ring(pair)
+        ring.connect()
         # More than a second at 40 Mbit/s, every connection full: a comm that may choose has opened others by then. On a
         # slow machine it takes longer, and none may come then either.
-        _verify(pair, 6)
-        assert _data_connections(pair) == 1
-        quit_all(pair)
+        ring.verify(6 * _MESSAGE_BYTES)
+        assert _data_connections(ring.drivers) == 1
+        ring.quit()
 
 
 def test_on_one_host_the_number_stays(start_driver: StartDriver) -> None:
-    first, second = (start_driver(*_start_arguments(rank), BAGUA_NET_NWORKERS="2") for rank in range(2))
-    pair = (first, second)
+    arguments = ("--nranks", 2, "--channels", 1, "--depth", 8, "--transport", "plugin", "--library", plugin_library())
+    pair = [start_driver("ring", "--rank", rank, *arguments, BAGUA_NET_NWORKERS="2") for rank in range(2)]
     connect_ring(pair)
     began_with = _data_connections(pair)
-    _verify(pair, 200)
+    for event in ask(pair, f"verify {200 * _MESSAGE_BYTES}", "verified"):
+        assert event["wrong_elements"] == 0
     assert _data_connections(pair) == began_with
     quit_all(pair)

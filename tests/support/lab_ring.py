@@ -36,6 +36,7 @@ class Ring:
         device: str = "0",
         env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         timeout_ms: int = 30000,
+        arguments: Sequence[object] = (),
     ) -> None:
         self.drivers: list[LoadDriver] = []
         self._logs = tempfile.TemporaryDirectory(prefix="bagua-ring-")
@@ -43,10 +44,9 @@ class Ring:
         variables = list(env) if isinstance(env, Sequence) else [env or {}] * count
         try:
             for host in range(count):
-                arguments = ["--nranks", count, "--channels", channels, "--device", device, "--timeout-ms", timeout_ms]
-                self.drivers.append(
-                    ring_driver(lab, host, arguments, variables[host], Path(self._logs.name, str(host)))
-                )
+                words = ["--nranks", count, "--channels", channels, "--device", device, "--timeout-ms", timeout_ms]
+                log = Path(self._logs.name, str(host))
+                self.drivers.append(ring_driver(lab, host, [*words, *arguments], variables[host], log))
             self.listening = [driver.expect("listening") for driver in self.drivers]
         except BaseException:
             self._close()
