@@ -108,26 +108,6 @@ TEST_CASE(messages_larger_than_the_staging_buffer) {
   exchange(pair, {100000, 8191, 8192, 8193, 8160, 40000}, 3, 100);
 }
 
-TEST_CASE(full_ring_answers_later) {
-  CommPair pair(connection(1));
-  std::uint8_t byte = 7;
-  Request* request = nullptr;
-  for (std::size_t i = 0; i < kMaxRequestsPerComm; ++i) request = pair.receive(&byte, 1);
-  CHECK_OK(pair.receiver->irecv(&byte, 1, nullptr, &request));
-  CHECK(request == nullptr);
-}
-
-TEST_CASE(send_larger_than_receive_is_invalid_usage) {
-  CommPair pair(connection(1));
-  const std::vector<std::uint8_t> message(100);
-  std::vector<std::uint8_t> room(99);
-  pair.send(message);
-  const Status status = test_until_error(pair.receive(room));
-  CHECK(status.code() == StatusCode::kInvalidUsage);
-  check_contains(status.message(), "100 bytes");
-  check_contains(status.message(), "99 bytes");
-}
-
 TEST_CASE(failure_is_sticky_and_reaches_the_peer) {
   CommPair pair(connection(2));
   std::uint8_t byte = 7;

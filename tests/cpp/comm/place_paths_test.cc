@@ -1,4 +1,5 @@
-// Where the streams of a comm go when the path of some is lost and returns.
+// Where the streams of a comm go when the path of some is lost and returns. That they leave it, and are back in the end:
+// send_paths_model_test.cc.
 #include "transport/comm/place_paths.h"
 
 #include <string>
@@ -37,24 +38,6 @@ TEST_CASE(one_path_is_never_left) {
   CHECK_EQ(paths.places_to_move(0b11, works, 100000), std::uint64_t{0});
   CHECK(!Places({}, {}, 0).has_choice());
   CHECK_EQ(Places({}, {}, 0).replacement_path(0, 0), std::size_t{0});
-}
-
-TEST_CASE(a_lost_stream_goes_over_another_path_and_returns) {
-  Places paths = two_paths();
-  for (const std::size_t place : {1, 3}) {
-    paths.on_lost(place, false, 100000);
-    CHECK_EQ(paths.replacement_path(place, 0b0101), std::size_t{0});
-    paths.on_joined(place, 0, false, 100000);
-  }
-  CHECK_EQ(paths.places_to_move(kAll, fails, 101000), std::uint64_t{0});
-  CHECK_EQ(paths.places_to_move(kAll, works, 102000), std::uint64_t{0b1010});
-  // They are lost on purpose, and tried over their own path first.
-  for (const std::size_t place : {1, 3}) {
-    paths.on_lost(place, false, 102000);
-    CHECK_EQ(paths.replacement_path(place, 0b0101), std::size_t{1});
-    paths.on_joined(place, 1, false, 102000);
-  }
-  CHECK_EQ(paths.places_to_move(kAll, works, 200000), std::uint64_t{0});
 }
 
 TEST_CASE(without_any_other_stream_the_next_path_is_tried) {
