@@ -122,25 +122,18 @@ bool is_about_the_token(const Status& status) {
 
 }  // namespace
 
-TEST_CASE(a_listener_that_reflects_the_proof_is_refused) {
-  CHECK(is_about_the_token(status_of_connect_to([](const OwnedFd& socket, Said& said) {
-    challenge(socket, &said);
-    HandshakeProof reflected;
-    read_bytes(socket, reflected.data(), reflected.size());
-    reply_with_proof(socket, reflected);
-  })));
-}
-
-TEST_CASE(a_listener_that_reflects_the_nonce_is_refused) {
-  CHECK(is_about_the_token(status_of_connect_to([](const OwnedFd& socket, Said& said) {
-    Hello hello;
-    decode_hello(said.hello.data(), &hello);
-    encode_challenge({hello.nonce}, said.challenge.data());
-    send_bytes(socket, said.challenge.data(), said.challenge.size());
-    HandshakeProof reflected;
-    read_bytes(socket, reflected.data(), reflected.size());
-    reply_with_proof(socket, reflected);
-  })));
+TEST_CASE(a_listener_that_reflects_the_proof_or_the_nonce_is_refused) {
+  for (const bool of_nonce : {false, true}) {
+    CHECK(is_about_the_token(status_of_connect_to([of_nonce](const OwnedFd& socket, Said& said) {
+      Hello hello;
+      decode_hello(said.hello.data(), &hello);
+      encode_challenge({of_nonce ? hello.nonce : RandomId{4}}, said.challenge.data());
+      send_bytes(socket, said.challenge.data(), said.challenge.size());
+      HandshakeProof reflected;
+      read_bytes(socket, reflected.data(), reflected.size());
+      reply_with_proof(socket, reflected);
+    })));
+  }
 }
 
 TEST_CASE(a_listener_that_accepts_without_a_challenge_is_refused) {

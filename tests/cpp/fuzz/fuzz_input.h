@@ -1,11 +1,19 @@
-// The bytes of one run, taken piece by piece; zeros after their end.
+// The bytes of one run, taken piece by piece; zeros after their end. And what must hold in it.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 
 namespace bagua_net {
+
+inline void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "%s\n", what);
+  std::abort();
+}
 
 class FuzzInput {
  public:

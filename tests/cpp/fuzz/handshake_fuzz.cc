@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <utility>
 #include <vector>
 
@@ -21,14 +19,6 @@
 
 namespace bagua_net {
 namespace {
-
-[[noreturn]] void complain(const char* what) {
-  std::fprintf(stderr, "%s\n", what);
-  std::abort();
-}
-void require(bool condition, const char* what) {
-  if (!condition) complain(what);
-}
 
 template <typename Handshakes>
 void pump(EpollPoller& poller, Handshakes& handshakes) {

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -17,12 +15,6 @@ namespace bagua_net {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
-
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "%s\n", what);
-  std::abort();
-}
 
 Cipher cipher_of(FuzzInput& input) {
   return input.byte() % 2 == 0 && cpu_has_aes() ? Cipher::kAes256Gcm : Cipher::kChaCha20Poly1305;

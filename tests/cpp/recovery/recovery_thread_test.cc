@@ -31,6 +31,14 @@ class Loser : public Recoverable {
   std::atomic<int> losses{0};
 };
 
+void lose_once(RecoveryThread& thread, Loser& comm) {
+  const std::uint64_t id = thread.new_id();
+  thread.notify(id);
+  thread.add(id, &comm, false);
+  wait_until([&] { return comm.losses.load() > 0; }, "a loss");
+  thread.remove(id);
+}
+
 }  // namespace
 
 TEST_CASE(a_peer_that_ends_causes_one_line_however_many_comms_it_had) {
@@ -46,10 +54,7 @@ TEST_CASE(a_peer_that_ends_causes_one_line_however_many_comms_it_had) {
       thread.add(ids.back(), &comm, false);
     }
     for (const std::uint64_t id : ids) thread.notify(id);
-    const Deadline deadline;
-    for (const Loser& comm : comms) {
-      while (comm.losses.load() == 0) deadline.check("a loss");
-    }
+    for (const Loser& comm : comms) wait_until([&] { return comm.losses.load() > 0; }, "a loss");
     for (const std::uint64_t id : ids) thread.remove(id);
   }
   CHECK_EQ(KeptLog::text(), "lost a connection\n");
@@ -68,12 +73,7 @@ TEST_CASE(a_comm_is_told_of_links_when_it_is_added) {
   {
     RecoveryThread thread;
     CHECK_OK(thread.start());
-    const std::uint64_t id = thread.new_id();
-    thread.notify(id);
-    thread.add(id, &comm, false);
-    const Deadline deadline;
-    while (comm.losses.load() == 0) deadline.check("the first look");
-    thread.remove(id);
+    lose_once(thread, comm);
   }
   CHECK(comm.was_told);
 }
@@ -101,12 +101,7 @@ TEST_CASE(without_rtnetlink_it_says_so_once_and_recovers_all_the_same) {
     interface.name = "eth0";
     CHECK_OK(thread.start({{interface}, nullptr, nullptr}));
     Loser comm;
-    const std::uint64_t id = thread.new_id();
-    thread.add(id, &comm, false);
-    thread.notify(id);
-    const Deadline deadline;
-    while (comm.losses.load() == 0) deadline.check("a loss");
-    thread.remove(id);
+    lose_once(thread, comm);
   }).join();
   const std::string said = KeptLog::text();
   CHECK_EQ(std::count(said.begin(), said.end(), '\n'), 2);

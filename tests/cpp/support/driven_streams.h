@@ -37,9 +37,6 @@ class Driver {
     if (!std::exchange(runnable_, false)) return;
     runnable_ = stream_->progress(budget) == StreamProgress::kMore;
   }
-  void run() {
-    while (has_work()) step(kTurnBytes);
-  }
 
  private:
   DataStream* const stream_;
