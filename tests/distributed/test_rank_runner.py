@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.processes import living_pids, wait_until
-from support.ranks import run_ranks
+from support.processes import is_alive, living_pids, wait_until
+from support.ranks import MAX_KEPT, run_ranks
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 
@@ -194,3 +194,18 @@ def modules() -> list[str]:
 
 def test_ranks_start_with_torch_imported() -> None:
     assert run_ranks(1, modules) == [["torch", "torch._dynamo"]]
+
+
+def own_pid() -> int:
+    return os.getpid()
+
+
+def test_ranks_of_several_kinds_are_kept() -> None:
+    """Those that were used last, whatever ran in ranks of their own in between."""
+    kinds: list[dict[str, str]] = [{"KIND": str(number)} for number in range(MAX_KEPT)]
+    first = [run_ranks(1, own_pid, env=kind, reuse=True) for kind in kinds]
+    (own,) = run_ranks(1, own_pid, env=kinds[0])
+    assert [run_ranks(1, own_pid, env=kind, reuse=True) for kind in kinds] == first
+    assert [own] not in first
+    assert run_ranks(1, own_pid, env={"KIND": "another"}, reuse=True) not in first
+    assert [is_alive(pid) for (pid,) in first] == [False] + [True] * (MAX_KEPT - 1)

@@ -2,7 +2,7 @@
 
 For hypothesis, which decides by the outcome of one example what the next is: the test process draws and judges, so that
 the ranks cannot draw different examples, and an example costs no processes. One pool at a time, and no `run_ranks`
-beside it: the server from which ranks are forked collects all of them together.
+beside it: both talk to the server from which ranks are forked.
 """
 
 from __future__ import annotations

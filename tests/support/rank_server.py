@@ -147,7 +147,6 @@ def live_as_rank(task: dict[str, Any], connection: socket.socket) -> NoReturn:
 
 
 def serve(control: socket.socket) -> None:
-    children: list[int] = []
     while True:
         head, descriptors, _, _ = socket.recv_fds(control, LENGTH.size, MAX_FILE_DESCRIPTORS)
         if not head:
@@ -159,10 +158,10 @@ def serve(control: socket.socket) -> None:
             body += control.recv(LENGTH.unpack(head)[0] - len(body))
         command, tasks = pickle.loads(bytes(body))
         if command == "collect":
-            send_message(control, [os.waitpid(pid, 0)[1] for pid in children])
-            children = []
+            send_message(control, [os.waitpid(pid, 0)[1] for pid in tasks])
             continue
         parent = os.getpid()
+        children: list[int] = []
         for task, descriptor in zip(tasks, descriptors, strict=True):
             pid = os.fork()
             if pid == 0:

@@ -79,8 +79,9 @@ def run_ranks(
         timeout: seconds for all of it.
         env: added to the environment of every rank, or one mapping per rank.
         expect_death: ranks that may end without a result; theirs is None then. An exception is a failure even there.
-        reuse: in the ranks that an earlier call with `reuse` has left, if it was as many in the same environment. The
-            function begins with `support.training.begin`, and leaves no setting, group or algorithm changed.
+        reuse: in the ranks that an earlier call with `reuse` has left, if it was as many in the same environment, and
+            one of the last. The function begins with `support.training.begin`, and leaves no setting, group or
+            algorithm changed.
         lightning: in ranks that have imported Lightning.
 
     Returns:
@@ -130,7 +131,9 @@ def run_ranks(
             }
             for rank, environment in enumerate(environments)
         ]
-        kept = _take_kept((environments, lightning) if reuse else None)
+        kept = _take_kept((environments, lightning)) if reuse else None
+        if os.environ.get(DEVICE_VARIABLE, "cpu") != "cpu":
+            _end_kept(0)  # they hold memory of the GPUs
         run = kept or _Run(_server(SOCKETS[lightning]), tasks)
         try:
             if kept:
@@ -213,7 +216,7 @@ class _Run:
             rank.connection.close()  # those that have reported leave
             if rank.report is None and not rank.ended:
                 os.kill(rank.pid, signal.SIGKILL)
-        self.server.collect()
+        self.server.collect([rank.pid for rank in self.ranks])
 
     def wait(self, timeout: float, may_die: set[int]) -> None:
         """Until every rank has reported or died, or time is up. After a failure the others get a short while."""
@@ -286,8 +289,8 @@ class _Server:
         pids: list[int] = receive_message(self.control)
         return pids
 
-    def collect(self) -> None:
-        send_message(self.control, ("collect", None))
+    def collect(self, pids: list[int]) -> None:
+        send_message(self.control, ("collect", pids))
         receive_message(self.control)
 
     @property
@@ -316,23 +319,27 @@ def _server(name: str) -> _Server:
 
 _Kind = tuple[list[dict[str, str]], bool]  # environments, and whether they have imported Lightning
 
-# Ranks that wait for another call.
-_kept: tuple[_Run, _Kind] | None = None
+# Ranks that wait for another call, those that were used last at the end. Tests of a file ask for some kinds by turns.
+_kept: list[tuple[_Run, _Kind]] = []
+MAX_KEPT = 3
 
 
 def _keep(run: _Run, kind: _Kind) -> None:
-    global _kept
-    _kept = (run, kind)
+    _kept.append((run, kind))
+    _end_kept(MAX_KEPT)
 
 
-def _take_kept(kind: _Kind | None) -> _Run | None:
-    """The ranks that were kept if they are of this kind; ends others."""
-    global _kept
-    kept, _kept = _kept, None
-    if kept is None or not kept[0].server.is_alive:
-        return None
-    run, theirs = kept
-    if theirs == kind:
-        return run
-    run.end()
+def _take_kept(kind: _Kind) -> _Run | None:
+    """The ranks that were kept if there are some of this kind."""
+    _kept[:] = [kept for kept in _kept if kept[0].server.is_alive]
+    for kept in _kept:
+        if kept[1] == kind:
+            _kept.remove(kept)
+            return kept[0]
     return None
+
+
+def _end_kept(but: int) -> None:
+    """Ends all but the last of them."""
+    while len(_kept) > but:
+        _kept.pop(0)[0].end()
