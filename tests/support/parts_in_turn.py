@@ -64,7 +64,7 @@ class ByHand:
     def __init__(self, ranks: int) -> None:
         self.nets = [Chain() for _ in range(ranks)]
         self.weights = [dict(net.named_parameters()) for net in self.nets]
-        self.optimizers = [optimizers_of(net) for net in self.nets]
+        self.momenta: list[dict[str, Tensor]] = [{} for _ in self.nets]
         self.unexchanged: set[str] = set()
 
     @property
@@ -95,9 +95,12 @@ class ByHand:
         if counts:
             self.unexchanged |= self.unfrozen
             self.before_steps()
-        for optimizers, names in zip(self.optimizers, stepped, strict=True):
+        for weights, momenta, names in zip(self.weights, self.momenta, stepped, strict=True):
             for name in names:
-                optimizers[name].step()
+                gradient = weights[name].grad
+                assert gradient is not None
+                momenta[name] = MOMENTUM * momenta[name] + gradient if name in momenta else gradient.clone()
+                weights[name].data -= RATE * momenta[name]
         if counts:
             self.after_steps()
 
