@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.async_runs import Run, threads, until
 from support.dying_rank import VICTIM, begin_to_lose_one, die
+from support.forked_program import run_programs
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
@@ -75,35 +72,24 @@ def test_shutting_torch_down_while_the_loop_runs_is_an_error_of_the_next_step(ra
 
 
 FORGETFUL = """
-import os, signal, sys, torch, torch.distributed as dist
-import torch._dynamo  # which the first step of an optimizer loads
+import torch
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 
-for rank in range(2):
-    if os.fork() == 0:
-        signal.alarm(100)  # ends it, should it hang
-        break
-else:
-    os._exit(any([os.wait()[1] for _ in range(2)]))
-path = sys.argv[1]
-dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
 bagua.init_process_group()
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model.with_bagua([optimizer], AsyncModelAverageAlgorithm(sync_interval_ms=20))
-for _ in range(20 + 20 * rank):
+for _ in range(20 + 20 * bagua.get_rank()):
     optimizer.zero_grad()
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
 """
 
 
-def test_a_program_that_forgets_abort_ends(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FORGETFUL, str(tmp_path / "store")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output
-    assert "Traceback" not in output, output
-    assert "abort(model)" not in output, "the ranks found each other ending"
+def test_a_program_that_forgets_abort_ends() -> None:
+    for done in run_programs(2, FORGETFUL):
+        output = done.stdout + done.stderr
+        assert done.returncode == 0, output
+        assert "Traceback" not in output, output
+        assert "abort(model)" not in output, "the ranks found each other ending"

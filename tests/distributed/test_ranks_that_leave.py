@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.ports import free_port
+from support.forked_program import run_programs
 from support.processes import wait_until
 from support.ranks import run_ranks
 from support.sweeps import rest_is_deep
@@ -90,22 +87,6 @@ elif sys.argv[1] == "fails":
 
 @pytest.mark.parametrize("end", rest_is_deep(["returns", "fails"], 0))
 def test_a_rank_whose_process_ends(end: str) -> None:
-    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, end],
-            env={**os.environ, **environment, "RANK": str(rank), "RES_OPTIONS": "timeout:1 attempts:1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        told, _ = ranks[1 - LEAVER].communicate(timeout=120)
-        assert ranks[LEAVER].wait(timeout=120) == (end == "fails")
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    check(told.rstrip("\n"), ended_normally=end == "returns")
+    done = run_programs(2, PROGRAM, end)
+    assert [one.returncode for one in done] == ([0, 0] if end == "returns" else [0, 1])
+    check(done[1 - LEAVER].stdout.rstrip("\n"), ended_normally=end == "returns")

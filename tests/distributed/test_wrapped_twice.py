@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import subprocess
-import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.forked_program import run_programs
 from support.rank_tests import on_ranks
 from support.training import (
     batches,
@@ -187,7 +186,7 @@ else:
 
 def test_before_the_first_engine_torchs_ddp_is_torchs_own() -> None:
     """It is found all the same. What torch warns of names the caller's line, as without Bagua."""
-    done = subprocess.run([sys.executable, "-c", _BEFORE_AN_ENGINE], capture_output=True, text=True, timeout=240)
+    (done,) = run_programs(1, _BEFORE_AN_ENGINE)
     assert done.returncode == 0, done.stderr
 
 

@@ -35,9 +35,9 @@ def _launch(module: str, words: list[str], folder: str, environment: dict[str, s
     os.environ.clear()
     os.environ.update(environment)
     warnings.resetwarnings()  # a rank makes errors of them
-    with _captured(1) as output, _captured(2) as errors:
+    with captured(1) as output, captured(2) as errors:
         status = _status(module, words)
-    return status, Path(output).read_text(), Path(errors).read_text()
+    return status, output.read_text(), errors.read_text()
 
 
 def _status(module: str, words: list[str]) -> int:
@@ -51,11 +51,11 @@ def _status(module: str, words: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _captured(descriptor: int) -> Iterator[str]:
+def captured(descriptor: int) -> Iterator[Path]:
     """The file to which all goes that this process and those that it starts write."""
-    path = f"/proc/self/fd/{os.memfd_create('printed')}"
+    path = Path(f"/proc/self/fd/{os.memfd_create('printed')}")
     before = os.dup(descriptor)
-    os.dup2(int(Path(path).name), descriptor)
+    os.dup2(int(path.name), descriptor)
     try:
         yield path
     finally:
