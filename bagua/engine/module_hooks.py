@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
+
+from bagua.job.torch_internals import hide_from_compiler
 
 # Where torch.compile is told to compile all of it, this is in its error.
 _NOT_COMPILED = (
@@ -46,11 +47,10 @@ class HookCallable:
 
 @functools.cache
 def _keep_compiler_out() -> None:
-    # Not a decorator: the compiler takes seconds to import. Every optimizer imports it, but no module should.
-    disable: Any = torch.compiler.disable
-    takes_reason = "reason" in inspect.signature(disable).parameters  # torch 2.7 and later
-    reason = {"reason": _NOT_COMPILED} if takes_reason else {}
-    HookCallable.__call__ = disable(HookCallable.__call__, **reason)  # type: ignore[method-assign]
+    if not hide_from_compiler(HookCallable.__call__, _NOT_COMPILED):
+        # Not a decorator: the compiler takes seconds to import. Every optimizer imports it, but no module should.
+        disable: Any = torch.compiler.disable
+        HookCallable.__call__ = disable(HookCallable.__call__)  # type: ignore[method-assign]
 
 
 def do_nothing(module: Any = None, *_arguments: Any, **_keywords: Any) -> None:

@@ -37,17 +37,27 @@ def default_store() -> Store:
     return distributed_c10d._get_default_store()
 
 
-def hide_from_compiler(function: Any) -> None:
+def hide_from_compiler(function: Any, reason: str | None = None) -> bool:
     """
     torch.compile neither compiles this Python function, nor what it calls. As torch.compiler.disable, which makes each
-    call take a microsecond longer; without effect where torch has not what that stands on.
+    call take a microsecond longer.
+
+    Args:
+        function: not to be compiled.
+        reason: for the error where torch.compile is told to compile all.
+
+    Returns:
+        False: without effect, because torch has not what that stands on (2.7 and later have).
     """
     function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = reason
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     names = ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
-    if all(hasattr(frames, name) for name in names):
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    if not all(hasattr(frames, name) for name in names):
+        return False
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return True
 
 
 def is_autograd_compiled() -> bool:
