@@ -122,6 +122,7 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         self._fewest_used = min(self._fewest_used, len(self._used))
         if self._static is not None:
             self._complete_static(self._static)
+        self.on(PassEvent.ENDS)
         self._end()
         return nothing_came or has_fewer or self._passes % _PASSES_BETWEEN_LOOKS == 1
 
@@ -151,7 +152,6 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         self._end()
 
     def _end(self) -> None:
-        self.on(PassEvent.ENDS)
         presence: list[Presence] = []
         plan = self._plan
         # Asked once: the end of this pass may be what changes it.
@@ -175,6 +175,11 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
             if self._static is not None:
                 self._static.anywhere = anywhere
             self.used_anywhere = forget_unused(plan.parameters, anywhere)
+
+    def note_frozen(self, all_frozen: bool) -> None:
+        """What a forward pass has found: whether all parameters are frozen."""
+        if self.state is (PassState.CLOSED if all_frozen else PassState.FROZEN):
+            self.on(PassEvent.ALL_FROZEN if all_frozen else PassEvent.SOME_TRAINED)
 
     def _presence(self, parameter: nn.Parameter) -> Presence:
         if id(parameter) in self._used:
@@ -221,12 +226,13 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         Raises:
             RuntimeError: only some of its gradients were communicated.
         """
-        interrupted = self.state in (PassState.OPEN, PassState.INTERRUPTED)
-        self.on(PassEvent.TOLD)
         scheduler, parameters = self._plan.scheduler, self._plan.parameters
-        # Even if all was sent: nobody has waited for it, and the end of the pass is missing.
-        is_unfinished = interrupted and self._sends_in_pass and scheduler.has_begun
+        interrupted = self.state is PassState.OPEN or self.state is PassState.INTERRUPTED
+        is_unfinished = False
         if interrupted:
+            self.on(PassEvent.TOLD)
+            # Even if all was sent: nobody has waited for it, and the end of the pass is missing.
+            is_unfinished = self._sends_in_pass and scheduler.has_begun
             scheduler.abandon_pass()
         names = scheduler.end_step()
         if not names and not is_unfinished:

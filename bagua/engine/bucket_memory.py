@@ -44,6 +44,10 @@ class BucketMemory:
 
     Attributes:
         prescale: what is copied in is multiplied by this; None: it is not.
+        dtype: of all its tensors.
+        device: of all its tensors.
+        is_on_gpu: kernels work on it, and launching one takes longer than most of what is done here.
+        holds_gradients: alone.
 
     Raises:
         ValueError: no tensors, a bad alignment, or tensors of several dtypes, devices or modules.
@@ -79,6 +83,8 @@ class BucketMemory:
         offsets, self._elements = offsets_of(layouts, 1)
         padding = -self._elements % alignment
         self._flat = torch.zeros(self._elements + padding, dtype=dtype, device=device)
+        self.dtype, self.device = dtype, self._flat.device
+        self.is_on_gpu = self.device.type == "cuda"
         self.views = flat_views(self._flat, layouts, offsets)
         # Of the views as they are made here: a gradient is the same object as its view, and may be given other memory.
         self._addresses = [view.data_ptr() for view in self.views]
@@ -105,21 +111,6 @@ class BucketMemory:
     def records(self) -> list[TensorRecord]:
         """What is known about each tensor, in the order of `tensors`."""
         return self._records
-
-    @property
-    def device(self) -> torch.device:
-        """Of all its tensors."""
-        return self._flat.device
-
-    @property
-    def is_on_gpu(self) -> bool:
-        """Whether kernels work on it, and launching one takes longer than most of what is done here."""
-        return self.device.type == "cuda"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of all its tensors."""
-        return self._flat.dtype
 
     def flattened_tensor(self) -> Tensor:
         """The bucket's memory: 1-D, every tensor's elements in order, then the padding."""

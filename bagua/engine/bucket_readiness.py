@@ -24,14 +24,14 @@ class BucketReadiness(StateMachine[BucketState, BucketEvent]):
 
     Attributes:
         ready: a flag for each tensor.
-        missing: how many are not set.
+        is_left_out: the bucket is not in the launch set of this step.
         flagged_on: with CUDA, the streams of the flags, as the driver knows them, each when another one was current
             than at the flag before.
         last_stream: of these.
         current_stream: with CUDA, tells the one that is current.
     """
 
-    __slots__ = ("_streams", "bucket", "current_stream", "flagged_on", "last_stream", "missing", "ready")
+    __slots__ = ("_streams", "bucket", "current_stream", "flagged_on", "is_left_out", "last_stream", "ready")
 
     def __init__(self, bucket: Bucket) -> None:
         super().__init__(BucketState.WAITING, BUCKET_TRANSITIONS)
@@ -43,40 +43,35 @@ class BucketReadiness(StateMachine[BucketState, BucketEvent]):
 
     def may_launch(self, pass_is_over: bool) -> bool:
         """Whether all flags are set, and no gradient can be added any more."""
-        if self.missing or self.state is BucketState.LAUNCHED:
+        if 0 in self.ready or self.state is BucketState.LAUNCHED:
             return False
         return pass_is_over or self.state is not BucketState.HELD
 
     @property
     def is_flagged(self) -> bool:
-        """Whether any flag is set."""
-        return self.missing < len(self.ready)
+        """Whether any flag is set that counts."""
+        return 1 in self.ready and not self.is_left_out
 
     def unready_names(self) -> list[str]:
         return [record.name for record, ready in zip(self.bucket.records, self.ready, strict=True) if not ready]
 
     def clear_flags(self) -> None:
         self.ready = bytearray(len(self.bucket.tensors))
-        self.missing = len(self.bucket.tensors)
+        self.is_left_out = False
         self.flagged_on: list[int] = []
         self.last_stream: int | None = None
 
     def leave_out(self) -> None:
         """The bucket is not in the launch set of this step. Setting a flag has no effect then, because it is set
-        already; as none counts, the bucket does not seem complete."""
+        already."""
         self.ready = bytearray(b"\1" * len(self.ready))
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether the bucket is not in the launch set of this step."""
-        return self.missing == len(self.ready) and any(self.ready)
+        self.is_left_out = True
 
     def set_all_flags(self) -> None:
         """At once, on the stream that is current at the launch as well."""
         if self.state is BucketState.LAUNCHED:
             raise _made_twice(self.bucket, 0)
         self.ready = bytearray(b"\1" * len(self.ready))
-        self.missing = 0
 
     def reset(self) -> None:
         """As it was in the beginning."""
@@ -99,7 +94,6 @@ class BucketReadiness(StateMachine[BucketState, BucketEvent]):
         for index, one in enumerate(ids):
             if one in made:
                 self.ready[index] = 1
-                self.missing -= 1
         if self.is_flagged or not sent.isdisjoint(ids):
             self.on(BucketEvent.LEFT_PARTLY)
 
@@ -131,12 +125,12 @@ def flag_setter(state: BucketReadiness, index: int, launch: Callable[[], None]) 
     def set_flag(_: object = None) -> None:
         if state.state is launched or bucket.is_scaled[index]:
             raise _made_twice(bucket, index)
-        if not state.ready[index]:
-            state.ready[index] = 1
+        ready = state.ready
+        if not ready[index]:
+            ready[index] = 1
             if is_copied_now and state.state is not held:
                 bucket.copy_in_one(index)
-            state.missing -= 1
-            if not state.missing:
+            if 0 not in ready:
                 launch()
 
     return set_flag
@@ -157,8 +151,7 @@ def _flag_setter_on_gpu(
         ready = state.ready
         if not ready[index]:
             ready[index] = 1
-            state.missing -= 1
-            if not state.missing:
+            if 0 not in ready:
                 launch()
 
     return set_flag

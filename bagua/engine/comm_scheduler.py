@@ -165,8 +165,9 @@ class CommScheduler:
         if self._recorder.is_sampling:
             self._recorder.launched(bucket)
         what = f"starting to communicate {self.what}"
-        # The backend's first call makes connections, and waits for the other ranks. On GPUs no later one does.
-        if not (bucket.is_on_gpu and self.sent):
+        # The backend's first call makes connections, and waits for the other ranks; no later one does. What the group's
+        # thread runs may wait: it is told here that what fails is named by others.
+        if not (self.sent and (bucket.is_on_gpu or bucket.runs_inline)):
             with failures_named(self._group, what, join_helps=self._join_helps):
                 self._started.append(self._start(bucket, streams))
             return
@@ -272,7 +273,8 @@ class CommScheduler:
         with self.lock:
             names = self._missing()
             for state in self._states:
-                state.on(BucketEvent.STEP_ENDS)
+                if state.state is BucketState.SENT:
+                    state.on(BucketEvent.STEP_ENDS)
             if not self._is_whole:
                 self._choose_all()
             return names
@@ -284,7 +286,12 @@ class CommScheduler:
                 state.clear_flags()
 
     def _missing(self) -> list[str]:
-        if not self.has_begun:
+        is_complete, has_begun = True, False
+        for state in self._states:
+            is_flagged = state.is_flagged
+            is_complete &= state.state is BucketState.SENT and not is_flagged
+            has_begun |= state.state is not BucketState.WAITING or is_flagged
+        if is_complete or not has_begun:
             return []
         # Of an earlier pass, but not reached again in front of one that was: that one's gradients were not sent.
         blocking: set[BucketReadiness] = set()

@@ -112,8 +112,7 @@ def in_order(group: dist.ProcessGroup, device: torch.device, job: Callable[[], A
 
 def has_thread(group: BaguaProcessGroup) -> bool:
     """Whether somebody uses the group's thread now."""
-    with _lock:
-        return group.torch_group in _threads
+    return group.torch_group in _threads
 
 
 def join_thread(group: BaguaProcessGroup) -> CommThread:

@@ -79,6 +79,8 @@ def is_in_backward() -> bool:
     return running != -1
 
 
+# Of an optimizer, and the arguments of its step.
+StepHook = Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]
 _StepHook = weakref.WeakMethod[Callable[[torch.optim.Optimizer], None]]
 # Of all engines. torch has one hook for them, which stays: garbage collection ends an engine anywhere, also while torch
 # goes through its hooks.
@@ -104,16 +106,14 @@ class ModuleHooks:
         self._handles: list[Any] = []
         self._before_any_step: list[_StepHook] = []
 
-    def before_forward(self, module: nn.Module, hook: Callable[[tuple[Any, ...]], None]) -> None:
-        """`hook(positional arguments)` before each forward."""
+    def before_forward(self, module: nn.Module, hook: Callable[[nn.Module, tuple[Any, ...]], None]) -> None:
+        """`hook(module, positional arguments)` before each forward."""
         remove_stubs(module)
-        callable_ = HookCallable(lambda _module, arguments: hook(arguments))
-        self._handles.append(module.register_forward_pre_hook(callable_))
+        self._handles.append(module.register_forward_pre_hook(HookCallable(hook)))
 
-    def after_forward(self, module: nn.Module, hook: Callable[[list[Tensor]], None]) -> None:
-        """`hook(tensors of the output that require gradients)` after each forward."""
-        callable_ = HookCallable(lambda _module, _arguments, output: hook(_tensors_with_gradient(output)))
-        self._handles.append(module.register_forward_hook(callable_))
+    def after_forward(self, module: nn.Module, hook: Callable[[nn.Module, tuple[Any, ...], Any], None]) -> None:
+        """`hook(module, positional arguments, output)` after each forward."""
+        self._handles.append(module.register_forward_hook(HookCallable(hook)))
 
     def after_gradient(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
         """`hook(parameter)` each time its gradient has been accumulated, on autograd's thread. One that is frozen gets
@@ -132,17 +132,13 @@ class ModuleHooks:
     def around_step(
         self,
         optimizers: Iterable[torch.optim.Optimizer],
-        before: Callable[[torch.optim.Optimizer], None],
-        after: Callable[[torch.optim.Optimizer], None],
+        before: StepHook,
+        after: StepHook,
     ) -> None:
-        """`before(optimizer)` and `after(optimizer)` each `step`."""
+        """`before` and `after` each `step`."""
         for optimizer in optimizers:
-            self._handles.append(
-                optimizer.register_step_pre_hook(HookCallable(lambda one, _arguments, _keywords: before(one)))
-            )
-            self._handles.append(
-                optimizer.register_step_post_hook(HookCallable(lambda one, _arguments, _keywords: after(one)))
-            )
+            self._handles.append(optimizer.register_step_pre_hook(HookCallable(before)))
+            self._handles.append(optimizer.register_step_post_hook(HookCallable(after)))
 
     def before_steps_of_others(self, hook: _StepHook) -> None:
         """`hook(optimizer)` before each `step` of any optimizer in the process, as long as its object lives."""
@@ -158,7 +154,8 @@ class ModuleHooks:
         self._before_any_step.clear()
 
 
-def _tensors_with_gradient(output: Any) -> list[Tensor]:
+def tensors_with_gradient(output: Any) -> list[Tensor]:
+    """The tensors of a module's output that require gradients."""
     if isinstance(output, Tensor):
         return [output] if output.requires_grad else []
     found = []
@@ -168,5 +165,5 @@ def _tensors_with_gradient(output: Any) -> list[Tensor]:
                 found.append(leaf)
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for field in dataclasses.fields(leaf):
-                found.extend(_tensors_with_gradient(getattr(leaf, field.name, None)))
+                found.extend(tensors_with_gradient(getattr(leaf, field.name, None)))
     return found

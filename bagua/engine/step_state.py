@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 
-class PassState(enum.Enum):
+class _Member(enum.Enum):
+    """Of a table below: found by identity, for the hash of enum's own members is a function in Python."""
+
+    __hash__ = object.__hash__
+
+
+class PassState(_Member):
     """Of a module: where it is between its backward passes."""
 
     CLOSED = "no backward pass is open"
@@ -20,18 +26,18 @@ class PassState(enum.Enum):
     FROZEN = "the last forward pass found no parameter that needs a gradient"
 
 
-class PassEvent(enum.Enum):
+class PassEvent(_Member):
     """What happens to a module."""
 
     BEGINS = "the first hook of a backward pass runs"
     ENDS = "autograd calls at the end of the pass"
     RAISES = "autograd drops that call: the pass ended with an exception"
-    TOLD = "whether the step is complete was looked at, and said"
+    TOLD = "it was said that the pass before has not ended"
     ALL_FROZEN = "a forward pass finds all parameters frozen"
     SOME_TRAINED = "a forward pass finds parameters that need a gradient"
 
 
-class BucketState(enum.Enum):
+class BucketState(_Member):
     """Of a bucket in a step. Its ready flags are apart: some may be set in each state but LAUNCHED."""
 
     WAITING = "not communicated in this step"
@@ -40,7 +46,7 @@ class BucketState(enum.Enum):
     SENT = "communicated in an earlier pass of this step"
 
 
-class BucketEvent(enum.Enum):
+class BucketEvent(_Member):
     """What happens to a bucket."""
 
     LAUNCH = "all flags are set, and it is its turn"
@@ -57,25 +63,14 @@ PASS_TRANSITIONS: Mapping[tuple[PassState, PassEvent], PassState] = {
     # A graph that was made before everything was frozen is still gone through.
     (PassState.FROZEN, PassEvent.BEGINS): PassState.OPEN,
     (PassState.OPEN, PassEvent.ENDS): PassState.CLOSED,
-    # `contribute_zeros` ends a pass that only other ranks have begun.
-    (PassState.CLOSED, PassEvent.ENDS): PassState.CLOSED,
-    (PassState.FROZEN, PassEvent.ENDS): PassState.FROZEN,
     # The ranks may differ now: gradients were communicated, and nobody has waited for them.
     (PassState.OPEN, PassEvent.RAISES): PassState.INTERRUPTED,
     (PassState.INTERRUPTED, PassEvent.TOLD): PassState.CLOSED,
     # A forward pass before autograd has dropped the call of a pass that raised: the same, a little earlier.
     (PassState.OPEN, PassEvent.TOLD): PassState.CLOSED,
-    (PassState.CLOSED, PassEvent.TOLD): PassState.CLOSED,
-    (PassState.FROZEN, PassEvent.TOLD): PassState.FROZEN,
+    # Not of the two above: evaluation without gradients tells nobody, the next pass in training does.
     (PassState.CLOSED, PassEvent.ALL_FROZEN): PassState.FROZEN,
-    (PassState.FROZEN, PassEvent.ALL_FROZEN): PassState.FROZEN,
     (PassState.FROZEN, PassEvent.SOME_TRAINED): PassState.CLOSED,
-    (PassState.CLOSED, PassEvent.SOME_TRAINED): PassState.CLOSED,
-    # Evaluation without gradients tells nobody: the next pass in training does.
-    (PassState.INTERRUPTED, PassEvent.ALL_FROZEN): PassState.INTERRUPTED,
-    (PassState.INTERRUPTED, PassEvent.SOME_TRAINED): PassState.INTERRUPTED,
-    (PassState.OPEN, PassEvent.ALL_FROZEN): PassState.OPEN,
-    (PassState.OPEN, PassEvent.SOME_TRAINED): PassState.OPEN,
 }
 
 BUCKET_TRANSITIONS: Mapping[tuple[BucketState, BucketEvent], BucketState] = {
@@ -88,12 +83,9 @@ BUCKET_TRANSITIONS: Mapping[tuple[BucketState, BucketEvent], BucketState] = {
     (BucketState.WAITING, BucketEvent.LEFT_PARTLY): BucketState.HELD,
     (BucketState.SENT, BucketEvent.LEFT_PARTLY): BucketState.HELD,
     (BucketState.HELD, BucketEvent.LEFT_PARTLY): BucketState.HELD,
+    # Not of LAUNCHED: exchanges of weights go on across steps, and are waited for in the next one. Nor of HELD:
+    # complete, but behind one that is not; the step is refused, and the scheduler reset.
     (BucketState.SENT, BucketEvent.STEP_ENDS): BucketState.WAITING,
-    (BucketState.WAITING, BucketEvent.STEP_ENDS): BucketState.WAITING,
-    # Exchanges of weights go on across steps: they are waited for in the next one.
-    (BucketState.LAUNCHED, BucketEvent.STEP_ENDS): BucketState.LAUNCHED,
-    # Complete, but behind one that is not: the step is refused, and the scheduler reset.
-    (BucketState.HELD, BucketEvent.STEP_ENDS): BucketState.HELD,
 }
 
 

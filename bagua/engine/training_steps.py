@@ -21,14 +21,14 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 from bagua.engine.backward_passes import BackwardPasses
 from bagua.engine.gradient_hooks import EndOfPass, gradient_hook
 from bagua.engine.incomplete_step import compiled_autograd, failed_reinitialization, step_in_backward
-from bagua.engine.module_hooks import ModuleHooks, is_in_backward
+from bagua.engine.module_hooks import ModuleHooks, is_in_backward, tensors_with_gradient
 from bagua.engine.plan_maker import PlanMaker
 from bagua.engine.plan_tuner import PlanTuner
 from bagua.engine.setup import Attendance, Setup
@@ -197,10 +197,10 @@ class TrainingSteps:
                 self.detach()
             self.failure = failed_reinitialization(setup.name, error)
             self._hooks.before_forward(self._module, self._refuse_after_failure)
-            self._hooks.around_step(setup.optimizers, self._refuse_after_failure, lambda _: None)
+            self._hooks.around_step(setup.optimizers, self._refuse_after_failure, lambda *_: None)
             raise
 
-    def _refuse_after_failure(self, _: object) -> None:
+    def _refuse_after_failure(self, *_: object) -> None:
         if torch.is_grad_enabled():
             raise RuntimeError(self.failure)
 
@@ -215,15 +215,14 @@ class TrainingSteps:
 
     def _confirm_plan(self) -> None:
         """Before anything is communicated by a plan that was made in the background."""
-        if self.plans.is_unconfirmed:
-            with self._refusing_after_error():
-                try:
-                    self.plans.confirm()
-                except BaseException:
-                    # Only gradients are communicated by such plans, and of these none.
-                    if self.plans.current is not None:
-                        self.plans.current.scheduler.reset()
-                    raise
+        with self._refusing_after_error():
+            try:
+                self.plans.confirm()
+            except BaseException:
+                # Only gradients are communicated by such plans, and of these none.
+                if self.plans.current is not None:
+                    self.plans.current.scheduler.reset()
+                raise
 
     # --- tuning ------------------------------------------------------------------------------------------------------
 
@@ -249,19 +248,21 @@ class TrainingSteps:
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
-    def _before_forward(self, arguments: tuple[Any, ...]) -> None:
+    def _before_forward(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if is_in_backward() or self.is_within_forward:
             return
-        self._confirm_plan()  # of a forward pass that no backward pass followed
-        needs_reset = self.plans.algorithm.need_reset()
+        plans = self.plans
+        if plans.is_unconfirmed:
+            self._confirm_plan()  # of a forward pass that no backward pass followed
+        needs_reset = plans.algorithm.need_reset()
         if torch.is_grad_enabled():
             self._refuse_incomplete("before the next forward pass")
-        trainable = self.plans.trainable
+        trainable = plans.trainable
         is_changed = trainable.has_changed()
         # Buckets and hooks are left as they are: if the same parameters are unfrozen, all goes on as before.
         is_frozen = is_changed and trainable.all_frozen()
-        self.passes.on(PassEvent.ALL_FROZEN if is_frozen else PassEvent.SOME_TRAINED)
-        if not self._module.training:
+        self.passes.note_frozen(is_frozen)
+        if not module.training:
             return
         self.count += 1
         if is_frozen:
@@ -271,9 +272,9 @@ class TrainingSteps:
             self._reset_is_due = False
             self.start_again()
         else:
-            self.recorder.log(self.plans.setup.name, self.count - 1)
-            self.plans.algorithm.settle(self._facade)
-            setup = self._due_setup(self.plans.misses_trained(is_changed))
+            self.recorder.log(plans.setup.name, self.count - 1)
+            plans.algorithm.settle(self._facade)
+            setup = self._due_setup(plans.misses_trained(is_changed))
             if setup is not None:
                 self._replan_in_training(setup)
         self._of_algorithm.before_forward(arguments)
@@ -283,16 +284,16 @@ class TrainingSteps:
         setup = None
         # Only then do all ranks make this pass.
         if torch.is_grad_enabled() and self.passes.communicates:
-            if not self._tunes_after_pass:
+            if self.tuner is not None and not self._tunes_after_pass:
                 setup = self._tuned_setup()
             is_changed |= self.plans.is_outdated
         # What is exchanged after it was trained is planned for before the forward pass uses it.
         waits = self.replans_before_backward and self.plans.algorithm.kept_in_plan is None
         return setup or (self.plans.setup if is_changed and not waits else None)
 
-    def _after_forward(self, outputs: list[Tensor]) -> None:
+    def _after_forward(self, _module: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:
         if not self.is_within_forward:
-            self._expect_backward(outputs)
+            self._expect_backward(tensors_with_gradient(output))
 
     def before_backward(self, loss: Tensor) -> None:
         """See DataParallelEngine.before_backward."""
@@ -342,7 +343,8 @@ class TrainingSteps:
         with self._opening:
             if self.passes.state is PassState.OPEN:
                 return  # the thread of another device was first
-            self._confirm_plan()
+            if self.plans.is_unconfirmed:
+                self._confirm_plan()
             if self.passes.state is PassState.INTERRUPTED:
                 self._refuse_incomplete("at the beginning of a backward pass")
             if not self._is_end_queued:
@@ -401,11 +403,11 @@ class TrainingSteps:
         """Whether this thread is in a backward pass of the module."""
         return is_in_backward() and (self._is_end_queued or self.passes.state is PassState.OPEN)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._refuse_step("before optimizer.step()")
         self._of_algorithm.before_step(optimizer)
 
-    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not self.is_in_pass:
             self._of_algorithm.after_step(optimizer)
         elif all(one is not optimizer for one in self._stepped_in_pass):
@@ -415,8 +417,10 @@ class TrainingSteps:
         """Any optimizer of the process is about to step. One that the engine was not given may step its parameters: as
         with torch's wrapper, which is given none. Without this, a gradient that is missing in the last step would be
         found by the other ranks' deadline alone."""
-        is_listed = any(one is optimizer for one in self.plans.setup.optimizers)
-        if not is_listed and self.passes.synchronizes(optimizer):
+        for one in self.plans.setup.optimizers:
+            if one is optimizer:
+                return  # it has a hook of its own
+        if self.passes.synchronizes(optimizer):
             self._refuse_step("before optimizer.step()")
 
     def _refuse_step(self, when: str) -> None:

@@ -309,10 +309,10 @@ class ShardExchange:
         self._view.look(now)
         self._begin()
 
-    def _before_step(self, _: torch.optim.Optimizer) -> None:
+    def _before_step(self, *_: object) -> None:
         self._follow()
 
-    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._strangers.clear()
         self._rounds.note_backward(self._view.trained)
         self._note_step(optimizer)

@@ -36,9 +36,9 @@ class _Bucket(Bucket):
 
     log: list[str]
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", 0)
+    def __init__(self, tensors: Sequence[Any], name: str) -> None:
+        super().__init__(tensors, name)
+        self.device, self.is_on_gpu = torch.device("cuda", 0), True
 
     def copy_in(self) -> None:
         self.log.append("gather")
