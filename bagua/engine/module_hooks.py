@@ -27,30 +27,25 @@ _NOT_COMPILED = (
 )
 
 
-class HookCallable:
-    """A hook that belongs to this module object alone. torch.compile runs it outside the compiled code."""
+class HookCallable(functools.partial[Any]):
+    """A hook that belongs to this module object alone: a function or a method of Python. torch.compile runs it outside
+    the compiled code."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        _keep_compiler_out()
-        self._function = function
+    __name__: str
+
+    def __new__(cls, function: Callable[..., Any]) -> HookCallable:
+        if not hide_from_compiler(getattr(function, "__func__", function), _NOT_COMPILED):
+            disable: Any = torch.compiler.disable
+            function = disable(function)
+        self = super().__new__(cls, function)
         self.__name__ = "bagua_hook"  # hooks are functions to torch.jit.script, which asks for it
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._function(*arguments, **keywords)
+        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
         return do_nothing
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return _do_nothing_of, ()
-
-
-@functools.cache
-def _keep_compiler_out() -> None:
-    if not hide_from_compiler(HookCallable.__call__, _NOT_COMPILED):
-        # Not a decorator: the compiler takes seconds to import. Every optimizer imports it, but no module should.
-        disable: Any = torch.compiler.disable
-        HookCallable.__call__ = disable(HookCallable.__call__)  # type: ignore[method-assign]
 
 
 def do_nothing(module: Any = None, *_arguments: Any, **_keywords: Any) -> None:

@@ -37,7 +37,7 @@ from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.tensor import drop_record, record_of
 from bagua.engine.training_plan import AlgorithmHooks
 from bagua.engine.unused_parameters import accumulates_everywhere
-from bagua.job.torch_internals import hide_from_compiler, is_autograd_compiled
+from bagua.job.torch_internals import call_with_gradient, hide_from_compiler, is_autograd_compiled
 
 
 class TrainingSteps:
@@ -314,7 +314,7 @@ class TrainingSteps:
             for output in outputs:
                 # A parameter would collect a hook in every step. What torch.func differentiates is no backward pass.
                 if not output.is_leaf and not torch._C._functorch.is_functorch_wrapped_tensor(output):
-                    output.register_hook(hook)  # type: ignore[no-untyped-call]
+                    call_with_gradient(output, hook)
 
     # --- backward ----------------------------------------------------------------------------------------------------
 

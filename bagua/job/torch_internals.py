@@ -9,12 +9,14 @@ import datetime
 import functools
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 # torch.distributed has these as well, but does not declare them to type checkers.
 from torch._C._distributed_c10d import HashStore as HashStore
@@ -58,6 +60,21 @@ def hide_from_compiler(function: Any, reason: str | None = None) -> bool:
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return True
+
+
+def call_with_gradient(tensor: Any, hook: Callable[[Tensor], None]) -> None:
+    """
+    As `tensor.register_hook(hook)`, of a tensor that a graph has made, without a handle to remove the hook: making that
+    takes longer than the rest. Twice the same hook is called once.
+    """
+    is_plain = type(tensor) is Tensor
+    if not is_plain:
+        tensor.register_hook(hook)
+    elif tensor._backward_hooks is None:
+        tensor._backward_hooks = OrderedDict(((hook, hook),))
+        tensor.grad_fn._register_hook_dict(tensor)
+    else:
+        tensor._backward_hooks[hook] = hook
 
 
 def is_autograd_compiled() -> bool:
