@@ -202,12 +202,14 @@ deep-fuzz:
 # --- quality ---------------------------------------------------------------------------------------------------------
 
 .PHONY: lint lint-python lint-typed lint-format lint-tidy lint-tidy-all
-lint: $(VENV)/.packages ## ruff, mypy, clang-format, clang-tidy: every finding is an error
+lint: $(VENV)/.packages ## ruff, import-linter, mypy, clang-format, clang-tidy: every finding is an error
 	@$(MAKE) --no-print-directory --keep-going -j $(JOBS) -O lint-python lint-typed lint-format lint-tidy
 lint-python: $(VENV)/.packages
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet $(wildcard $(PYTHON_SOURCES))
 	@$(BIN)/ruff format --check --quiet $(wildcard $(PYTHON_SOURCES))
+	@echo "== import-linter"
+	@said=$$($(BIN)/lint-imports --no-logo --no-cache 2>&1) || { echo "$$said" >&2; exit 1; }
 	@echo "== mypy"
 	@$(BIN)/mypy
 lint-typed: $(VENV)/.bagua

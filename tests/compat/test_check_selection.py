@@ -24,7 +24,7 @@ del test_commands
 
 TRAINING = "tests/distributed/test_wrapper.py"
 SCREEN = "tests/net/test_top.py"
-ARROWS = "tests/compat/test_import_arrows.py"
+ARROWS = "tests/compat/test_imports.py"
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_commands_build_what_the_tests_need() -> None:
 
 def test_only_changed_files_are_linted() -> None:
     linted = lint_commands(["bagua/env.py", "net_plugin/wire/no_more.cc", "docs/index.md"])
-    assert [Path(command[0]).name for command in linted] == ["ruff", "ruff", "mypy"]
+    assert [Path(command[0]).name for command in linted] == ["ruff", "ruff", "lint-imports", "mypy"]
     assert linted[0][-1] == "bagua/env.py"
     assert lint_commands(["docs/index.md"]) == []
 

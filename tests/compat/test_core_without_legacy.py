@@ -12,7 +12,7 @@ from support.fresh_process import TIMEOUT_S
 PROGRAM = Path(__file__).parents[1] / "support" / "core_alone.py"
 
 
-@pytest.mark.deep  # test_import_arrows.py finds the same in the sources
+@pytest.mark.deep  # lint-imports finds the same in the sources
 def test_two_ranks_train_where_bagua_legacy_cannot_be_imported(tmp_path: Path) -> None:
     command = [sys.executable, "-P", str(PROGRAM), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)

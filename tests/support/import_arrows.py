@@ -1,9 +1,9 @@
-"""Who imports whom, read from the sources of the Python package; for the tests that say who may."""
+"""Who imports whom, read from the sources of the Python package: for `make check`, and for tests that read sources."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,7 @@ DYNAMIC_IMPORTS = {"importlib.import_module", "import_module", "__import__"}
 @dataclass(frozen=True)
 class Import:
     module: str
-    line: int
     lazy: bool  # inside a function: the cost and the need arise only when it is called
-
-    def is_of(self, package: str) -> bool:
-        return self.module == package or self.module.startswith(package + ".")
 
 
 def module_name(path: Path) -> str:
@@ -34,18 +30,17 @@ def is_type_checking(test: ast.expr) -> bool:
     )
 
 
-def imports_of(source: str, module: str, *, is_package: bool, with_types: bool = False) -> Iterator[Import]:
-    """Every import; those for type checkers only `with_types`. Names imported from a package count as the modules they
-    may be."""
+def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[Import]:
+    """Every import but those for type checkers. Names imported from a package count as the modules they may be."""
 
     def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
-        if isinstance(node, ast.If) and is_type_checking(node.test) and not with_types:
+        if isinstance(node, ast.If) and is_type_checking(node.test):
             for statement in node.orelse:
                 yield from walk(statement, lazy)
             return
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, node.lineno, lazy)
+                yield Import(alias.name, lazy)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -53,11 +48,11 @@ def imports_of(source: str, module: str, *, is_package: bool, with_types: bool =
                 keep = len(parents) - node.level + (1 if is_package else 0)
                 base = ".".join([*parents[:keep], *([base] if base else [])])
             for alias in node.names:
-                yield Import(f"{base}.{alias.name}", node.lineno, lazy)
+                yield Import(f"{base}.{alias.name}", lazy)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in DYNAMIC_IMPORTS and node.args:
             argument = node.args[0]
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                yield Import(argument.value, node.lineno, lazy)
+                yield Import(argument.value, lazy)
         inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
             yield from walk(child, inside)
@@ -69,38 +64,19 @@ def imports_of_file(path: Path) -> list[Import]:
     return list(imports_of(path.read_text(), module_name(path), is_package=path.name == "__init__.py"))
 
 
-def module_arrows(
-    sources: Mapping[str, str], others: Collection[str] = (), *, with_types: bool = True
-) -> dict[str, set[str]]:
-    """For every module those that it imports. The arguments are those of `circles_of`, and of `imports_of`."""
+def module_arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """For every module those that it imports. In `sources` the name of a package ends with ".__init__"."""
     modules = {name.removesuffix(".__init__"): name for name in sources}
     arrows: dict[str, set[str]] = {}
     for module, name in modules.items():
         found = set()
-        for one in imports_of(sources[name], module, is_package=name != module, with_types=with_types):
+        for one in imports_of(sources[name], module, is_package=name != module):
             target = one.module
-            while target and target not in modules and target not in others:
+            while target and target not in modules:
                 target = target.rpartition(".")[0]
             found.add(target)
         arrows[module] = found & modules.keys() - {module}
     return arrows
-
-
-def circles_of(sources: Mapping[str, str], others: Collection[str] = ()) -> list[list[str]]:
-    """Groups of modules of which each one imports all others, directly or not, for type checkers and lazily included.
-
-    Args:
-        sources: by the name of the module; that of a package ends with ".__init__".
-        others: modules without a source, which import nothing.
-    """
-    arrows = module_arrows(sources, others)
-    reached = {module: reachable(module, arrows) for module in arrows}
-    circles = {
-        frozenset({module} | {other for other in reached[module] if module in reached[other]})
-        for module in arrows
-        if module in reached[module]
-    }
-    return sorted(sorted(circle) for circle in circles)
 
 
 def reachable(module: str, arrows: Mapping[str, set[str]]) -> set[str]:

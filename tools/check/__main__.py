@@ -51,7 +51,7 @@ def lint_commands(changed: Sequence[str]) -> list[list[str]]:
     if python:
         commands += [["ruff", "check", "--quiet", *python], ["ruff", "format", "--check", "--quiet", *python]]
     if any(path.startswith("bagua/") for path in python):
-        commands.append(["mypy"])
+        commands += [["lint-imports", "--no-logo", "--no-cache"], ["mypy"]]
     if native:
         commands.append(["clang-format", "--dry-run", "-Werror", *native])
     return [[str(_BIN / command[0]), *command[1:]] for command in commands]

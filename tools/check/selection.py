@@ -1,10 +1,10 @@
 """From changed files to the tests that they reach.
 
 A changed file belongs to a room, and the arrows between rooms are read from the sources: imports of the package module
-by module, includes of the plugin folder by folder (tests/compat checks that they point down). Whatever has an arrow to
-the change, over any number of steps, is affected, and so is a test that names something affected: in its own text, in
-that of the support files that it uses, or in the lines of its folder. A C++ test is affected by the rooms that it
-includes. What no arrow leads to, such as build files, affects all tests.
+by module, includes of the plugin folder by folder (`make lint` and tests/compat check that they point down). Whatever
+has an arrow to the change, over any number of steps, is affected, and so is a test that names something affected: in
+its own text, in that of the support files that it uses, or in the lines of its folder. A C++ test is affected by the
+rooms that it includes. What no arrow leads to, such as build files, affects all tests.
 """
 
 from __future__ import annotations
@@ -82,11 +82,7 @@ class Arrows:
         self._tools = {room.partition("/")[2] for room in self._rooms if room.startswith("tools/")}
         self._named: dict[Path, set[str]] = {}
         self.below = module_arrows(
-            {
-                name + ".__init__" * (path.name == "__init__.py"): path.read_text()
-                for name, path in self.file_of.items()
-            },
-            with_types=False,
+            {name + ".__init__" * (path.name == "__init__.py"): path.read_text() for name, path in self.file_of.items()}
         )
         imported = {one.module for one in imports_of_file(REPOSITORY / "bagua" / "__init__.py") if not one.lazy}
         of_root = {module for module in self.file_of if any(one.startswith(f"{module}.") for one in imported)}
