@@ -46,7 +46,7 @@ def allreduce_coalesced_inplace(
 
 
 def _checked(what: str, tensors: Iterable[torch.Tensor], comm: BaguaCommunicator) -> list[torch.Tensor]:
-    """As a list: an iterator, such as `model.parameters()`, can be gone through only once."""
+    # As a list: an iterator, such as `model.parameters()`, can be gone through only once.
     if isinstance(tensors, torch.Tensor):
         raise TypeError(f"{what}: tensors is one tensor of shape {tuple(tensors.shape)}; give a list of them: [tensor]")
     given = list(tensors)

@@ -36,7 +36,11 @@ from bagua.collectives.reduce_op import ReduceOp
 
 
 def send(tensor: torch.Tensor, dst: int, comm: BaguaCommunicator | None = None) -> None:
-    """To one rank, which calls `recv`."""
+    """To one rank, which calls `recv`.
+
+    Raises:
+        ValueError: `dst` is this process itself, and see the module.
+    """
     if member := resolve(comm, "send"):
         check_tensors("send", member, tensor=tensor)
         destination = check_rank("send", "dst", dst, member)
@@ -46,7 +50,11 @@ def send(tensor: torch.Tensor, dst: int, comm: BaguaCommunicator | None = None) 
 
 
 def recv(tensor: torch.Tensor, src: int, comm: BaguaCommunicator | None = None) -> None:
-    """From one rank, which calls `send`."""
+    """From one rank, which calls `send`.
+
+    Raises:
+        ValueError: `src` is this process itself, and see the module.
+    """
     if member := resolve(comm, "recv"):
         check_tensors("recv", member, tensor=tensor)
         source = check_rank("recv", "src", src, member)
@@ -227,6 +235,9 @@ def alltoall_v(
     """
     To rank i go `send_counts[i]` elements of `send_tensor` from `send_displs[i]` on; what comes from it, of
     `recv_counts[i]` elements, is put at `recv_displs[i]` of `recv_tensor`. Other elements are left alone.
+
+    Raises:
+        ValueError: this process would send itself another number of elements than it receives, and see the module.
     """
     if member := resolve(comm, "alltoall_v"):
         check_tensors("alltoall_v", member, send_tensor=send_tensor, recv_tensor=recv_tensor)

@@ -98,7 +98,7 @@ def _checked_timeout(timeout: Any) -> datetime.timedelta:
 
 
 def _check_backend(backend: Any) -> None:
-    """Whether each backend exists and this build of torch can use it."""
+    # Whether each backend exists and this build of torch can use it.
     if not isinstance(backend, str):
         raise TypeError(f"backend is {backend!r}. Pass a string, such as {_BACKEND_EXAMPLES}.")
     for part in backend.lower().split(","):
@@ -120,7 +120,7 @@ def _check_backend(backend: Any) -> None:
 def _check_torch_group(
     store: torch_internals.Store | None, rank: int, world_size: int, timeout: object, backend: str | None
 ) -> None:
-    """torch's default group exists: what is asked for must be what it is."""
+    # torch's default group exists: what is asked for must be what it is.
     if store is not None and (rank, world_size) != (dist.get_rank(), dist.get_world_size()):
         raise ValueError(
             f"rank={rank} and world_size={world_size}, but torch.distributed is already initialized with"

@@ -60,9 +60,9 @@ def all_gather_object(obj: Any, comm: BaguaCommunicator | None = None) -> list[A
         the objects of all ranks in their order; this rank's is itself. Empty for processes that are no members.
 
     Raises:
-        what pickling raises, on ranks where it does, and ValueError where a pickle is above MAX_OBJECT_BYTES;
-        RuntimeError, which names these ranks, on the others then.
-        ValueError: a rank announces a size that no object may have.
+        ValueError: the pickle is larger than MAX_OBJECT_BYTES, or a rank announces a size that no object may have. What
+            pickling raises is raised on the ranks where it fails.
+        RuntimeError: it failed on the ranks that the error names.
     """
     member = resolve(comm, "all_gather_object")
     if member is None:
@@ -134,7 +134,7 @@ def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
 
 
 def _checked_size(what: str, size: int, rank: int) -> int:
-    """Of a pickle, as a rank of the communicator announces it."""
+    # Of a pickle, as a rank of the communicator announces it.
     if not 0 <= size <= MAX_OBJECT_BYTES:
         raise ValueError(
             f"Rank {rank} announced a pickle of {size} bytes; between 0 and {MAX_OBJECT_BYTES} are accepted.\n"

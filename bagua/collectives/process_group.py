@@ -295,7 +295,7 @@ def new_group(ranks: Sequence[int] | None = None, stream: torch.cuda.Stream | No
 
 
 def _integers(ranks: Iterable[int]) -> list[int]:
-    """Numbers that are almost ranks, such as 0.5, would make a group that nobody is a member of."""
+    # Numbers that are almost ranks, such as 0.5, would make a group that nobody is a member of.
     try:
         return [operator.index(rank) for rank in ranks]
     except TypeError:

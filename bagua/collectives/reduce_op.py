@@ -106,6 +106,7 @@ def plan_reduction(dtype: torch.dtype, op: ReduceOp, backend: str) -> Reduction:
 
 
 def is_meaningful(dtype: torch.dtype, op: ReduceOp) -> bool:
+    """Whether `op` is defined for numbers of this type."""
     if dtype not in REDUCIBLE_DTYPES:
         return False
     if dtype == torch.bool:

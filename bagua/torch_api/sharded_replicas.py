@@ -138,7 +138,7 @@ def exchange_shards(
 
 
 def _check_groups(meshes: Sequence[DeviceMesh], replicas: BaguaProcessGroup) -> None:
-    """A mesh that has a dimension for replicas averages gradients itself; one for tensor parallelism is fine."""
+    # A mesh that has a dimension for replicas averages gradients itself; one for tensor parallelism is fine.
     me = dist.get_rank()
     for mesh in meshes:
         holders = mesh.mesh.flatten().tolist()
@@ -151,7 +151,7 @@ def _check_groups(meshes: Sequence[DeviceMesh], replicas: BaguaProcessGroup) -> 
 
 
 def _compare(settings: list[str], groups: Sequence[dist.ProcessGroup | None], gpu: torch.device | None) -> None:
-    """Also of ranks of the same replica, whose shards would be exchanged in different steps."""
+    # Also of ranks of the same replica, whose shards would be exchanged in different steps.
     known = told_by_all([one for one in groups if one is not None], settings, gpu)
     for rank, theirs in sorted(known.items()):
         if theirs != settings:
@@ -318,7 +318,7 @@ class ShardExchange:
         self._note_step(optimizer)
 
     def _before_any_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """One that is not listed may be what a listed one steps by: then the listed one's step follows."""
+        # One that is not listed may be what a listed one steps by: then the listed one's step follows.
         if any(one is optimizer for one in self._view.bagua_optimizers):
             return
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

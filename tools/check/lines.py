@@ -20,7 +20,6 @@ LINES: dict[str, tuple[str, ...]] = {
     "packaging": ("bagua.*", "net_plugin/*", "tools/bench", "tools/release"),  # builds the wheel
     "unit": (),
     "unit/test_docs.py": ("bagua.*", "docs", "examples", "tools/*"),  # pages, and what they name
-    "unit/test_docstrings.py": ("bagua.torch_api*",),
     "unit/test_error_remedies.py": ("bagua.*",),  # reads the sources of the package
     "unit/test_help_texts.py": ("examples", "tools/*"),
     "unit/test_page_programs.py": ("docs",),

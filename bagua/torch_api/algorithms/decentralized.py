@@ -336,7 +336,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             self._unexchanged.end()
 
     def _refuse_changed_parameters(self) -> None:
-        """To put the mean of what they were in their place would undo the change."""
+        # To put the mean of what they were in their place would undo the change.
         if self._mean is not None and self._mean.is_void:
             self._drop_mean()
             self._round.on(RoundEvent.EXCHANGED)

@@ -321,7 +321,7 @@ class FragmentRounds(ExchangeAfterSteps):
         self._unexchanged.load(self._unexchanged.names, fragment.means)
 
     def _check_outer_optimizers(self, state: Mapping[str, Any]) -> None:
-        """Names and options of another class have another meaning, and so has a momentum that is still rising."""
+        # Names and options of another class have another meaning, and so has a momentum that is still rising.
         here = [fragment.outer_class for fragment in self._fragments]
         saved = state.get("outer_classes", here)
         theirs, ours = (", ".join(dict.fromkeys(one or "none" for one in classes)) for classes in (saved, here))

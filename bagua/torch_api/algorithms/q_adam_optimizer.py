@@ -175,7 +175,11 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     def _sorted_by_step(self) -> dict[tuple[int, int, bool], list[Tensor]]:
         """The parameters that have a gradient, by group, number of the step they are to make, and whether their
-        momentum has been averaged."""
+        momentum has been averaged.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+        """
         work: dict[tuple[int, int, bool], list[Tensor]] = defaultdict(list)
         for index, group in enumerate(self.param_groups):
             for parameter in group["params"]:
@@ -192,7 +196,11 @@ class QAdamOptimizer(torch.optim.Optimizer):
         return work
 
     def _unscaling(self, work: Mapping[tuple[int, int, bool], Sequence[Tensor]]) -> float | Tensor | None:
-        """What gradients are to be multiplied by; None: they overflowed, the step is skipped."""
+        """What gradients are to be multiplied by; None: they overflowed, the step is skipped.
+
+        Raises:
+            RuntimeError: the algorithm does not know the GradScaler.
+        """
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         if found_inf is None:
             return 1.0

@@ -147,7 +147,7 @@ def allowed_algorithms(algorithm: Algorithm, allow: Sequence[str | Algorithm]) -
 
 
 def _check_options(name: str, algorithm: Callable[..., Algorithm], options: Mapping[str, Any]) -> None:
-    """Raises TypeError: see `AlgorithmRegistry.make`."""
+    # The errors are those of `AlgorithmRegistry.make`.
     parameters = inspect.signature(algorithm).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return

@@ -27,6 +27,7 @@ def write_state(path: Path, state: Any) -> None:
 
     Raises:
         OSError: as the operating system says; ENOSPC where the disk is full, of which torch's error says nothing.
+        RuntimeError: any other error of torch.save.
     """
     try:
         with path.open("wb") as file:

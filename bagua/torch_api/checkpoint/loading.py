@@ -124,7 +124,11 @@ def _say(text: str) -> None:
 
 
 def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, str, dict[str, Any]] | None:
-    """Iteration, folder and what the checkpoint says of itself. None: nothing was saved."""
+    """Iteration, folder and what the checkpoint says of itself. None: nothing was saved.
+
+    Raises:
+        ValueError: root is the folder of one iteration.
+    """
     layout.check_is_folder(root)
     if iteration is None:
         iteration = layout.latest_iteration(root)
@@ -243,7 +247,11 @@ class _Reader:
 
 
 def _regrouped(old_groups: list[dict[str, Any]], optimizer: Any) -> list[dict[str, Any]]:
-    """The options of the old groups, for the parameters that the groups have now."""
+    """The options of the old groups, for the parameters that the groups have now.
+
+    Raises:
+        ValueError: the optimizer has another number of groups.
+    """
     if len(old_groups) != len(optimizer.param_groups):
         raise ValueError(
             f"the optimizer of the checkpoint has {len(old_groups)} parameter groups, this one has "

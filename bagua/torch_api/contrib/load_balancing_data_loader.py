@@ -202,7 +202,12 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
 
 
 def _cost(complexity_fn: Callable[[Any], Any], dataset: Any, index: int) -> int | float | Fraction:
-    """As a number of Python, with which sums do not overflow."""
+    """As a number of Python, with which sums do not overflow.
+
+    Raises:
+        TypeError: complexity_fn did not return a number.
+        ValueError: the number is not finite.
+    """
     given = complexity_fn(dataset[index])
     cost = given
     if hasattr(given, "item"):  # of torch, numpy and others

@@ -140,7 +140,11 @@ class SyncBatchNorm(_BatchNorm):
             )
 
     def _group(self) -> BaguaProcessGroup | None:
-        """For the statistics. None if there is nobody to share them with. Collective, the first time for a group."""
+        """For the statistics. None if there is nobody to share them with. Collective, the first time for a group.
+
+        Raises:
+            RuntimeError: this rank is not in the process group.
+        """
         if self.process_group is None and not is_initialized() and not dist.is_initialized():
             return None
         group = to_bagua_process_group(self.process_group)

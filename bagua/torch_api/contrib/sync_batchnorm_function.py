@@ -90,7 +90,11 @@ def _own_message(x: Tensor, kernels: Kernels) -> Tensor:
 
 
 def _all_gather(message: Tensor, x: Tensor, group: BaguaProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
-    """(means [ranks, channels], spreads [ranks, channels], counts [ranks])."""
+    """(means [ranks, channels], spreads [ranks, channels], counts [ranks]).
+
+    Raises:
+        ValueError: all ranks together have fewer than two values per channel.
+    """
     channels = x.shape[1]
     everybody = message.new_empty(group.size * len(message))
     what = f"forward of SyncBatchNorm({channels})"

@@ -96,7 +96,11 @@ def delayed_of(
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Raises ValueError: its parameters are on several devices."""
+    """The device of the module's parameters.
+
+    Raises:
+        ValueError: they are on several devices.
+    """
     devices = {parameter.device for parameter in module.parameters()}
     if len(devices) > 1:
         raise ValueError(

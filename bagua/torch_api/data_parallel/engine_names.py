@@ -23,7 +23,8 @@ class EngineNames:
     if TYPE_CHECKING:
 
         @property
-        def inner(self) -> DataParallelEngine: ...
+        def inner(self) -> DataParallelEngine:
+            """The engine of the module."""
 
     @property
     def require_backward_grad_sync(self) -> bool:

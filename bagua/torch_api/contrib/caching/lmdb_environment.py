@@ -161,7 +161,7 @@ class SharedEnvironment:
             self._seal.write()
 
     def _verify(self) -> None:
-        """Under the file lock, so that nobody writes."""
+        # Under the file lock, so that nobody writes.
         try:
             problems = self._verifier.verify(str(self.path), subdir=True)
         except self._verifier.VerifyError as error:
