@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.forked_program import run_programs
 from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 
@@ -273,5 +273,5 @@ ended.set()
 
 
 def test_threads_of_gloo_get_the_interpreter_once_more_at_the_end() -> None:
-    (done,) = run_programs(1, LATE)
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr
