@@ -1,5 +1,4 @@
-// What is known of paths: which are used, which are left out and until when, and how it is found that one works again. A
-// silent one: send_paths_model_test.cc.
+// What is known of paths: which are used, which are left out and until when, and how it is found that one works again.
 #include "transport/connect/path_states.h"
 
 #include <poll.h>
@@ -31,6 +30,18 @@ NicPath path_to(const SocketAddress& address) { return {loopback(), address, 0};
 using Indices = std::vector<std::size_t>;
 
 }  // namespace
+
+// Each comm that is made while a path is silent would wait for it.
+TEST_CASE(a_path_is_left_out_from_its_silence_on_until_it_works) {
+  PathStates states;
+  const std::vector<NicPath> paths = {path_to("eth0", 1), path_to("eth1", 2)};
+  for (const NicPath& path : paths) states.on_connected(path, 0, 1000);
+  states.on_silent(paths[1], 2000);
+  CHECK((states.usable(paths, 100000) == Indices{0}));
+  for (int comm = 0; comm < 3; ++comm) CHECK_EQ(states.begin_comm(paths, 100000), std::size_t{0});
+  states.on_connected(paths[1], 0, 100000);
+  CHECK((states.usable(paths, 100000) == Indices{0, 1}));
+}
 
 TEST_CASE(a_path_that_is_gone_is_left_out_until_it_is_back) {
   PathStates states;
