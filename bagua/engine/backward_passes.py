@@ -54,6 +54,8 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         self._hooks: AlgorithmHooks
         self._trainable: TrainableWatch
         self._ids: frozenset[int] = frozenset()
+        # That the plan does not have: they were frozen when it was made, or are not trained since their last exchange.
+        self._unplanned: list[nn.Parameter] = []
         # Parameters whose algorithm's hook ran in the last backward pass.
         self._used: set[int] = set()
         # Of the passes so far, the fewest of those: in one with fewer still, the module may have other parameters.
@@ -82,6 +84,22 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
             self._setter_of(name, parameter) if id(parameter) in self._ids else None
             for name, parameter in trainable.named
         ]
+
+        self._unplanned = [
+            parameter
+            for (name, parameter), on_gradient in zip(trainable.named, self.on_gradient, strict=True)
+            if on_gradient is None and name not in plan.setup.left_out
+        ]
+
+    def misses_trained(self, is_changed: bool) -> bool:
+        """Whether the plan does not fit what is trained now. Asked before every forward pass.
+
+        Args:
+            is_changed: parameters were frozen or unfrozen since it was made.
+        """
+        if self._plan.algorithm.kept_in_plan is None:
+            return is_changed
+        return any(parameter.requires_grad for parameter in self._unplanned)
 
     def _setter_of(self, name: str, parameter: nn.Parameter) -> Callable[[Tensor], None]:
         record = record_of(parameter)

@@ -67,20 +67,6 @@ class PlanMaker:
         """Whether the algorithm has come to another phase than the plan in use is of."""
         return self.current is not None and self.current.phase != self.algorithm.phase
 
-    def misses_trained(self, is_changed: bool) -> bool:
-        """Whether the plan in use does not fit what is trained now.
-
-        Args:
-            is_changed: parameters were frozen or unfrozen since it was made.
-        """
-        if self.algorithm.kept_in_plan is None:
-            return is_changed
-        planned, left_out = {id(parameter) for _, parameter in self.parameters}, self.setup.left_out
-        return any(
-            parameter.requires_grad and id(parameter) not in planned and name not in left_out
-            for name, parameter in self.trainable.named
-        )
-
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def start(self, once_compared: Callable[[], None]) -> None:

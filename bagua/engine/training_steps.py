@@ -274,7 +274,7 @@ class TrainingSteps:
         else:
             self.recorder.log(plans.setup.name, self.count - 1)
             plans.algorithm.settle(self._facade)
-            setup = self._due_setup(plans.misses_trained(is_changed))
+            setup = self._due_setup(self.passes.misses_trained(is_changed))
             if setup is not None:
                 self._replan_in_training(setup)
         self._of_algorithm.before_forward(arguments)
@@ -304,7 +304,7 @@ class TrainingSteps:
                 # Another part's turn: the step of the one before is over.
                 algorithm.settle(self._facade)
                 trainable.remember()
-            if self.plans.misses_trained(is_changed) or self.plans.is_outdated:
+            if self.passes.misses_trained(is_changed) or self.plans.is_outdated:
                 self._replan_in_training()
         self._expect_backward([loss])
 

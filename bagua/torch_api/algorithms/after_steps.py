@@ -90,7 +90,7 @@ class ExchangeAfterSteps(AlgorithmImpl):
         def end_pass() -> None:
             if self._round.end_pass():
                 names = self._unexchanged.note_trained(bagua_ddp.synchronized_parameters)
-                self._steppers.update(self._stepper_of[name] for name in names)
+                self._steppers.update(map(self._stepper_of.__getitem__, names))
 
         return end_pass
 
