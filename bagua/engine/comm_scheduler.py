@@ -265,7 +265,9 @@ class CommScheduler:
     @property
     def has_begun(self) -> bool:
         """Whether a ready flag was set or a bucket launched since the last `end_step`."""
-        return any(state.state is not BucketState.WAITING or state.is_flagged for state in self._states)
+        return bool(self._started) or any(
+            state.state is not BucketState.WAITING or state.is_flagged for state in self._states
+        )
 
     def end_step(self) -> list[str]:
         """Names of the tensors of the launch set that were not communicated while others were, since the last call. A

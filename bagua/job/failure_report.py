@@ -101,7 +101,10 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         RuntimeError: instead, if `abort` was called in this process: nobody needs to be asked then.
     """
 
-    __slots__ = ("_can_give_up", "_group", "_join_helps", "_position", "_ranks", "_waiting", "_was_named", "_what")
+    __slots__ = (
+        *("_can_give_up", "_group", "_join_helps", "_operations", "_position", "_ranks", "_waiting", "_was_named"),
+        "_what",
+    )
 
     def __init__(
         self,
@@ -115,8 +118,8 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         self._join_helps = join_helps
         self._group, self._what, self._ranks, self._can_give_up = group, what, ranks or group.ranks, can_give_up
         self._waiting: Waiting | None = None
-        operations = operations_of(group) if in_order else None
-        self._position = None if operations is None else operations.begin(what)
+        self._operations = operations_of(group) if in_order else None
+        self._position = None if self._operations is None else self._operations.begin(what)
 
     def __enter__(self) -> None:
         self._waiting = waiting_for(self._ranks, self._what, self._group, self._position, self._can_give_up)
@@ -128,8 +131,8 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _around.is_named = self._was_named
-        if error is None and self._position is not None and (operations := operations_of(self._group)) is not None:
-            operations.end(self._position)
+        if error is None and self._operations is not None and self._position is not None:
+            self._operations.end(self._position)
         try:
             if isinstance(error, Exception):
                 waiting = self._waiting
