@@ -112,7 +112,7 @@ def in_order(group: dist.ProcessGroup, device: torch.device, job: Callable[[], A
 
 def has_thread(group: BaguaProcessGroup) -> bool:
     """Whether somebody uses the group's thread now."""
-    return group.torch_group in _threads
+    return bool(_threads) and group.torch_group in _threads
 
 
 def join_thread(group: BaguaProcessGroup) -> CommThread:

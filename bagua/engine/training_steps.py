@@ -383,7 +383,7 @@ class TrainingSteps:
         for function in tuple(self.after_backward):
             function()
         # All ranks make it. Forward passes one may make alone.
-        if self._active_tuner is not None:
+        if self.tuner is not None and self._active_tuner is not None:
             self._active_tuner.count_pass()
             setup = self._tuned_setup() if self._tunes_after_pass else None
             if setup is not None:
