@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from support.training import (
     momentum,
     with_algorithm,
 )
+from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.job.failure_report import CollectiveError
@@ -247,6 +250,50 @@ def test_ranks_that_cannot_are_named_on_all(rank: int, device: torch.device, tmp
     assert told.startswith("Rank 1 (host "), told
     assert layout.replica_file(1) in told, told
     assert all(torch.equal(one, two) for one, two in zip(before, net.state_dict().values(), strict=True))
+
+
+@on_ranks(2)
+def test_shards_are_refused_before_anything_is_written(rank: int, device: torch.device, tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    path = tmp_path / "sharded"
+    mesh = init_device_mesh(device.type, (2,))
+    whole, sharded = mlp(0, device), fully_shard(mlp(0, device), mesh=mesh)
+    optimizer = torch.optim.Adam(sharded.parameters())
+    sharded(torch.ones(2, 2, device=device)).sum().backward()
+    optimizer.step()
+
+    def check(call: Any, name: str) -> None:
+        told = message_of(RuntimeError, call)
+        assert f"ValueError: {name} is a DTensor: torch distributes it over the ranks" in told, told
+        assert "with torch.distributed.checkpoint; see docs/how-to/train/use-fsdp.md" in told, told
+
+    check(lambda: save_checkpoint(1, path, sharded), "'0.weight'")
+    check(lambda: save_checkpoint(1, path, nn.ModuleDict({"net": sharded}), per_rank=True), "'net.0.weight'")
+    check(lambda: async_save_checkpoint(1, path, torch.compile(sharded)).wait(), "'0.weight'")
+    check(lambda: save_checkpoint(1, path, whole, optimizer if rank == 1 else None), "'Adam.state.0.exp_avg'")
+    unused = torch.optim.SGD(sharded.parameters())
+    check(lambda: save_checkpoint(1, path, whole, unused), "'parameter 0 of SGD'")
+    assert not path.exists()
+    # What an earlier version wrote, and models and optimizers that a whole file would be loaded into.
+    save_checkpoint(1, path, whole, torch.optim.Adam(whole.parameters()))
+    check(lambda: load_checkpoint(path, sharded), "'0.weight'")
+    check(lambda: load_checkpoint(path, whole, optimizer), "'parameter 0 of Adam'")
+    if rank == 0:
+        file = path / "iter_0000001" / layout.MODEL_FILE
+        torch.save({**torch.load(file), "model": sharded.state_dict()}, file)
+    dist.barrier()
+    check(lambda: load_checkpoint(path, whole), "'model.0.weight'")
+
+    # The state of FSDP1's model is whole, its optimizer's is not.
+    warnings.simplefilter("ignore")
+    former, other = (FullyShardedDataParallel(mlp(seed, device), device_id=device) for seed in (3, 4))
+    told = message_of(RuntimeError, partial(save_checkpoint, 2, path, former, torch.optim.SGD(former.parameters())))
+    assert "'parameter 0 of SGD' is a parameter of FullyShardedDataParallel" in told
+    save_checkpoint(2, path, former)
+    assert load_checkpoint(path, other) == 2
+    assert all(map(torch.equal, former.state_dict().values(), other.state_dict().values()))
 
 
 def _killed(path: str, in_background: bool) -> tuple[int, ...]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.engine.data_parallel import DataParallelEngine, engine_named
 from bagua.engine.tensor import record_of
+from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.torch_api.checkpoint import expert_states, layout
 from bagua.torch_api.checkpoint.plain_names import plain_parameters, plain_state, unwrapped
 from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
@@ -86,6 +87,37 @@ def complete_exchange(subject: Subject) -> None:
         engine.bagua_algorithm.complete_exchange(engine)
 
 
+def refuse_shards(states: Mapping[str, Any], optimizer: Any, doing: str) -> None:
+    """One rank writes for all, so that the file would have its shards alone. The state of FSDP1's model is whole, as
+    torch gives it by default, and only its optimizer's is not.
+
+    Args:
+        states: of model and optimizer, or a whole file.
+        optimizer: its parameters are looked at, too; None: none.
+        doing: for the message: "saving Linear".
+
+    Raises:
+        ValueError: a tensor is distributed by torch.
+    """
+    remedy = "Save and load its model and its optimizer with torch.distributed.checkpoint"
+    refuse_sharded(_tensors_in(states, ""), doing, remedy)
+    groups = getattr(optimizer, "param_groups", ())
+    parameters = [one for group in groups for one in group["params"]]
+    named = ((f"parameter {at} of {type(optimizer).__name__}", one) for at, one in enumerate(parameters))
+    refuse_sharded(named, doing, remedy)
+
+
+def _tensors_in(state: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(state, Tensor):
+        yield name, state
+    elif isinstance(state, Mapping):
+        for key, one in state.items():
+            yield from _tensors_in(one, f"{name}.{key}".removeprefix("."))
+    elif isinstance(state, list | tuple):
+        for at, one in enumerate(state):
+            yield from _tensors_in(one, f"{name}.{at}")
+
+
 def contents_of(
     subject: Subject, optimizer: Any, lr_scheduler: Any, iteration: int, rank: int, world_size: int, per_rank: bool
 ) -> dict[str, Any]:
@@ -93,11 +125,15 @@ def contents_of(
     The files of this rank, by name. Tensors are those at work.
 
     Raises:
+        ValueError: torch distributes parameters over the ranks.
         Exception: what the states of model, optimizer and scheduler raise.
     """
     # First: it may complete an exchange, which changes weights.
     engine_states = [engine.state_dict() for engine in subject.inner_engines]
     model_state = plain_state(subject.module)
+    optimizer_state = None if optimizer is None else optimizer.state_dict()
+    states = {**model_state, type(optimizer).__name__: optimizer_state}
+    refuse_shards(states, optimizer, f"saving {type(subject.module).__name__}")
     counts = {} if per_rank else expert_states.local_counts(model_state)
     about = {
         "world_size": world_size,
@@ -112,7 +148,7 @@ def contents_of(
         main["lr_scheduler"] = lr_scheduler.state_dict()
     if not counts:
         if optimizer is not None:
-            main["optimizer"] = optimizer.state_dict()
+            main["optimizer"] = optimizer_state
         if per_rank and rank > 0:
             return {layout.replica_file(rank): main}
         return {layout.MODEL_FILE: main} if rank == 0 else {}
@@ -120,7 +156,7 @@ def contents_of(
     files: dict[str, Any] = {layout.expert_file(expert): state for expert, state in experts.items()}
     if optimizer is not None:
         files[layout.expert_optimizer_file(rank)] = {
-            "optimizer": optimizer.state_dict(),
+            "optimizer": optimizer_state,
             "parameter_names": parameter_names(subject.module, optimizer, rank, counts),
         }
     if rank == 0:

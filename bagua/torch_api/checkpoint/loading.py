@@ -22,6 +22,7 @@ from bagua.torch_api.checkpoint.contents import (
     complete_exchange,
     engine_states_of,
     parameter_names,
+    refuse_shards,
     subject_of,
 )
 from bagua.torch_api.checkpoint.pending import finish_last
@@ -75,7 +76,8 @@ def load_checkpoint(
 
     Raises:
         RuntimeError: a rank could not load; on all ranks, and names the rank and its reason: no such checkpoint, files
-            that are missing or do not fit the model, the algorithm or the number of ranks.
+            that are missing or do not fit the model, the algorithm or the number of ranks,
+            or torch distributes parameters over the ranks (FSDP2, tensor parallelism).
         CollectiveError: a rank is gone; names it.
     """
     root = Path(checkpoints_path)
@@ -95,12 +97,14 @@ def load_checkpoint(
     reader = _Reader(folder, about, ranks.rank, ranks.size, weights_only)
     apply: Callable[[], None] = _nothing
     try:
+        refuse_shards(subject.module.state_dict(), optimizer, f"loading {type(subject.module).__name__}")
         if about["per_rank"] and average_replicas:
             _check_starts_equal(subject)
             state = mean_of_replicas(folder, about["world_size"], reader.read)
         else:
             _check_algorithm(about, subject, ranks.size)
             state = reader.read_own(subject.module, optimizer)
+        refuse_shards(state, None, f"reading {folder}, which an earlier version wrote: shards of other ranks are lost")
         foreign_forms.adapt(state, subject.module)
         _check_parts(state, about, optimizer, lr_scheduler, strict)
         apply = lambda: _apply(state, subject, optimizer, lr_scheduler, strict)  # noqa: E731

@@ -52,8 +52,8 @@ def save_checkpoint(
             group, this process alone.
 
     Raises:
-        RuntimeError: a rank could not write, or an earlier save in the background has failed; on all ranks, and names
-            the rank.
+        RuntimeError: a rank could not write, an earlier save in the background has failed, or torch distributes
+            parameters over the ranks (FSDP2, tensor parallelism); on all ranks, and names the rank.
         CollectiveError: a rank is gone; names it.
         TypeError: `iteration` is not an integer.
         ValueError: `iteration` is negative, or `keep_last` is below 1; or the iterations of the ranks differ.
