@@ -18,6 +18,7 @@ import torch
 from support.crashes import Lost, crash_at
 from support.sweeps import rest_is_deep
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from bagua.torch_api.checkpoint import (
     async_save_checkpoint,
@@ -188,6 +189,15 @@ def test_tied_weights_are_written_once(copies: Callable[[Any], Any]) -> None:
     state = copies(net.state_dict())
     assert state["0.weight"].data_ptr() == state["1.weight"].data_ptr()
     assert state._metadata == net.state_dict()._metadata  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("copies", [staging.compact, lambda state: staging.staged(state)[0]])
+def test_tensors_without_memory_of_their_own_are_not_taken_for_tied(copies: Callable[[Any], Any]) -> None:
+    """Subclasses that wrap other tensors, as those of quantized weights do: all of them lie at address 0."""
+    values = [TwoTensor(torch.full((3,), float(one)), torch.full((3,), -float(one))) for one in (1, 2)]
+    assert values[0].data_ptr() == values[1].data_ptr() == 0
+    state = copies({"first": values[0], "second": values[1]})
+    assert [state[name].a[0] for name in ("first", "second")] == [1, 2]
 
 
 # --- keep_last -------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def _mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
     known: dict[tuple[object, ...], Tensor] = {}
 
     def of_tensor(tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided or tensor.numel() == 0:
+        if tensor.layout is not torch.strided or tensor.data_ptr() == 0:  # empty, or a subclass that wraps others
             return function(tensor)
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if key not in known:
