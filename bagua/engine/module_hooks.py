@@ -68,12 +68,6 @@ def _do_nothing_of() -> Callable[..., None]:
     return do_nothing
 
 
-def is_in_backward() -> bool:
-    """Whether this thread is in a backward pass. A forward pass there is one that activation checkpointing repeats."""
-    running: int = torch._C._current_graph_task_id()
-    return running != -1
-
-
 # Of an optimizer, and the arguments of its step.
 StepHook = Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]
 _StepHook = weakref.WeakMethod[Callable[[torch.optim.Optimizer], None]]

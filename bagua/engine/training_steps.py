@@ -28,7 +28,7 @@ from torch.autograd.graph import Node
 from bagua.engine.backward_passes import BackwardPasses
 from bagua.engine.gradient_hooks import EndOfPass, gradient_hook
 from bagua.engine.incomplete_step import compiled_autograd, failed_reinitialization, step_in_backward
-from bagua.engine.module_hooks import ModuleHooks, is_in_backward, tensors_with_gradient
+from bagua.engine.module_hooks import ModuleHooks, tensors_with_gradient
 from bagua.engine.plan_maker import PlanMaker
 from bagua.engine.plan_tuner import PlanTuner
 from bagua.engine.setup import Attendance, Setup
@@ -37,7 +37,7 @@ from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.tensor import drop_record, record_of
 from bagua.engine.training_plan import AlgorithmHooks
 from bagua.engine.unused_parameters import accumulates_everywhere
-from bagua.job.torch_internals import call_with_gradient, hide_from_compiler, is_autograd_compiled
+from bagua.job.torch_internals import call_with_gradient, hide_from_compiler, is_autograd_compiled, is_in_backward
 
 
 class TrainingSteps:

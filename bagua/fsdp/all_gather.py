@@ -4,7 +4,9 @@ Every rank compresses its shard; all ranks, its owner included, compute with the
 compute with the same. The shards themselves, which the optimizer updates and checkpoints save, stay exact.
 
 Weights are exact in evaluation mode, in every forward pass that `exact_weights_every` chooses, where torch gathers
-bytes of several dtypes, and where a backward pass gathers from fewer ranks (`reshard_after_forward` is a number).
+bytes of several dtypes, and where a backward pass gathers from fewer ranks (`reshard_after_forward` is a number). Where
+FSDP has kept rounded weights and a pass needs exact ones, they are freed and gathered anew. A backward pass computes
+with weights as its forward pass had them.
 
 Runs in the threads of forward and of autograd. On CUDA all of it is put on the current stream, FSDP's all-gather
 stream.
@@ -25,12 +27,12 @@ from torch import Tensor
 
 from bagua.codecs import Codec
 from bagua.fsdp.collective_errors import named_errors
-from bagua.fsdp.forward_passes import ForwardPasses
+from bagua.fsdp.model import ShardedModel
 from bagua.fsdp.nodes import Nodes
 from bagua.fsdp.torch_internals import ShardedModule
 from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
-from bagua.job.torch_internals import all_gather_flat
+from bagua.job.torch_internals import all_gather_flat, is_in_backward
 
 
 class CompressedAllGather:
@@ -39,7 +41,8 @@ class CompressedAllGather:
         sharded: whose weights; its mode decides whether they are compressed.
         codec: of the weights.
         plain: torch's all-gather that stood here before, for exact weights.
-        passes: which passes have exact weights.
+        model: the module's; it counts the passes.
+        exact_every: every so many passes have exact weights; None: none in training.
         nodes: of the group over which they are sharded.
         traffic: counts what is sent.
         reference: the weights that all ranks have, where differences are sent; None: weights are sent.
@@ -51,7 +54,8 @@ class CompressedAllGather:
         sharded: ShardedModule,
         codec: Codec,
         plain: Any,
-        passes: ForwardPasses,
+        model: ShardedModel,
+        exact_every: int | None,
         nodes: Nodes,
         traffic: Traffic,
         reference: WeightReference | None,
@@ -60,7 +64,10 @@ class CompressedAllGather:
         self._sharded = sharded
         self._codec = codec
         self._plain = plain
-        self._passes = passes
+        self._model = model
+        self._exact_every = exact_every
+        self._has_rounded = False  # in the last gather over all ranks
+        self._was_exact = True  # in the last forward pass that a backward pass may follow
         self._nodes = nodes
         self._traffic = traffic
         self.reference = reference
@@ -86,7 +93,9 @@ class CompressedAllGather:
         plain = self._leaving(input_tensor.nbytes, group)
         if not self._is_compressed(input_tensor, group):
             self._traffic.count(plain, plain)
+            self._has_rounded &= group is not self._sharded.shard_group
             return self._gather_exactly(output_tensor, input_tensor, group, async_op)
+        self._has_rounded = True
         if self.reference is not None:
             with self._named(group):
                 sent = self.reference.gather_difference(output_tensor, input_tensor, self._codec)
@@ -110,8 +119,35 @@ class CompressedAllGather:
             return (group.size() - 1) * each
         return self._nodes.leaving_ring(group.size() * each)
 
+    def renew(self, run: Callable[[], Any], _: Any) -> Any:
+        """Around the step that gathers weights where there are none. A forward pass in training may as well use exact
+        ones that are there."""
+        is_backward, needs_exact = is_in_backward(), self._needs_exact
+        if needs_exact == self._has_rounded and (needs_exact or is_backward):
+            self._free()
+        result = run()
+        if not is_backward and (self._sharded.module.training or torch.is_grad_enabled()):
+            self._was_exact = not self._has_rounded
+        return result
+
+    def end(self) -> None:
+        """The module holds no rounded weights any more."""
+        if self._has_rounded:
+            self._free()
+
+    def _free(self) -> None:
+        if self._sharded.holds_weights:
+            self._sharded.free_weights()
+
+    @property
+    def _needs_exact(self) -> bool:
+        if is_in_backward():
+            return self._was_exact
+        is_due = self._exact_every is not None and self._model.passes % self._exact_every == 0
+        return is_due or not self._sharded.module.training
+
     def _is_compressed(self, weights: Tensor, group: dist.ProcessGroup) -> bool:
-        if not self._is_training(group) or self._passes.is_exact or not weights.numel():
+        if self._needs_exact or group is not self._sharded.shard_group or not weights.numel():
             return False
         if weights.dtype not in self._codec.dtypes:
             self._say_once(weights.dtype)
@@ -121,7 +157,8 @@ class CompressedAllGather:
     def _gather_exactly(
         self, output: Tensor, weights: Tensor, group: dist.ProcessGroup, async_op: bool
     ) -> dist.Work | None:
-        reference = self.reference if self._is_training(group) else None
+        is_of_all = group is self._sharded.shard_group
+        reference = self.reference if is_of_all and self._sharded.module.training else None
         with self._named(group, "exact"):
             work: dist.Work | None = self._plain(output, weights, group, async_op and reference is None)
         if reference is not None:
@@ -131,9 +168,6 @@ class CompressedAllGather:
     def _named(self, group: dist.ProcessGroup, kind: str = "") -> contextlib.AbstractContextManager[None]:
         what = f"The all-gather of {kind or self._codec.name} weights of {self._sharded.title}"
         return named_errors(what, group)
-
-    def _is_training(self, group: dist.ProcessGroup) -> bool:
-        return self._sharded.module.training and group is self._sharded.shard_group
 
     def _say_once(self, dtype: torch.dtype) -> None:
         if dtype in self._told:

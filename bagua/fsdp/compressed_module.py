@@ -3,6 +3,7 @@ runs at the beginning of each forward pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ class CompressedModule:
     all_reduce: ReplicaAllReduce | None = None
     now: dict[str, Any] = field(default_factory=dict)
     before: dict[str, Any] = field(default_factory=dict)
+    renew_no_more: Callable[[], None] | None = None
 
     def install(self) -> None:
         put: dict[str, Any] = {"reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather}
@@ -34,6 +36,8 @@ class CompressedModule:
             if one is not None:
                 self.now[name], self.before[name] = one, getattr(self.sharded, name)
                 setattr(self.sharded, name, one)
+        if self.all_gather is not None:
+            self.renew_no_more = self.sharded.surround("unshard", self.all_gather.renew)
 
     def check(self) -> None:
         """
@@ -56,6 +60,9 @@ class CompressedModule:
 
     def remove(self) -> None:
         """What somebody has put there since then stays."""
+        if self.renew_no_more is not None and self.all_gather is not None:
+            self.renew_no_more()
+            self.all_gather.end()
         for name, one in self.now.items():
             if getattr(self.sharded, name) is one:
                 setattr(self.sharded, name, self.before[name])

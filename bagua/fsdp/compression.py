@@ -14,13 +14,13 @@ from bagua.codecs import Codec, dtype_names, get_codec
 from bagua.fsdp.all_gather import CompressedAllGather
 from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.compressed_module import CompressedModule
-from bagua.fsdp.forward_passes import ForwardPasses
 from bagua.fsdp.handle import CompressionHandle
+from bagua.fsdp.model import ShardedModel
 from bagua.fsdp.nodes import Nodes
 from bagua.fsdp.reduce_scatter import CompressedReduceScatter
 from bagua.fsdp.replica_all_reduce import ReplicaAllReduce, ReplicaGroup, ReplicaHook
 from bagua.fsdp.residual import Residual
-from bagua.fsdp.torch_internals import ShardedModule, require_sharded
+from bagua.fsdp.torch_internals import ShardedModule
 from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
 from bagua.job.places import Place, place_of_this_process
@@ -60,7 +60,8 @@ def compress_communication(
         weight_differences: Send the difference to the weights of the last pass instead of the weights (SDP4Bit,
             arXiv:2410.15526). Only for modules with `reshard_after_forward=False`. Each rank keeps a copy of their
             weights.
-        exact_weights_every: Every so many forward passes in training mode use exact weights.
+        exact_weights_every: Every so many forward passes in training mode use exact weights. Parts of a model, and
+            methods of `register_fsdp_forward_method`, that are called one after the other are one pass.
         replicas: On a mesh of shards alone, this rank's group of ranks that hold the same shard of other replicas of
             the model. Gradients are averaged over it with a compressed all-reduce, and parameters are broadcast from
             its first rank.
@@ -99,7 +100,8 @@ def compress_communication(
         raise ValueError("weight_differences and exact_weights_every are about weights, but weights is None")
     gradient_codec = None if gradients is None else get_codec(gradients)
     weight_codec = None if weights is None else get_codec(weights)
-    found = require_sharded(model)
+    sharded = ShardedModel(model)
+    found = sharded.modules
     for one in found:
         _check(one, gradient_codec, weight_differences, replicas)
     groups = [replicas if one.replica_group is None else one.replica_group for one in found]
@@ -136,7 +138,6 @@ def compress_communication(
             _logger.warning(f"compress_communication: {line}")
 
     traffic = {"gradients": Traffic(), "weights": Traffic()}
-    passes = ForwardPasses(exact_weights_every)
     told: set[torch.dtype] = set()
     modules = []
     for one, group in zip(found, groups, strict=True):
@@ -160,7 +161,8 @@ def compress_communication(
                 one,
                 weight_codec,
                 one.all_gather,
-                passes,
+                sharded,
+                exact_weights_every,
                 nodes[one.shard_group],
                 traffic["weights"],
                 reference,
@@ -169,7 +171,7 @@ def compress_communication(
         modules.append(built)
     for built in modules:
         built.install()
-    return CompressionHandle(modules, settings, traffic, passes, model)
+    return CompressionHandle(modules, settings, traffic, sharded)
 
 
 def _nodes_of(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from bagua.fsdp.compressed_module import CompressedModule
-from bagua.fsdp.forward_passes import ForwardPasses
+from bagua.fsdp.model import ShardedModel
 from bagua.fsdp.residual import Residual
 from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
@@ -25,14 +25,13 @@ class CompressionHandle:
         modules: Sequence[CompressedModule],
         settings: Mapping[str, Any],
         traffic: Mapping[str, Traffic],
-        passes: ForwardPasses,
-        model: nn.Module,
+        model: ShardedModel,
     ) -> None:
         self._modules = list(modules)
         self._settings = dict(settings)
         self._traffic = traffic
-        self._passes = passes
-        self._count_no_more = passes.follow(model, self._check)
+        self._model = model
+        model.follow_passes(check=self._check)
 
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -49,7 +48,7 @@ class CompressionHandle:
         those of a model that was never compressed. Call it on all ranks, between steps."""
         for one in self._modules:
             one.remove()
-        self._count_no_more()
+        self._model.remove()
 
     def _check(self) -> None:
         for one in self._modules:
@@ -70,7 +69,7 @@ class CompressionHandle:
         return {
             "version": _VERSION,
             "settings": dict(self._settings),
-            "forward_passes": self._passes.count,
+            "forward_passes": self._model.passes,
             "residuals": _copies(residuals),
             "scales": _copies(scales),
             "references": _copies(references),
@@ -111,7 +110,7 @@ class CompressionHandle:
             residual.load(state["residuals"].get(name), state.get("scales", {}).get(name))
         for name, reference in references.items():
             reference.load_own_part(state["references"].get(name))
-        self._passes.count = state["forward_passes"]
+        self._model.resume(state["forward_passes"])
 
     def _residuals(self) -> dict[str, Residual]:
         """By module; where both of its collectives have one, that of the replicas ends in "@replicas"."""

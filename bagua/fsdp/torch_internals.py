@@ -1,5 +1,6 @@
-"""What torch keeps private about FSDP2: the parameter groups of a module, and the collectives that they call. No other
-file of this folder uses a private name of torch. Read in torch 2.11 to 2.13; a torch without these names is refused.
+"""What torch keeps private about FSDP2: the parameter groups of a module, the collectives that they call, and where a
+forward pass enters it. No other file of this folder uses a private name of torch. Read in torch 2.11 to 2.13; a torch
+without these names is refused.
 
 torch's public setters (`set_custom_reduce_scatter`, `set_custom_all_gather`, `set_all_reduce_hook`) tell neither what
 was set before, which `remove()` puts back, nor over which ranks a module is sharded.
@@ -14,9 +15,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _composable_state
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
-from bagua.job.torch_internals import hide_from_compiler
+from bagua.job.torch_internals import hide_from_compiler, without_wrappers
 
 # What ShardedModule reads of every module, so that a torch that names it otherwise is noticed at once.
 _KNOWN = (
@@ -24,17 +28,19 @@ _KNOWN = (
     "replica_group",
     "divides_by_factor",
     "device",
+    "is_root",
     "reshards_after_forward",
     "reduced_dtypes",
     "reduce_scatter",
     "all_gather",
     "all_reduce_hook",
     "pending_gather",
+    "holds_weights",
     "reduces",
 )
-# Steps of FSDP for one module, that a meter may surround.
-_STEPS = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+# Steps of FSDP for one module, that may be surrounded.
+_STEPS = ("pre_forward", "unshard", "wait_for_unshard", "post_backward", "finalize_backward")
+Around = Callable[[Callable[[], Any], Any], Any]
 
 
 def _kept_by_group(name: str, doc: str) -> property:
@@ -51,11 +57,10 @@ class ShardedModule:
         module: the module.
     """
 
-    def __init__(self, name: str, module: nn.Module, group: Any, is_root: bool) -> None:
+    def __init__(self, name: str, module: nn.Module, group: Any) -> None:
         self.name = name
         self.module = module
         self._group = group
-        self._is_root = is_root
 
     @property
     def title(self) -> str:
@@ -96,11 +101,19 @@ class ShardedModule:
         return device
 
     @property
+    def is_root(self) -> bool:
+        """Whether torch takes it for the outermost sharded module; before its first pass, whether it is in no other."""
+        state = _state_of(self.module)
+        if state._is_root is not None:
+            return bool(state._is_root)
+        known = [one for one in _composable_state._module_state_mapping if isinstance(one, FSDPModule)]
+        return not any(self.module in one.modules() for one in known if one is not self.module)
+
+    @property
     def reshards_after_forward(self) -> bool:
         """Whether full weights are freed between forward and backward. Of the root torch decides in its first pass, if
         the caller has not: it keeps them."""
-        state = self.module._get_fsdp_state()  # type: ignore[operator]
-        if self._is_root and state._auto_reshard_after_forward:
+        if _state_of(self.module)._auto_reshard_after_forward and self.is_root:
             return False
         return self._group.post_forward_mesh_info is not None
 
@@ -129,6 +142,16 @@ class ShardedModule:
     reduce_scatter = _kept_by_group("_reduce_scatter_comm", "What reduces gradients over the shard group.")
     all_gather = _kept_by_group("_all_gather_comm", "What gathers weights.")
     all_reduce_hook = _kept_by_group("_all_reduce_hook", "What is called with this rank's reduced gradients, or None.")
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether a gather has begun, or its result was not freed; a part of it may have been."""
+        return self._group._all_gather_result is not None or not self._group.is_sharded
+
+    def free_weights(self) -> None:
+        """The next use gathers anew, also for a backward pass that is still to come."""
+        self._group.wait_for_unshard()
+        self._group._to_sharded()
 
     # --- what waits.py looks at --------------------------------------------------------------------------------------
 
@@ -160,33 +183,108 @@ class ShardedModule:
         """How many reduce-scatters may still read their memory when the next one begins; one before torch 2.13."""
         return int(getattr(self._group.comm_ctx, "reduce_scatter_max_input_buffers", 1))
 
-    def surround(self, step: str, around: Callable[[Callable[[], None]], None]) -> Callable[[], None]:
-        """Calls `around` instead of a step of FSDP, with what does the step.
+    def surround(self, step: str, around: Around) -> Callable[[], None]:
+        """Calls `around` instead of a step of FSDP, with what does the step, and its arguments.
 
         Returns:
             what takes that back.
         """
-        group, plain = self._group, getattr(self._group, step)
+        return _surround(self._group, step, around)
 
-        def surrounded(*arguments: Any, **options: Any) -> None:
-            around(partial(plain, *arguments, **options))
 
-        def take_back() -> None:
-            if group.__dict__.get(step) is surrounded:
-                del group.__dict__[step]
+class ForwardEntry:
+    """Where forward passes enter a `fully_shard`ed module, with parameters of its own or without: called, or by a
+    method that `register_fsdp_forward_method` has named.
 
-        hide_from_compiler(surrounded)
-        setattr(group, step, surrounded)
-        return take_back
+    Attributes:
+        module: the module.
+    """
+
+    def __init__(self, module: nn.Module, state: Any) -> None:
+        self.module = module
+        self._state = state
+
+    def surround(self, around: Around) -> Callable[[], None]:
+        """Calls `around` instead of what prepares FSDP for a pass, with what does that and the pass's inputs: before
+        weights are gathered, unless torch knows that activation checkpointing repeats the pass."""
+        return _surround(self._state, "_root_pre_forward", around)
+
+    @property
+    def is_outermost(self) -> bool:
+        """No other sharded module has been entered, and this one is about to be."""
+        return self._state._state_ctx.iter_forward_root is None
+
+    @property
+    def is_root(self) -> bool:
+        """Of torch. Known once it has prepared a pass."""
+        return bool(self._state._is_root)
+
+    def leave(self, was_outermost: bool) -> None:
+        """As if it had not been entered: the pass is refused."""
+        if was_outermost:
+            self._state._state_ctx.iter_forward_root = None
+        self._state._training_state = type(self._state._training_state).IDLE
+
+
+def forward_entries(model: nn.Module) -> list[ForwardEntry]:
+    """Of all its sharded modules."""
+    found: dict[int, ForwardEntry] = {}
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = _state_of(module)
+            found.setdefault(id(state), ForwardEntry(module, state))
+    return list(found.values())
 
 
 def outermost_sharded(model: nn.Module) -> Iterator[nn.Module]:
-    """Sharded modules that are in no other one."""
+    """Sharded modules that are in no other one of `model`."""
     if isinstance(model, FSDPModule):
         yield model
         return
     for child in model.children():
         yield from outermost_sharded(child)
+
+
+def need_gradients(inputs: Any) -> bool:
+    """Whether a tensor among the inputs of a pass, however nested, requires gradients."""
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves(inputs))
+
+
+def local_tensor(parameter: nn.Parameter) -> torch.Tensor:
+    """Its elements on this rank. As `to_local()`, which takes as long as a small kernel."""
+    return parameter._local_tensor if isinstance(parameter, DTensor) else parameter.detach()
+
+
+def _surround(owner: Any, step: str, around: Around) -> Callable[[], None]:
+    """Several may stand around one step: the first of them is the outermost, and each may go at any time."""
+    standing = owner.__dict__.get(step)
+    if not hasattr(standing, "arounds"):
+        standing = _surrounded(getattr(owner, step))
+        setattr(owner, step, standing)
+    arounds: list[Around] = standing.arounds
+    arounds.append(around)
+
+    def take_back() -> None:
+        if around in arounds:
+            arounds.remove(around)
+        if not arounds and owner.__dict__.get(step) is standing:
+            del owner.__dict__[step]
+
+    return take_back
+
+
+def _surrounded(plain: Callable[..., Any]) -> Any:
+    arounds: list[Around] = []
+
+    def surrounded(*arguments: Any, **options: Any) -> Any:
+        run: Callable[[], Any] = partial(plain, *arguments, **options)
+        for around in reversed(arounds):
+            run = partial(around, run, (arguments, options))
+        return run()
+
+    surrounded.arounds = arounds  # type: ignore[attr-defined]
+    hide_from_compiler(surrounded)
+    return surrounded
 
 
 def require_sharded(model: nn.Module) -> list[ShardedModule]:
@@ -203,6 +301,10 @@ def require_sharded(model: nn.Module) -> list[ShardedModule]:
             "layers and on itself first."
         )
     return found
+
+
+def _state_of(module: nn.Module) -> Any:
+    return cast("FSDPModule", module)._get_fsdp_state()
 
 
 def param_groups(module: FSDPModule) -> list[Any]:
@@ -224,19 +326,19 @@ def _sharded_modules(model: nn.Module) -> list[ShardedModule]:
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
-        for wrapper in _WRAPPERS:
-            name = name.replace(wrapper, "")
+        name = without_wrappers(name)
         try:
             state: Any = module._get_fsdp_state()
             groups = param_groups(module)
             if id(state) in seen or not groups:
                 continue
             seen.add(id(state))
-            one = ShardedModule(name, cast("nn.Module", module), groups[0], is_root=not name)
+            one = ShardedModule(name, cast("nn.Module", module), groups[0])
             for known in _KNOWN:
                 getattr(one, known)
             for step in _STEPS:
                 getattr(groups[0], step)
+            _ = state._root_pre_forward, state._state_ctx.iter_forward_root, state._training_state
         except AttributeError as error:
             raise RuntimeError(
                 f"bagua.fsdp does not know the FSDP2 of torch {torch.__version__}: {error}.\n"

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from bagua.fsdp.forward_passes import ForwardPasses
-from bagua.fsdp.torch_internals import ShardedModule, require_sharded
+from bagua.fsdp.model import ShardedModel
+from bagua.fsdp.torch_internals import ShardedModule
 from bagua.tuning.advice import most_to_gain
 
 SAMPLE_EVERY = 8
@@ -127,13 +127,13 @@ class CommunicationMeter:
     """Measures until `remove` is called.
 
     Args:
-        model: the one that is called. A step begins with a forward pass in training mode, and goes on until the next
-            one after a backward pass that reduced gradients.
-        modules: its sharded modules.
+        model: a step begins with its forward pass in training mode, and goes on until the next one after a backward
+            pass that reduced gradients.
     """
 
-    def __init__(self, model: nn.Module, modules: list[ShardedModule]) -> None:
-        self._device = modules[0].device
+    def __init__(self, model: ShardedModel) -> None:
+        self._model = model
+        self._device = model.modules[0].device
         self._step_s: deque[float] = deque(maxlen=WINDOW)
         self._exposed_s: deque[float] = deque(maxlen=WINDOW)
         self._unread: deque[_Sample] = deque(maxlen=4)
@@ -142,9 +142,9 @@ class CommunicationMeter:
         self._reduced: deque[Mark] = deque()  # ends of reduce-scatters of this sample's backward pass
         self._steps = 0  # that have begun
         self._has_reduced = True  # this step, so that the next forward pass begins another
-        self._takes_back = [ForwardPasses(None).follow(model, self._begin_pass)]
-        for one in modules:
-            self._takes_back += _Watch(one, self).put()
+        model.follow_passes(begin=self._begin_pass)
+        for one in model.modules:
+            _Watch(one, self).install(model)
 
     def stats(self) -> StepWaits:
         """What the steps so far waited for."""
@@ -153,9 +153,7 @@ class CommunicationMeter:
 
     def remove(self) -> None:
         """Measures no more."""
-        for take_back in self._takes_back:
-            take_back()
-        self._takes_back = []
+        self._model.remove()
 
     def _begin_pass(self) -> None:
         if self._has_reduced:
@@ -225,20 +223,18 @@ class _Watch:
         self._is_on_gpu = one.device.type == "cuda"
         self._gathered: Mark | None = None
 
-    def put(self) -> list[Callable[[], None]]:
-        """Returns what takes it back."""
-        return [
-            self._one.surround("unshard", self._gather),
-            self._one.surround("wait_for_unshard", self._wait_for_weights),
-            self._one.surround("post_backward", self._reduce),
-            self._one.surround("finalize_backward", self._finish),
-        ]
+    def install(self, model: ShardedModel) -> None:
+        """Until the model's `remove`."""
+        model.surround(self._one, "unshard", self._gather)
+        model.surround(self._one, "wait_for_unshard", self._wait_for_weights)
+        model.surround(self._one, "post_backward", self._reduce)
+        model.surround(self._one, "finalize_backward", self._finish)
 
     @property
     def _sample(self) -> _Sample | None:
         return self._meter.sample if self._one.module.training else None
 
-    def _gather(self, run: Callable[[], None]) -> None:
+    def _gather(self, run: Callable[[], None], _: Any) -> None:
         if (sample := self._sample) is None:
             return run()
         begin, before = self._meter.mark(), self._one.pending_gather
@@ -252,7 +248,7 @@ class _Watch:
             sample.add(begin, self._meter.mark())
         return None
 
-    def _wait_for_weights(self, run: Callable[[], None]) -> None:
+    def _wait_for_weights(self, run: Callable[[], None], _: Any) -> None:
         sample = self._sample
         if sample is None or self._one.pending_gather is None:
             return run()
@@ -263,7 +259,7 @@ class _Watch:
         self._gathered = None
         return None
 
-    def _reduce(self, run: Callable[[], None]) -> None:
+    def _reduce(self, run: Callable[[], None], _: Any) -> None:
         if self._one.reduces:
             self._meter.note_reduction()
         if (sample := self._sample) is None:
@@ -277,7 +273,7 @@ class _Watch:
             self._meter.follow_reduction(begin, end, self._one.reductions_in_flight)
         return None
 
-    def _finish(self, run: Callable[[], None]) -> None:
+    def _finish(self, run: Callable[[], None], _: Any) -> None:
         """Of all modules one after the other, between which nothing is computed."""
         if (sample := self._sample) is None:
             return run()
@@ -308,4 +304,4 @@ def measure_communication(model: nn.Module) -> CommunicationMeter:
         ValueError: no module is `fully_shard`ed.
         RuntimeError: this version of torch is not supported.
     """
-    return CommunicationMeter(model, require_sharded(model))
+    return CommunicationMeter(ShardedModel(model))

@@ -77,6 +77,22 @@ def call_with_gradient(tensor: Any, hook: Callable[[Tensor], None]) -> None:
         tensor._backward_hooks[hook] = hook
 
 
+def is_in_backward() -> bool:
+    """Whether this thread is in a backward pass. A forward pass there is one that activation checkpointing repeats."""
+    running: int = torch._C._current_graph_task_id()
+    return running != -1
+
+
+# What torch.compile calls the module in its wrapper.
+COMPILED = "_orig_mod"
+_WRAPPERS = (COMPILED, "_checkpoint_wrapped_module")
+
+
+def without_wrappers(name: str) -> str:
+    """The name of a module or a parameter without what torch.compile and checkpoint_wrapper put into it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
 def is_autograd_compiled() -> bool:
     """
     Whether the running backward pass is one of compiled autograd, which drops the callbacks that hooks queue for the

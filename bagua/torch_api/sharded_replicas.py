@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -27,6 +26,7 @@ from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.step_statistics import PassRecorder, StepStatistics
 from bagua.engine.tensor import drop_record
+from bagua.fsdp.model import Shard, Shards
 from bagua.job.told_by_all import told_by_all
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.saved_rank import check_rank
@@ -38,37 +38,6 @@ from bagua.torch_api.algorithms.registry import resolve_algorithm
 from bagua.torch_api.wrapping import check_optimizers
 
 _logger = logging.getLogger("bagua")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Of one parameter, on this rank.
-
-    Attributes:
-        name: the parameter's.
-        parameter: as it stands in the module.
-        tensor: its elements here, which a step of an optimizer changes.
-        is_trained: it is not frozen.
-    """
-
-    name: str
-    parameter: nn.Parameter
-    tensor: Tensor
-    is_trained: bool
-
-    @property
-    def is_sharded(self) -> bool:
-        """False for a parameter that FSDP does not know, or has gathered at the moment."""
-        return isinstance(self.parameter, DTensor)
-
-
-def shards(model: nn.Module) -> list[Shard]:
-    """As they are now. Of a parameter that is not sharded, all of it. Called in each step, and `to_local()` takes as
-    long as a small kernel."""
-    return [
-        Shard(name, one, one._local_tensor if isinstance(one, DTensor) else one.detach(), one.requires_grad)
-        for name, one in model.named_parameters()
-    ]
 
 
 def exchange_shards(
@@ -110,7 +79,8 @@ def exchange_shards(
             f"warmup_steps={recipe.warmup_steps}: FSDP makes the gradients, which Bagua does not see.\n"
             "Leave warmup_steps out and use momentum_rounds, or start with HSDP, a mesh of replicas and shards."
         )
-    found = shards(model)
+    shards = Shards(model)
+    found = shards.all
     for one in found:
         if one.is_trained and not one.is_sharded:
             raise ValueError(f"{one.name!r} is not sharded. Call fully_shard on the whole model first, or freeze it.")
@@ -127,7 +97,7 @@ def exchange_shards(
     named = [(one.name, one.tensor) for one in found]
     Replica(named, "shards", listed, settings).check(communicator)
     broadcast_parameters(cast("list[tuple[str, nn.Parameter]]", named), communicator)
-    view = ShardFacade(model, group, listed, found)
+    view = ShardFacade(shards, group, listed)
     rounds = recipe.reify(group)
     members = sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()})
     exchange = ShardExchange(view, rounds, members.index(dist.get_rank()), len(members))
@@ -162,11 +132,6 @@ def _compare(settings: list[str], groups: Sequence[dist.ProcessGroup | None], gp
             )
 
 
-def _tensors(found: Sequence[Shard]) -> list[int]:
-    """Another list where one was replaced or converted."""
-    return [id(one.tensor) if one.is_sharded else id(one.parameter) for one in found]
-
-
 # At work; for who exchanges a parameter.
 _exchanges: weakref.WeakSet[ShardExchange] = weakref.WeakSet()
 
@@ -187,27 +152,17 @@ class ShardFacade(AlgorithmFacade):
     communicates gradients, and a facade's other members are missing.
 
     Attributes:
-        shards: all, as they were last seen.
-        covered: names of those that were trained at some time: they are exchanged, if they were trained since their
-            last exchange.
+        shards: of the model.
         begin: exchanges what is covered now.
     """
 
     begin: Callable[[], None]
 
-    def __init__(
-        self,
-        model: nn.Module,
-        group: BaguaProcessGroup,
-        optimizers: Sequence[torch.optim.Optimizer],
-        found: list[Shard],
-    ) -> None:
-        self.module, self.process_group, self.parameters_to_ignore = model, group, []
-        self.bagua_module_name = f"shards of {type(model).__name__} {id(model)}"
+    def __init__(self, shards: Shards, group: BaguaProcessGroup, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.module, self.process_group, self.parameters_to_ignore = shards.model, group, []
+        self.bagua_module_name = f"shards of {type(shards.model).__name__} {id(shards.model)}"
+        self.shards = shards
         self._optimizers = list(optimizers)
-        self.covered: set[str] = set()
-        self.shards: list[Shard] = []
-        self.look(found)
         # Without buckets: fragments have schedulers of their own.
         self._scheduler = CommScheduler([], group, PassRecorder())
 
@@ -217,30 +172,17 @@ class ShardFacade(AlgorithmFacade):
 
     @property
     def synchronized_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [(one.name, cast("nn.Parameter", one.tensor)) for one in self.shards if one.name in self.covered]
+        return [(one.name, cast("nn.Parameter", one.tensor)) for one in self.shards.all if self._is_covered(one)]
 
-    @property
-    def trained(self) -> list[str]:
-        """Names of what is not frozen."""
-        return [one.name for one in self.shards if one.is_trained]
-
-    def look(self, now: list[Shard]) -> None:
-        """These are the shards. What was trained and is in no optimizer any more is not exchanged any more."""
-        self.shards = now
-        listed = {
-            id(one) for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]
-        }
-        self.covered = {
-            one.name for one in now if one.is_trained or (one.name in self.covered and id(one.parameter) in listed)
-        }
+    def _is_covered(self, one: Shard) -> bool:
+        return one.name in self.shards.covered
 
     @property
     def replicated_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [(one.name, cast("nn.Parameter", one.tensor)) for one in self.shards]
+        return [(one.name, cast("nn.Parameter", one.tensor)) for one in self.shards.all]
 
     def communicate(self, names: Collection[str]) -> None:
-        """A state covers these, which may be frozen now."""
-        self.covered = {*names, *self.trained}
+        self.shards.cover(names)
         self.begin()
 
     @property
@@ -248,7 +190,7 @@ class ShardFacade(AlgorithmFacade):
         return self._scheduler
 
     def tensors_of(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-        shard_of = {id(one.parameter): one.tensor for one in self.shards if one.name in self.covered}
+        shard_of = {id(one.parameter): one.tensor for one in self.shards.all if self._is_covered(one)}
         return [shard_of[id(one)] for one in super().tensors_of(optimizer) if id(one) in shard_of]
 
 
@@ -283,7 +225,7 @@ class ShardExchange:
     @property
     def shards(self) -> Sequence[Shard]:
         """As they were last seen."""
-        return self._view.shards
+        return self._view.shards.all
 
     def _begin(self) -> None:
         """Exchange what is covered now."""
@@ -292,29 +234,18 @@ class ShardExchange:
         for bucket in self._rounds.tensors_to_buckets(groups, do_flatten=False):
             self._rounds.init_operations(self._view, bucket)
 
-    def _follow(self) -> None:
-        """Exchange other shards, if they were replaced, or one was unfrozen that never was trained. Before it is
-        trained: the outer parameters begin with what all replicas have."""
-        known = {one.name: one for one in self.shards}
-        now = shards(self.module)
-        for place, one in enumerate(now):
-            former = known.get(one.name)
-            if former is not None and former.is_sharded and not one.is_sharded:
-                now[place] = former  # gathered by FSDP, and comes back as it was
-        trained = {one.name for one in now if one.is_trained}
-        if _tensors(now) == _tensors(self.shards) and trained <= self._view.covered:
-            self._view.shards = now
-            return
-        self._rounds.finish(self._view)
-        self._view.look(now)
-        self._begin()
-
     def _before_step(self, *_: object) -> None:
-        self._follow()
+        """Exchange other shards, if there are. Before one is trained that was not: the outer parameters begin with what
+        all replicas have."""
+        now = self._view.shards.look()
+        if now is not None:
+            self._rounds.finish(self._view)
+            self._view.shards.take(now, self._view.bagua_optimizers)
+            self._begin()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._strangers.clear()
-        self._rounds.note_backward(self._view.trained)
+        self._rounds.note_backward(self._view.shards.trained)
         self._note_step(optimizer)
 
     def _before_any_step(self, optimizer: torch.optim.Optimizer) -> None:

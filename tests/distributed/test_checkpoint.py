@@ -259,7 +259,8 @@ def test_shards_are_refused_before_anything_is_written(rank: int, device: torch.
 
     path = tmp_path / "sharded"
     mesh = init_device_mesh(device.type, (2,))
-    whole, sharded = mlp(0, device), fully_shard(mlp(0, device), mesh=mesh)
+    sharded: Any = fully_shard(mlp(0, device), mesh=mesh)
+    whole = mlp(0, device)
     optimizer = torch.optim.Adam(sharded.parameters())
     sharded(torch.ones(2, 2, device=device)).sum().backward()
     optimizer.step()

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.job.torch_internals import without_wrappers
 from bagua.torch_api.checkpoint import expert_states, foreign_forms, layout
 from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.checkpoint.contents import (
@@ -26,7 +27,7 @@ from bagua.torch_api.checkpoint.contents import (
     subject_of,
 )
 from bagua.torch_api.checkpoint.pending import finish_last
-from bagua.torch_api.checkpoint.plain_names import plain_state, without_compiler
+from bagua.torch_api.checkpoint.plain_names import plain_state
 from bagua.torch_api.checkpoint.replica_mean import mean_of_replicas
 from bagua.torch_api.wrap_summary import configure_logging
 
@@ -212,7 +213,7 @@ class _Reader:
                 continue
             if expert not in files:
                 file: dict[str, Any] = self.read(layout.expert_file(expert))
-                files[expert] = {without_compiler(name): value for name, value in file.items()}
+                files[expert] = {without_wrappers(name): value for name, value in file.items()}
             written = expert_states.global_name(name, self._rank, counts)
             if written in files[expert]:
                 model_state[name] = files[expert][written]
@@ -232,7 +233,7 @@ class _Reader:
         if 0 not in files:
             files[0] = self.read(layout.expert_optimizer_file(0))
         positions = {
-            owner: {one and without_compiler(one): at for at, one in enumerate(file["parameter_names"])}
+            owner: {one and without_wrappers(one): at for at, one in enumerate(file["parameter_names"])}
             for owner, file in files.items()
         }
         state = {}

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from bagua.job.torch_internals import COMPILED, without_wrappers
 from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
 
-_COMPILED = "_orig_mod"
 _PARALLEL = "module"
 _PARALLEL_KINDS = (DistributedDataParallel, nn.parallel.DistributedDataParallel, nn.DataParallel)
 
@@ -44,11 +44,6 @@ def plain_parameters(module: nn.Module) -> dict[int, str]:
     return {id(parameter): plain.of(name) for name, parameter in module.named_parameters()}
 
 
-def without_compiler(name: str) -> str:
-    """A name from a file that may have those of compiled modules."""
-    return ".".join(part for part in name.split(".") if part != _COMPILED)
-
-
 def rename_for(module: nn.Module, state: dict[str, Any]) -> None:
     """In place: the names of a file become those of a module. What is unknown keeps its name, or its plain one."""
     own = module.state_dict()
@@ -57,11 +52,11 @@ def rename_for(module: nn.Module, state: dict[str, Any]) -> None:
     plain = _Plain(module)
     actual = {plain.of(name): name for name in own}
     # Bagua 0.9 wrote the names of its DistributedDataParallel.
-    is_parallel = all(map(_is_parallel, map(without_compiler, state))) and not any(map(_is_parallel, actual))
+    is_parallel = all(map(_is_parallel, map(without_wrappers, state))) and not any(map(_is_parallel, actual))
     prefix = f"{_PARALLEL}." if is_parallel else ""
 
     def renamed(written: str) -> str:
-        name = without_compiler(written).removeprefix(prefix)
+        name = without_wrappers(written).removeprefix(prefix)
         return written if written in own else actual.get(name, name)
 
     items = [(renamed(name), value) for name, value in state.items()]
@@ -70,7 +65,7 @@ def rename_for(module: nn.Module, state: dict[str, Any]) -> None:
     if hasattr(state, "_metadata"):  # by the names of modules
         actual = {plain.of(f"{name}."): name for name, _ in module.named_modules()}
         state._metadata = {
-            actual.get(f"{without_compiler(name)}.".removeprefix(prefix), name): value
+            actual.get(f"{without_wrappers(name)}.".removeprefix(prefix), name): value
             for name, value in state._metadata.items()
         }
 
@@ -83,7 +78,7 @@ def _inside(module: nn.Module) -> str | None:
     """The name under which a wrapper has its module; None: it is not a wrapper."""
     if isinstance(module, _PARALLEL_KINDS):
         return _PARALLEL
-    return _COMPILED if _COMPILED in module._modules else None
+    return COMPILED if COMPILED in module._modules else None
 
 
 class _Plain:

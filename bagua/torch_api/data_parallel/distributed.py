@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import DataParallelEngine
-from bagua.engine.module_hooks import HookCallable, is_in_backward
+from bagua.engine.module_hooks import HookCallable
+from bagua.job.torch_internals import is_in_backward
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.replicas.state_broadcast import broadcast_parameters

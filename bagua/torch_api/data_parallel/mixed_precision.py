@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bagua.engine.module_hooks import HookCallable, is_in_backward
+from bagua.engine.module_hooks import HookCallable
+from bagua.job.torch_internals import is_in_backward
 
 if TYPE_CHECKING:
     from collections.abc import Collection
