@@ -2,7 +2,8 @@
 
 A difference between two steps is much smaller than the weights, and so is its rounding error (SDP4Bit: Jia et al.,
 arXiv:2410.15526). Every rank keeps all the module's weights as the last pass computed with them, and the owner of a
-shard sends its difference to *those*, so that errors do not add up.
+shard sends its difference to *those*, so that errors do not add up. What is not finite, after a step that diverged,
+counts as 0: when the weights are restored, all of them are sent, and a few passes later they are as near as before.
 
 Used by the thread and on the stream that gather weights.
 """
@@ -54,6 +55,7 @@ class WeightReference:
             self._own = None
         full = self._full
         assert full is not None, "is_known"
+        full.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         own = codec.compress(weights.float() - full.view(self._group.size(), -1)[self._group.rank()])
         gathered = own.new_empty((self._group.size(), own.shape[1]))
         all_gather_flat(gathered, own, group=self._group)
