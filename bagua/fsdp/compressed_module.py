@@ -7,18 +7,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from bagua.codecs import Codec, dtype_names
 from bagua.fsdp.all_gather import CompressedAllGather
 from bagua.fsdp.reduce_scatter import CompressedReduceScatter
 from bagua.fsdp.replica_all_reduce import ReplicaAllReduce, ReplicaGroup, ReplicaHook
 from bagua.fsdp.torch_internals import ShardedModule
 
 
+def why_incompressible(one: ShardedModule, gradients: Codec | None) -> str | None:
+    """Of its gradients: in which dtype they are reduced, if the codec has not that, and the remedy."""
+    unknown = one.reduced_dtypes - set(gradients.dtypes) if gradients is not None else None
+    if gradients is None or not unknown:
+        return None
+    return (
+        f"{one.subject} reduces gradients in {dtype_names(unknown)}, which {gradients.name} cannot compress; it can"
+        f" {dtype_names(gradients.dtypes)}.\nSet reduce_dtype in its MixedPrecisionPolicy."
+    )
+
+
 @dataclass
 class CompressedModule:
-    """One sharded module, what was put into it, None where nothing was, and by attributes of `sharded`, what stands
-    there now and what stood there before."""
+    """One sharded module, the codec of its gradients, what was put into it, None where nothing was, and by attributes
+    of `sharded`, what stands there now and what stood there before."""
 
     sharded: ShardedModule
+    gradients: Codec | None
     reduce_scatter: CompressedReduceScatter | None = None
     all_gather: CompressedAllGather | None = None
     all_reduce: ReplicaAllReduce | None = None
@@ -42,8 +55,10 @@ class CompressedModule:
     def check(self) -> None:
         """
         Raises:
-            RuntimeError: the model's settings were changed to what this compression cannot do.
+            RuntimeError: the model or its settings were changed to what this compression cannot do.
         """
+        if (problem := why_incompressible(self.sharded, self.gradients)) is not None:
+            raise RuntimeError(f"{problem} Or convert the model back: it was converted after compress_communication.")
         hook = self.now.get("all_reduce_hook")
         if hook is not None and self.sharded.all_reduce_hook is not hook:
             raise RuntimeError(

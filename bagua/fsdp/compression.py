@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua.codecs import Codec, dtype_names, get_codec
+from bagua.collectives.process_group import to_bagua_process_group
 from bagua.fsdp.all_gather import CompressedAllGather
 from bagua.fsdp.collective_errors import named_errors
-from bagua.fsdp.compressed_module import CompressedModule
+from bagua.fsdp.compressed_module import CompressedModule, why_incompressible
 from bagua.fsdp.handle import CompressionHandle
-from bagua.fsdp.model import ShardedModel
+from bagua.fsdp.model import ShardedModel, replicated_tensors
 from bagua.fsdp.nodes import Nodes
 from bagua.fsdp.reduce_scatter import CompressedReduceScatter
 from bagua.fsdp.replica_all_reduce import ReplicaAllReduce, ReplicaGroup, ReplicaHook
@@ -25,6 +26,9 @@ from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
 from bagua.job.places import Place, place_of_this_process
 from bagua.job.told_by_all import told_by_all
+from bagua.replicas.replica_check import Replica
+from bagua.replicas.state_broadcast import broadcast_parameters
+from bagua.replicas.tensor_broadcast import why_unsendable
 
 _logger = logging.getLogger("bagua")
 
@@ -63,8 +67,8 @@ def compress_communication(
         exact_weights_every: Every so many forward passes in training mode use exact weights. Parts of a model, and
             methods of `register_fsdp_forward_method`, that are called one after the other are one pass.
         replicas: On a mesh of shards alone, this rank's group of ranks that hold the same shard of other replicas of
-            the model. Gradients are averaged over it with a compressed all-reduce, and parameters are broadcast from
-            its first rank.
+            the model. Gradients are averaged over it with a compressed all-reduce, and parameters and buffers are
+            broadcast once from its first rank.
         compress_shard: With replicas, compress gradients between the ranks that share a replica too.
         grad_scaler: The torch.amp.GradScaler that scales the loss, if there is one. With `error_feedback`, what is to
             be added to the next gradient is multiplied when its scale changes.
@@ -78,7 +82,7 @@ def compress_communication(
         TypeError: an argument is of another type.
         CollectiveError: a rank did not call this within its group's timeout. Steps raise it, too, if a compressed
             collective loses a rank.
-        RuntimeError: this version of torch is not supported.
+        RuntimeError: this version of torch is not supported, or replicas differ in more than values.
     """
     if exact_weights_every is not None and (type(exact_weights_every) is not int or exact_weights_every < 1):
         raise ValueError(f"exact_weights_every is {exact_weights_every!r}; give a whole number of at least 1, or None")
@@ -129,7 +133,12 @@ def compress_communication(
     settings["rank"] = dist.get_rank()
     settings["nodes"] = next((nodes[group].nodes for group, one in hops.items() if one is not None), None)
     if replicas is not None:
-        _broadcast(found, replicas)
+        named = replicated_tensors(model)
+        communicator = to_bagua_process_group(replicas).communicator_for(
+            type(model).__name__, [one for _, one in named]
+        )
+        Replica(named, "shards and buffers").check(communicator)
+        broadcast_parameters(named, communicator)
 
     if dist.get_rank() == 0:
         for line in _of_one_hop([nodes[group] for group in hops], untold):
@@ -141,7 +150,7 @@ def compress_communication(
     told: set[torch.dtype] = set()
     modules = []
     for one, group in zip(found, groups, strict=True):
-        built = CompressedModule(one)
+        built = CompressedModule(one, gradient_codec)
         if gradient_codec is not None and (group is None or compress_shard):
             residual = Residual(one.name, one.trained, grad_scaler) if error_feedback else None
             built.reduce_scatter = CompressedReduceScatter(
@@ -233,7 +242,7 @@ def _shrinks_not(codec: Codec, dtype: torch.dtype) -> bool:
 def _check(
     one: ShardedModule, gradients: Codec | None, weight_differences: bool, replicas: dist.ProcessGroup | None
 ) -> None:
-    where = f"Module {one.name!r}" if one.name else "The model"
+    where = one.subject
     if not one.has_shards:
         raise ValueError(
             f"{where} is not fully_shard'ed, but replicated on all ranks.\n"
@@ -246,13 +255,8 @@ def _check(
         or isinstance(one.replica_group, ReplicaGroup)
     ):
         raise ValueError(f"{where} is compressed already; call remove() of the handle that did it first")
-    if gradients is not None:
-        unknown = one.reduced_dtypes - set(gradients.dtypes)
-        if unknown:
-            raise ValueError(
-                f"{where} reduces gradients in {dtype_names(unknown)}, which {gradients.name} cannot compress; it can"
-                f" {dtype_names(gradients.dtypes)}.\nSet reduce_dtype in its MixedPrecisionPolicy."
-            )
+    if (problem := why_incompressible(one, gradients)) is not None:
+        raise ValueError(problem)
     if weight_differences and one.reshards_after_forward:
         raise ValueError(
             f"{where} frees its weights after forward, and weight_differences would keep them.\n"
@@ -270,6 +274,12 @@ def _check(
                 f"{dist.get_process_group_ranks(replicas)}; they must have this rank, {dist.get_rank()}, in common and "
                 "no other"
             )
+        for parameter in one.parameters():
+            if (problem := why_unsendable(parameter)) is not None:
+                raise ValueError(
+                    f"A parameter of {one.title} cannot be broadcast to the replicas: {problem}.\nOf a model on the"
+                    " meta device: call to_empty() and initialize it, then compress_communication."
+                )
 
 
 def _compare(
@@ -294,14 +304,3 @@ def _compare(
             "\nGive the same arguments on all ranks."
         )
     return {rank: place for rank, (_, place) in known.items()}
-
-
-def _broadcast(found: list[ShardedModule], replicas: dist.ProcessGroup) -> None:
-    for one in found:
-        for parameter in one.parameters():
-            local = parameter.detach().to_local()  # type: ignore[attr-defined]
-            if not local.is_meta:
-                sent = local.to(one.device)  # CPU offload: the group may be one of GPUs
-                dist.broadcast(sent, group=replicas, group_src=0)
-                if sent is not local:
-                    local.copy_(sent)

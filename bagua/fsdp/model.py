@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from bagua.fsdp.torch_internals import (
@@ -130,6 +131,16 @@ class ShardedModel:
 
 def _nothing() -> None:
     return None
+
+
+def replicated_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """What this rank has of a replica, by name: its shards and its buffers. Of a parameter that is not sharded, all of
+    it. FSDP frees weights that it has gathered."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [(without_wrappers(name), local_tensor(one)) for name, one in named]
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,11 @@ class ShardedModule:
         return f"module {self.name!r}" if self.name else "the model"
 
     @property
+    def subject(self) -> str:
+        """The same at the beginning of a sentence."""
+        return f"Module {self.name!r}" if self.name else "The model"
+
+    @property
     def shard_group(self) -> dist.ProcessGroup:
         """The ranks over which the parameters are sharded. Only where `has_shards`."""
         group: dist.ProcessGroup = self._group.mesh_info.shard_process_group
@@ -250,9 +255,9 @@ def need_gradients(inputs: Any) -> bool:
     return any(isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves(inputs))
 
 
-def local_tensor(parameter: nn.Parameter) -> torch.Tensor:
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Its elements on this rank. As `to_local()`, which takes as long as a small kernel."""
-    return parameter._local_tensor if isinstance(parameter, DTensor) else parameter.detach()
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _surround(owner: Any, step: str, around: Around) -> Callable[[], None]:

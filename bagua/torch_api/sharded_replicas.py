@@ -26,7 +26,7 @@ from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.step_statistics import PassRecorder, StepStatistics
 from bagua.engine.tensor import drop_record
-from bagua.fsdp.model import Shard, Shards
+from bagua.fsdp.model import Shard, Shards, replicated_tensors
 from bagua.job.told_by_all import told_by_all
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.saved_rank import check_rank
@@ -47,9 +47,9 @@ def exchange_shards(
     replicas: BaguaProcessGroup | dist.ProcessGroup,
 ) -> ShardExchange:
     """Trains replicas of a sharded model with local steps. Call it after `fully_shard` on a mesh of the shards alone,
-    on every rank, before training and before states are loaded. Parameters are broadcast from the first replica, frozen
-    ones as well. Parameters may be frozen, unfrozen, loaded (also with assign=True) and converted later, between two
-    steps and on all ranks alike.
+    on every rank, before training and before states are loaded. Parameters, frozen ones as well, and buffers are
+    broadcast from the first replica. Parameters may be frozen, unfrozen, loaded (also with assign=True) and converted
+    later, between two steps and on all ranks alike.
 
     Args:
         model: whose trained parameters are all DTensors.
@@ -79,6 +79,7 @@ def exchange_shards(
             f"warmup_steps={recipe.warmup_steps}: FSDP makes the gradients, which Bagua does not see.\n"
             "Leave warmup_steps out and use momentum_rounds, or start with HSDP, a mesh of replicas and shards."
         )
+    replicated = replicated_tensors(model)
     shards = Shards(model)
     found = shards.all
     for one in found:
@@ -88,15 +89,14 @@ def exchange_shards(
     group = to_bagua_process_group(replicas)
     meshes = dict.fromkeys(one.parameter.device_mesh for one in found if isinstance(one.parameter, DTensor))
     _check_groups(list(meshes), group)
-    local = [one.tensor for one in found]
+    local = [one for _, one in replicated]
     communicator = group.communicator_for(type(model).__name__, local)
     settings = [recipe.public_name, *(f"{name}={value}" for name, value in sorted(recipe.shared_settings().items()))]
     groups = [*(one for mesh in meshes for one in mesh.get_all_groups()), group.torch_group]
     _compare(settings, groups, next(iter(gpus_of(local)), None))
     listed = check_optimizers(optimizers)
-    named = [(one.name, one.tensor) for one in found]
-    Replica(named, "shards", listed, settings).check(communicator)
-    broadcast_parameters(cast("list[tuple[str, nn.Parameter]]", named), communicator)
+    Replica(replicated, "shards and buffers", listed, settings).check(communicator)
+    broadcast_parameters(replicated, communicator)
     view = ShardFacade(shards, group, listed)
     rounds = recipe.reify(group)
     members = sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()})

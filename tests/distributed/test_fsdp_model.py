@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from support.rank_tests import on_ranks
 from support.sharded import param_groups
-from support.training import message_of
+from support.training import check_tensor_on_ranks, message_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -313,3 +313,84 @@ def test_a_step_with_nan_can_be_rolled_back(device: torch.device) -> None:
                 model[0].reshard()
             exact = float(model.eval()(x).sum().detach())
             assert all(abs(one - exact) < 0.05 * (1 + abs(exact)) for one in losses), (losses, exact)
+
+
+def _with_statistics(device: torch.device, rank: int, mesh: Any) -> Any:
+    """Other weights and statistics on each replica, and gathered weights that the root has kept."""
+    torch.manual_seed(rank)
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)).to(device)
+    for module in (model[0], model):
+        fully_shard(module, mesh=mesh["shard"])
+    with torch.no_grad():
+        for _ in range(rank + 2):
+            model(inputs(device) * (rank + 1))
+    return model
+
+
+@on_ranks(2)
+def test_replicas_begin_alike(rank: int, device: torch.device) -> None:
+    mesh = init_device_mesh(device.type, (2, 1), mesh_dim_names=("replicate", "shard"))
+    replicas = mesh.get_group("replicate")
+
+    def exchange(model: Any) -> None:
+        model.reshard()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if model[0].weight.device.type != "meta":
+            with torch.no_grad():
+                model.eval()(inputs(device))  # gathered again
+        exchange_shards(model, [optimizer], Algorithm.init("local_sgd", sync_every=2), replicas)
+
+    for begin in (lambda model: compress_communication(model, replicas=replicas), exchange):
+        model = _with_statistics(device, rank, mesh)
+        model[1].num_batches_tracked += 5 * rank
+        begin(model)
+        assert model[1].num_batches_tracked == 2
+        for name, one in model.eval().state_dict().items():
+            check_tensor_on_ranks(getattr(one, "_local_tensor", one), name)
+        check_tensor_on_ranks(model(inputs(device)).detach(), "outputs")
+
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        fully_shard(model, mesh=mesh["shard"])
+        told = message_of(ValueError, lambda: begin(model))  # noqa: B023
+        assert "it is on the meta device and has no values" in told
+    # Without replicas, nothing is broadcast, and the model may be made later.
+    compress_communication(model)
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for one in (*model.parameters(), *model.buffers()):
+            getattr(one, "_local_tensor", one).fill_(1)
+    model(inputs(device)).sum().backward()
+
+
+@on_ranks(2)
+def test_replicas_that_differ_are_named(rank: int, device: torch.device) -> None:
+    mesh = init_device_mesh(device.type, (2, 1), mesh_dim_names=("replicate", "shard"))
+    model = _with_statistics(device, rank, mesh)
+    model.register_buffer("extra", torch.zeros(2 + rank, device=device))
+    told = message_of(RuntimeError, lambda: compress_communication(model, replicas=mesh.get_group("replicate")))
+    assert "'extra'" in told, told
+
+
+@on_ranks(2)
+def test_a_model_that_is_converted_after_the_call(device: torch.device) -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        for options in ({}, {"error_feedback": True}):
+            model = _tower(device, None, None)
+            handle = compress_communication(model, **options)
+            model.to(dtype)
+            x = inputs(device).to(dtype)
+            if dtype == torch.bfloat16:
+                model(x).sum().backward()
+                continue
+            for _ in range(2):
+                told = message_of(RuntimeError, lambda: model(x))  # noqa: B023
+                assert "reduces gradients in float64, which int8 cannot compress" in told, told
+                assert "reduce_dtype" in told
+                assert len(told.splitlines()) <= 3
+            model.eval()
+            model(x)
+            model.train()
+            # FSDP is as if the pass had not been called.
+            handle.remove()
+            model(x).sum().backward()
