@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
+from bagua.tuning.sampled_steps import SAMPLE_EVERY, UnreadSamples, is_sampled, median
+
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
 
-SAMPLE_EVERY = 8
 WINDOW = 64  # passes that the figures are of
 
 _logger = logging.getLogger("bagua")
@@ -134,7 +134,7 @@ class PassRecorder:
         self._step_s: deque[float] = deque(maxlen=WINDOW)
         self._exposed_s: deque[float] = deque(maxlen=WINDOW)
         self._samples: deque[_Sample] = deque(maxlen=max(2, WINDOW // SAMPLE_EVERY))
-        self._unread: deque[_Sample] = deque(maxlen=4)
+        self._unread: UnreadSamples[_Sample] = UnreadSamples()
         self._sample: _Sample | None = None
 
     # --- written by the scheduler ------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class PassRecorder:
 
     def begin_pass(self, first: Bucket) -> None:
         """Before the first bucket of a pass is launched."""
-        is_due = self.samples_all or self._passes % SAMPLE_EVERY == 1
+        is_due = self.samples_all or is_sampled(self._passes)
         # Events of a captured graph have no times.
         if is_due and first.is_on_gpu and torch.cuda.is_current_stream_capturing():
             is_due = False
@@ -207,7 +207,7 @@ class PassRecorder:
             self._samples.append(sample)
         else:
             sample.gradients_done = gradients_done
-            self._unread.append(sample)
+            self._unread.add(sample)
             self._read()
 
     def forget(self) -> None:
@@ -236,29 +236,23 @@ class PassRecorder:
             BucketTime(
                 name,
                 nbytes,
-                _median(one.seconds[name] for one in self._samples if name in one.seconds),
-                _median(one.launched_s[name] for one in self._samples if name in one.launched_s),
+                median(one.seconds[name] for one in self._samples if name in one.seconds),
+                median(one.launched_s[name] for one in self._samples if name in one.launched_s),
             )
             for name, nbytes in latest.buckets
         )
         return StepStatistics(
             self._passes,
-            _median(self._step_s),
+            median(self._step_s),
             sum(bucket.communication_s for bucket in buckets) if buckets else float("nan"),
-            _median(self._exposed_s),
+            median(self._exposed_s),
             sum(bucket.nbytes for bucket in buckets),
             buckets,
         )
 
     def _read(self) -> None:
-        while self._unread and self._unread[0].is_complete:
-            sample = self._unread.popleft()
+        for sample in self._unread.take():
             exposed = sample.read_events()
             if exposed is not None:
                 self._exposed_s.append(exposed)
             self._samples.append(sample)
-
-
-def _median(values: Iterable[float]) -> float:
-    known = list(values)
-    return statistics.median(known) if known else float("nan")

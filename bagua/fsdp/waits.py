@@ -14,7 +14,6 @@ Runs in the threads of forward and of autograd, one at a time.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,8 +26,8 @@ from torch import nn
 from bagua.fsdp.model import ShardedModel
 from bagua.fsdp.torch_internals import ShardedModule
 from bagua.tuning.advice import most_to_gain
+from bagua.tuning.sampled_steps import SAMPLE_EVERY, UnreadSamples, is_sampled, median
 
-SAMPLE_EVERY = 8
 WINDOW = 16  # sampled steps that the figures are of
 FEW_SAMPLES = 3  # fewer are named as such: the first steps compile, allocate and connect
 
@@ -136,7 +135,7 @@ class CommunicationMeter:
         self._device = model.modules[0].device
         self._step_s: deque[float] = deque(maxlen=WINDOW)
         self._exposed_s: deque[float] = deque(maxlen=WINDOW)
-        self._unread: deque[_Sample] = deque(maxlen=4)
+        self._unread: UnreadSamples[_Sample] = UnreadSamples()
         self._sample: _Sample | None = None
         self._side: torch.cuda.Stream | None = None
         self._reduced: deque[Mark] = deque()  # ends of reduce-scatters of this sample's backward pass
@@ -149,7 +148,7 @@ class CommunicationMeter:
     def stats(self) -> StepWaits:
         """What the steps so far waited for."""
         self._read()
-        return StepWaits(self._steps, _median(self._step_s), _median(self._exposed_s), len(self._step_s))
+        return StepWaits(self._steps, median(self._step_s), median(self._exposed_s), len(self._step_s))
 
     def remove(self) -> None:
         """Measures no more."""
@@ -165,9 +164,9 @@ class CommunicationMeter:
         self._has_reduced = False
         if self._sample is not None:
             self._sample.end = self.mark()
-            self._unread.append(self._sample)
+            self._unread.add(self._sample)
         self._read()
-        is_due = self._steps % SAMPLE_EVERY == 1
+        is_due = is_sampled(self._steps)
         self._steps += 1
         if is_due and self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             is_due = False  # events of a captured graph have no times
@@ -175,8 +174,7 @@ class CommunicationMeter:
         self._reduced.clear()
 
     def _read(self) -> None:
-        while self._unread and self._unread[0].is_complete:
-            sample = self._unread.popleft()
+        for sample in self._unread.take():
             self._step_s.append(sample.step_s)
             self._exposed_s.append(sample.exposed_s)
 
@@ -281,10 +279,6 @@ class _Watch:
         run()
         sample.last = begin, self._meter.mark()
         return None
-
-
-def _median(values: deque[float]) -> float:
-    return statistics.median(values) if values else math.nan
 
 
 def measure_communication(model: nn.Module) -> CommunicationMeter:

@@ -15,8 +15,9 @@ from support.training import batches, begin, loss_of, message_of
 from torch import Tensor
 
 from bagua.fsdp import compress_communication, measure_communication
-from bagua.fsdp.waits import SAMPLE_EVERY, StepWaits
+from bagua.fsdp.waits import StepWaits
 from bagua.tuning.advice import most_to_gain
+from bagua.tuning.sampled_steps import SAMPLE_EVERY
 
 PAUSE_S = 0.02
 

@@ -11,6 +11,7 @@ import torch
 
 from bagua.engine import step_statistics
 from bagua.engine.step_statistics import PassRecorder
+from bagua.tuning import sampled_steps
 
 
 class Clock:
@@ -31,7 +32,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def recorder(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> PassRecorder:
-    monkeypatch.setattr(step_statistics, "SAMPLE_EVERY", 2)
+    for module in (step_statistics, sampled_steps):
+        monkeypatch.setattr(module, "SAMPLE_EVERY", 2)
     return PassRecorder(clock)
 
 
