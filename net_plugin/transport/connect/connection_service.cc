@@ -69,6 +69,15 @@ void ConnectionService::join(const JoinTicket& ticket, int count, const std::sha
   poller_.wake();  // a new deadline to look after
 }
 
+Prepared ConnectionService::prepare(const JoinTicket& ticket, std::size_t place,
+                                    const std::shared_ptr<StreamArrivals>& arrivals) {
+  const CallersLock lock(mutex_);
+  const Prepared prepared = outbound_.prepare(ticket, place, arrivals);
+  if (!failure_.is_ok()) outbound_.fail_all(failure_);
+  poller_.wake();  // a new deadline to look after
+  return prepared;
+}
+
 bool ConnectionService::is_idle() {
   const CallersLock lock(mutex_);
   return inbound_.listen_count() == 0 && outbound_.attempt_count() == 0;

@@ -31,6 +31,9 @@ class ConnectionService {
   // Opens `count` more streams of an established connection; those that the peer accepts come in through `arrivals`.
   void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
 
+  // See OutboundHandshakes.
+  Prepared prepare(const JoinTicket& ticket, std::size_t place, const std::shared_ptr<StreamArrivals>& arrivals);
+
   // There is no listen, and no connect in progress or not fetched yet (joins end with their comms).
   bool is_idle();
   // Only connects are left, which NCCL may have dropped without saying so: the thread ends with the last of them,

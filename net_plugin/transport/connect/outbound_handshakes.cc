@@ -97,15 +97,51 @@ HandshakeKeyRef OutboundHandshakes::find_key(const RandomId& listen_id) const {
   return opened_.find_key(listen_id);
 }
 
-void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
+OutboundHandshakes::Attempt OutboundHandshakes::make_join(const JoinTicket& ticket, int count,
+                                                          const std::shared_ptr<StreamArrivals>& arrivals) {
   Attempt attempt;
   attempt.is_join = true;
   attempt.ticket = ticket;
   attempt.arrivals = arrivals;
   if (!is_joining(ticket.hello.stream_index)) attempt.ticket.hello.stream_index = kJoiningStream;
-  if (ticket.timeout_ms == 0) attempt.ticket.timeout_ms = settings_.connect_timeout_ms;
   attempt.streams.resize(static_cast<std::size_t>(count));
+  return attempt;
+}
+
+void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
+  const int timeout_ms = ticket.timeout_ms == 0 ? settings_.connect_timeout_ms : ticket.timeout_ms;
+  for (auto& [number, attempt] : attempts_) {
+    if (!attempt.prepared_for || attempt.over || !attempt.is_for(ticket, arrivals)) continue;
+    if (attempt.streams[0].state != JoinState::kPrepared) continue;
+    attempt.prepared_for.reset();
+    attempt.ticket.timeout_ms = timeout_ms;
+    attempt.deadline_ms = monotonic_ms() + timeout_ms;
+    prove(attempt, 0);
+    return;
+  }
+  Attempt attempt = make_join(ticket, count, arrivals);
+  attempt.ticket.timeout_ms = timeout_ms;
   begin(std::move(attempt));
+}
+
+Prepared OutboundHandshakes::prepare(const JoinTicket& ticket, std::size_t place,
+                                     const std::shared_ptr<StreamArrivals>& arrivals) {
+  const auto found = std::find_if(attempts_.begin(), attempts_.end(), [&](const auto& entry) {
+    return entry.second.prepared_for == place && entry.second.is_for(ticket, arrivals);
+  });
+  if (found != attempts_.end() && found->second.over) {
+    log_failed_join(found->second);
+    attempts_.erase(found);
+    return Prepared::kFailed;
+  }
+  if (found != attempts_.end()) {
+    return found->second.streams[0].state == JoinState::kPrepared ? Prepared::kReady : Prepared::kWaiting;
+  }
+  Attempt attempt = make_join(ticket, 1, arrivals);
+  attempt.ticket.timeout_ms = settings_.handshake_timeout_ms;  // the listener's is probably the same
+  attempt.prepared_for = place;
+  begin(std::move(attempt));
+  return Prepared::kWaiting;
 }
 
 std::uint64_t OutboundHandshakes::begin(Attempt attempt) {
@@ -160,6 +196,7 @@ void OutboundHandshakes::handle_event(std::uint64_t id) {
   switch (attempt.streams[owner.index].state) {
     case JoinState::kConnecting: finish_connect(attempt, owner.index); break;
     case JoinState::kHandshaking: read_answer(attempt, owner.attempt, owner.index); break;
+    case JoinState::kPrepared: retry(attempt, owner.index, ECONNRESET); break;  // the listener waits for the proof
     case JoinState::kJoined:
     case JoinState::kBackingOff: break;
   }
@@ -204,14 +241,18 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     retry(attempt, index, hello_error);
     return;
   }
-  stream.state = JoinState::kHandshaking;
-  stream.hello_ms = monotonic_ms();
-  // Another path may do, if this one turns out to be silent.
-  stream.due_ms = stream.hello_ms + (stream.is_bound || attempt.has_choice()
-                                         ? std::min<std::int64_t>(kConnectAnswerMs, settings_.handshake_timeout_ms)
-                                         : settings_.handshake_timeout_ms);
+  await_answer(attempt, stream);
   const Status status = poller_->modify(stream.socket.get(), stream.id, EPOLLIN);
   if (!status.is_ok()) retry_or_fail(attempt, index, status);
+}
+
+void OutboundHandshakes::await_answer(const Attempt& attempt, Stream& stream) const {
+  stream.state = JoinState::kHandshaking;
+  stream.asked_ms = monotonic_ms();
+  // Another path may do, if this one turns out to be silent.
+  stream.due_ms = stream.asked_ms + (stream.is_bound || attempt.has_choice()
+                                         ? std::min<std::int64_t>(kConnectAnswerMs, settings_.handshake_timeout_ms)
+                                         : settings_.handshake_timeout_ms);
 }
 
 void OutboundHandshakes::begin_with_fewer_if_long(Attempt& attempt) {
@@ -234,13 +275,21 @@ void OutboundHandshakes::read_answer(Attempt& attempt, std::uint64_t number, std
       stream.was_closed = true;
       retry(attempt, index, ECONNRESET, stream.handshake.refusal());
       return;
-    case ConnectorHandshake::Answer::kChallenge: {
-      const int error_number = stream.handshake.send_proof(stream.socket.get());
-      if (error_number != 0) retry(attempt, index, error_number);
+    case ConnectorHandshake::Answer::kChallenge:
+      if (!attempt.prepared_for) return prove(attempt, index);
+      stream.state = JoinState::kPrepared;
+      stream.due_ms = attempt.deadline_ms;
+      if (const auto arrivals = attempt.arrivals.lock()) arrivals->tell_of_prepared();
       return;
-    }
     case ConnectorHandshake::Answer::kReply: judge_reply(attempt, number, index);
   }
+}
+
+void OutboundHandshakes::prove(Attempt& attempt, std::size_t index) {
+  Stream& stream = attempt.streams[index];
+  if (stream.state == JoinState::kPrepared) await_answer(attempt, stream);
+  const int error_number = stream.handshake.send_proof(stream.socket.get());
+  if (error_number != 0) retry(attempt, index, error_number);
 }
 
 void OutboundHandshakes::judge_reply(Attempt& attempt, std::uint64_t number, std::size_t index) {
@@ -379,7 +428,7 @@ bool OutboundHandshakes::may_be_answered(const Attempt& attempt, Stream& stream,
   // The path may have failed with the answer on its way. A process that takes longer gets twice the time each time.
   const std::int64_t limit_ms = std::min<std::int64_t>(
       std::int64_t{kLongConnectAnswerMs} << std::min(stream.unanswered_hellos, 10), settings_.handshake_timeout_ms);
-  stream.due_ms = std::min(now_ms + kConnectAnswerMs, stream.hello_ms + limit_ms);
+  stream.due_ms = std::min(now_ms + kConnectAnswerMs, stream.asked_ms + limit_ms);
   if (now_ms < stream.due_ms) return true;
   ++stream.unanswered_hellos;
   return false;
@@ -399,6 +448,11 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
   // The listener has been told, so that its log says it, too.
   if (!attempt.mismatch.empty()) {
     fail(attempt, Status::invalid_usage("connect to " + address + ": " + attempt.mismatch));
+    return;
+  }
+  if (attempt.prepared_for) {
+    fail(attempt, refusal.empty() ? Status::system_error("connect to " + address, error_number)
+                                  : Status::remote_error("connect to " + address + ": " + refusal));
     return;
   }
   const std::int64_t now_ms = monotonic_ms();
@@ -452,7 +506,7 @@ void OutboundHandshakes::release(Stream& stream) {
 }
 
 void OutboundHandshakes::fail(Attempt& attempt, Status failure) {
-  if (attempt.is_join && attempt.ticket.hello.stream_index != kJoiningStream) {
+  if (attempt.is_join && attempt.ticket.hello.stream_index != kJoiningStream && !attempt.prepared_for) {
     if (const auto arrivals = attempt.arrivals.lock()) {
       arrivals->report({attempt.ticket.joining(), failure.message()});
     }
@@ -474,13 +528,10 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
     const auto current = entry++;
     const std::uint64_t number = current->first;
     Attempt& attempt = current->second;
-    if (attempt.is_join && (attempt.over || attempt.arrivals.expired())) {
-      if (attempt.over && !attempt.failure.is_ok()) {
-        log_->add_if_due(LogLevel::kInfo, "join", [&attempt] {
-          return "Bagua-Net: no further connection to " + attempt.ticket.paths[0].address.to_string() +
-                 ", going on without: " + attempt.failure.message();
-        });
-      }
+    // Of one that failed before its stream has ended, the comm asks.
+    const bool is_over = attempt.prepared_for ? now_ms >= attempt.deadline_ms : attempt.over;
+    if (attempt.is_join && (is_over || attempt.arrivals.expired())) {
+      if (attempt.over) log_failed_join(attempt);
       for (Stream& stream : attempt.streams) release(stream);
       attempts_.erase(current);
       continue;
@@ -509,10 +560,18 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
   }
 }
 
+void OutboundHandshakes::log_failed_join(const Attempt& attempt) {
+  if (attempt.failure.is_ok()) return;
+  log_->add_if_due(LogLevel::kInfo, "join", [&attempt] {
+    return "Bagua-Net: no further connection to " + attempt.ticket.paths[0].address.to_string() +
+           ", going on without: " + attempt.failure.message();
+  });
+}
+
 std::int64_t OutboundHandshakes::next_deadline_ms() const {
   std::int64_t deadline = std::numeric_limits<std::int64_t>::max();
   for (const auto& [number, attempt] : attempts_) {
-    if (attempt.over) {
+    if (attempt.over && !attempt.prepared_for) {
       deadline = std::min(deadline, attempt.deadline_ms + settings_.connect_timeout_ms);
       continue;
     }

@@ -1,14 +1,17 @@
 // OutboundHandshakes: the connecting side. Each connect() is one attempt. It opens stream 0 first, whose reply says how
 // many streams there are, and then the others at the same time. A later join() is an attempt of its own, whose streams
-// go to the comm one by one. If it fails, the comm continues with the streams that it has.
+// go to the comm one by one. If it fails, the comm continues with the streams that it has. prepare() begins a join
+// before the stream has ended whose place it is to take: the peer's comm learns of it by the proof only.
 //
 // Each stream:  kConnecting --writable--> kHandshaking (transport/connect/connector_handshake.h)
 //               kHandshaking --the reply accepts, with the listener's proof--> kJoined
+//               kHandshaking --of prepare(): challenged--> kPrepared --join(): sends the proof--> kHandshaking
 //               kConnecting --any error that may pass, no answer within 0.9 or 1.9 s--> kBackingOff
 //               kHandshaking --closed, refused without a proof, no answer in time--> kBackingOff
 //               kBackingOff --100 ms--> kConnecting, with a new socket
 //               nobody listens after the listener closed the stream, or answered stream 0: the attempt has failed
 //               refused with a proof, or a join that is refused for kRefusedMs: the attempt has failed
+//               before join(), any error, no answer in time: the attempt has failed, and the comm asks for that
 //               anything else, or the attempt's deadline: the whole attempt has failed
 //
 // Not thread-safe: the connection service's mutex guards every call.
@@ -17,6 +20,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +55,11 @@ class OutboundHandshakes {
   // place of a stream that was lost; then a failure is reported to the arrivals.
   void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
 
+  // Opens a connection over the ticket's first path in place of a stream that is still there, up to the proof, which
+  // join() sends once that stream has ended. Says how far it is: to be called again until then. It is not tried again
+  // or over another path, and is given up after the time limit of a handshake.
+  Prepared prepare(const JoinTicket& ticket, std::size_t place, const std::shared_ptr<StreamArrivals>& arrivals);
+
   // For a peer that probes: the comm was opened here or is being opened, and is neither closed nor failed.
   bool has_comm(const RandomId& comm_id) const;
   // The same for a sealed hello, of which only the listen id is known: the key that it is sealed with. nullptr: no
@@ -68,7 +77,7 @@ class OutboundHandshakes {
   void fail_all(const Status& failure);
 
  private:
-  enum class JoinState { kConnecting, kHandshaking, kJoined, kBackingOff };
+  enum class JoinState { kConnecting, kHandshaking, kPrepared, kJoined, kBackingOff };
   struct Stream {
     JoinState state = JoinState::kConnecting;
     KeyedSocket socket;
@@ -76,7 +85,7 @@ class OutboundHandshakes {
     ConnectorHandshake handshake;
     std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline
     int tries = 0;
-    std::int64_t hello_ms = 0;    // when the last hello was sent
+    std::int64_t asked_ms = 0;    // when the last hello was sent, or a proof that came later
     int unanswered_hellos = 0;    // that the peer's kernel had, and its process did not answer in time
     std::size_t path = 0;         // in the ticket
     bool is_bound = false;        // to its interface (transport/connect/interface_binding.h)
@@ -92,6 +101,7 @@ class OutboundHandshakes {
     std::string mismatch;  // with what the peer protects its connections: it refuses every one. Empty: with the same
     std::int64_t deadline_ms = 0;
     bool is_join = false;
+    std::optional<std::size_t> prepared_for;  // of a join: the place of the stream that has not ended
     // Of a connect: what its paths are found with. The handle is without its token.
     ConnectHandle handle;
     std::vector<NetworkInterface> interfaces;
@@ -103,15 +113,22 @@ class OutboundHandshakes {
 
     const NicPath& path_of(const Stream& stream) const { return ticket.paths[stream.path]; }
     bool has_choice() const { return ticket.paths.size() > 1; }
+    bool is_for(const JoinTicket& other, const std::shared_ptr<StreamArrivals>& comm) const {
+      return ticket.joining() == other.joining() && ticket.first_path == other.first_path && arrivals.lock() == comm;
+    }
   };
 
+  static Attempt make_join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
   // A new attempt whose first stream is being connected, or all streams of a join.
   std::uint64_t begin(Attempt attempt);
   void start(Attempt& attempt, std::uint64_t number, std::size_t index);
   void finish_connect(Attempt& attempt, std::size_t index);
+  // It has sent the hello, or what had to wait after that.
+  void await_answer(const Attempt& attempt, Stream& stream) const;
   // Its first connection is opened, and no hello was sent.
   void begin_with_fewer_if_long(Attempt& attempt);
   void read_answer(Attempt& attempt, std::uint64_t number, std::size_t index);
+  void prove(Attempt& attempt, std::size_t index);
   void judge_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
   void take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply);
   // What the handle had no room for. Stream 0 keeps its path.
@@ -128,6 +145,7 @@ class OutboundHandshakes {
   void release(Stream& stream);
   void release_for_retry(Stream& stream);
   void fail(Attempt& attempt, Status failure);
+  void log_failed_join(const Attempt& attempt);
   void complete_if_joined(Attempt& attempt);
 
   const HandshakeSettings& settings_;

@@ -22,6 +22,15 @@ enum class Joining {
   kReplaces,       // a stream that was lost
   kReplacesFirst,  // stream 0, which was lost
 };
+// Of a replacement for the stream at this place.
+constexpr Joining joining_at(std::size_t place) { return place == 0 ? Joining::kReplacesFirst : Joining::kReplaces; }
+
+// How far a connection is that is opened before the stream has ended whose place it is to take.
+enum class Prepared {
+  kWaiting,
+  kReady,   // the peer's process has answered: it only lacks the proof
+  kFailed,  // the next question begins anew
+};
 
 class StreamArrivals {
  public:
@@ -62,6 +71,12 @@ class StreamArrivals {
     if (on_change_) on_change_();
   }
 
+  // A connection that the comm has prepared is ready.
+  void tell_of_prepared() {
+    const MutexLock lock(mutex_);
+    if (on_change_) on_change_();
+  }
+
   // Cheap, because every call of a comm asks. True also while a connection is announced.
   bool any() const { return any_.load(std::memory_order_acquire); }
 
@@ -93,7 +108,8 @@ class StreamArrivals {
     arrivals_.clear();
   }
   bool is_closed() const { return closed_.load(); }
-  // Called with mutex_ held, when a replacement or a failure has arrived. Empty: the comm is being closed.
+  // Called with mutex_ held, when a replacement or a failure has arrived, or a prepared connection is ready. Empty: the
+  // comm is being closed.
   void set_on_change(std::function<void()> on_change) {
     const MutexLock lock(mutex_);
     on_change_ = std::move(on_change);

@@ -1,4 +1,6 @@
 // ConnectionService where a comm has several paths, or a device several interfaces. All of them lead over loopback.
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +11,8 @@
 #include "support/check.h"
 #include "support/connection_ends.h"
 #include "support/cut_connections.h"
+#include "support/kept_log.h"
+#include "support/wire_relay.h"
 #include "transport/connect/connector_handshake.h"
 #include "transport/connect/first_hello.h"
 #include "transport/recovery/recovery_timing.h"
@@ -22,21 +26,30 @@ NicPath path_to(const SocketAddress& address) { return {loopback(), address, 0};
 
 // A comm of one stream, and a ticket for another one instead.
 struct Connected {
-  HandshakeSettings settings = settings_with(1);
+  HandshakeSettings settings;
   std::shared_ptr<PathStates> states = settings.paths;
   ListeningService listening;
   ConnectingService connecting{listening.handle_bytes.data(), settings};
   EstablishedConnection accepted = listening.accept_from(&connecting);
   std::shared_ptr<StreamArrivals> arrivals = std::make_shared<StreamArrivals>();
 
-  void replace(std::vector<NicPath> paths, std::size_t first_path) {
+  explicit Connected(const HandshakeSettings& own = settings_with(1)) : Connected(own, own) {}
+  Connected(const HandshakeSettings& own, const HandshakeSettings& listeners) : settings(own), listening(listeners) {}
+
+  JoinTicket ticket(std::vector<NicPath> paths, std::size_t first_path) const {
     JoinTicket ticket = connecting.connection.ticket;
     ticket.paths = std::move(paths);
     ticket.first_path = first_path;
     ticket.hello.stream_index = kReplacingStream;
-    connecting.service.join(ticket, 1, arrivals);
+    return ticket;
   }
-  std::size_t path_of_arrival() const {
+  void replace(std::vector<NicPath> paths, std::size_t first_path) {
+    connecting.service.join(ticket(std::move(paths), first_path), 1, arrivals);
+  }
+  void prepare_until(const JoinTicket& ticket, Prepared wanted) {
+    wait_until([&] { return connecting.service.prepare(ticket, 3, arrivals) == wanted; }, "the prepared connection");
+  }
+  StreamArrivals::Arrival arrival() const {
     std::vector<StreamArrivals::Arrival> arrived;
     wait_until(
         [&] {
@@ -44,8 +57,9 @@ struct Connected {
           return !arrived.empty();
         },
         "the replacement");
-    return arrived[0].path;
+    return std::move(arrived[0]);
   }
+  std::size_t path_of_arrival() const { return arrival().path; }
 };
 
 // The other end drops all packets.
@@ -135,6 +149,121 @@ TEST_CASE(a_firewall_that_refuses_over_a_path_that_never_worked_ends_no_comm) {
   const std::int64_t begin_ms = monotonic_ms();
   wait_until([&] { return monotonic_ms() - begin_ms > 4 * kRefusedMs; }, "the time");
   CHECK(comm.arrivals->take_failures().empty());
+}
+
+TEST_CASE(a_connection_that_is_prepared_joins_when_it_is_asked_for) {
+  const std::vector<std::uint8_t> secret(64, 's');
+  for (const bool encrypts : {false, true}) {
+    HandshakeSettings settings = settings_with(1);
+    settings.encrypts = encrypts;
+    if (encrypts) settings.secret = JobSecret::derive(secret.data(), secret.size());
+    Connected comm(settings);
+    const JoinTicket ticket = comm.ticket({path_to(comm.listening.address), path_to(comm.listening.address)}, 1);
+    std::atomic<int> told{0};
+    comm.arrivals->set_on_change([&] { ++told; });
+    CHECK(comm.connecting.service.prepare(ticket, 3, comm.arrivals) == Prepared::kWaiting);
+    wait_until([&] { return told == 1; }, "the challenge");
+    CHECK(comm.connecting.service.prepare(ticket, 3, comm.arrivals) == Prepared::kReady);
+    CHECK(!comm.arrivals->any());
+    if (comm.accepted.arrivals != nullptr) CHECK(!comm.accepted.arrivals->any());
+    const std::vector<int> open = open_connections();
+    comm.connecting.service.join(ticket, 1, comm.arrivals);
+    const StreamArrivals::Arrival arrived = comm.arrival();
+    CHECK_EQ(arrived.path, std::size_t{1});
+    CHECK(std::count(open.begin(), open.end(), arrived.socket.get()) == 1);
+    CHECK(open_connections() == open);
+    // It is used up.
+    CHECK(comm.connecting.service.prepare(ticket, 3, comm.arrivals) == Prepared::kWaiting);
+  }
+}
+
+TEST_CASE(a_connection_that_cannot_be_prepared_is_tried_over_no_other_path_and_fails_no_comm) {
+  Connected comm;
+  const PortOfNobody refusing;
+  const SilentListener silent;
+  const RawListener late;  // its process does not answer
+  for (const SocketAddress& address : {refusing.address, silent.address, late.address}) {
+    const JoinTicket ticket = comm.ticket({path_to(address), path_to(comm.listening.address)}, 0);
+    CHECK(comm.connecting.service.prepare(ticket, 3, comm.arrivals) == Prepared::kWaiting);
+    comm.prepare_until(ticket, Prepared::kFailed);
+    CHECK(!comm.arrivals->any());
+  }
+}
+
+TEST_CASE(a_connection_that_the_peer_answers_late_is_prepared_all_the_same) {
+  Connected comm;
+  HandleBytes handle = comm.listening.handle_bytes;
+  std::atomic<bool> is_late{true};
+  WireRelay relay(handle.data(), [&](const WireRelay::Passing& passing) {
+    if (!passing.forth) wait_until([&] { return !is_late; }, "the end of the delay");
+    return WireRelay::Fate::kPass;
+  });
+  const JoinTicket ticket = comm.ticket({path_to(relay.address()), path_to(comm.listening.address)}, 0);
+  const std::int64_t begin_ms = monotonic_ms();
+  std::int64_t passed_ms = 0;
+  Prepared prepared = Prepared::kWaiting;
+  wait_until(
+      [&] {
+        prepared = comm.connecting.service.prepare(ticket, 3, comm.arrivals);
+        passed_ms = monotonic_ms() - begin_ms;
+        return prepared != Prepared::kWaiting || passed_ms > kConnectAnswerMs;
+      },
+      "a late answer");
+  is_late = false;
+  CHECK(prepared == Prepared::kWaiting || passed_ms >= kLongConnectAnswerMs);
+  comm.prepare_until(ticket, Prepared::kReady);
+}
+
+TEST_CASE(a_prepared_connection_whose_path_has_failed_is_replaced_over_another) {
+  Connected comm;
+  HandleBytes handle = comm.listening.handle_bytes;
+  WireRelay relay(handle.data(), [](const WireRelay::Passing& passing) {
+    if (passing.forth && passing.offset >= kHelloBytes) passing.bytes->clear();  // the proof
+    return WireRelay::Fate::kPass;
+  });
+  const JoinTicket ticket = comm.ticket({path_to(relay.address()), path_to(comm.listening.address)}, 0);
+  comm.prepare_until(ticket, Prepared::kReady);
+  comm.connecting.service.join(ticket, 1, comm.arrivals);
+  CHECK_EQ(comm.path_of_arrival(), std::size_t{1});
+}
+
+// The peer does not read what is under way on the stream that is to end, or has no descriptor left.
+TEST_CASE(a_prepared_connection_that_its_listener_closes_is_begun_anew) {
+  HandshakeSettings short_of_time = settings_with(1);
+  short_of_time.handshake_timeout_ms = 300;
+  Connected comm(settings_with(1), short_of_time);
+  const JoinTicket ticket = comm.ticket({path_to(comm.listening.address), path_to(comm.listening.address)}, 0);
+  for (int again = 0; again < 2; ++again) {
+    comm.prepare_until(ticket, Prepared::kReady);
+    comm.prepare_until(ticket, Prepared::kFailed);
+  }
+  comm.connecting.service.join(ticket, 1, comm.arrivals);
+  CHECK_EQ(comm.path_of_arrival(), std::size_t{0});
+}
+
+// The comm does not ask in the pause after another one was refused, nor once its stream is lost.
+TEST_CASE(what_became_of_a_prepared_connection_is_forgotten_after_its_time_limit) {
+  const KeptLog log;
+  HandshakeSettings settings = settings_with(1);
+  settings.handshake_timeout_ms = 300;
+  Connected comm(settings, settings_with(1));
+  const PortOfNobody refusing;
+  const JoinTicket ticket = comm.ticket({path_to(refusing.address), path_to(comm.listening.address)}, 0);
+  CHECK(comm.connecting.service.prepare(ticket, 3, comm.arrivals) == Prepared::kWaiting);
+  wait_until([] { return KeptLog::has("no further connection to"); }, "the end of the attempt");
+  CHECK(comm.connecting.service.prepare(ticket, 3, comm.arrivals) == Prepared::kWaiting);
+}
+
+TEST_CASE(a_prepared_connection_ends_with_its_comm) {
+  HandshakeSettings settings = settings_with(1);
+  settings.handshake_timeout_ms = 500;
+  Connected comm(settings);
+  const std::size_t open = open_connections().size();
+  comm.prepare_until(comm.ticket({path_to(comm.listening.address), path_to(comm.listening.address)}, 0),
+                     Prepared::kReady);
+  CHECK_EQ(open_connections().size(), open + 2);
+  comm.arrivals.reset();
+  wait_until([&] { return open_connections().size() == open; }, "the end of both its ends");
 }
 
 TEST_CASE(interfaces_without_their_address_are_left_out_of_the_handle) {

@@ -61,6 +61,7 @@ class WireRelay {
     return seen_;
   }
   std::size_t connections() const { return count_; }
+  const SocketAddress& address() const { return address_; }
 
  private:
   struct Link {
