@@ -203,15 +203,23 @@ SendPolicy TransportContext::send_policy(const Device& device, const Established
   const bool is_wanted = connection.same_host ? config_.zero_copy : config_.msg_zerocopy;
   policy.zero_copy = is_wanted && connection.acknowledges && !settings_.encrypts;
   if (connection.recovers) {
-    policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
-                             timeout_ms = config_.keepalive_s == 0
-                                              ? std::numeric_limits<int>::max()
-                                              : config_.keepalive_s * 1000](Joining joining, std::size_t first_path) {
+    const auto ticket_for = [ticket = connection.ticket, timeout_ms = config_.keepalive_s == 0
+                                                                          ? std::numeric_limits<int>::max()
+                                                                          : config_.keepalive_s * 1000](
+                                Joining joining, std::size_t first_path) {
       JoinTicket replacing = ticket;
       replacing.timeout_ms = timeout_ms;
       replacing.first_path = first_path;
       replacing.hello.stream_index = joining == Joining::kReplacesFirst ? kReplacingFirstStream : kReplacingStream;
-      service->join(replacing, 1, arrivals);
+      return replacing;
+    };
+    policy.replace_stream = [service = service_.get(), arrivals = connection.arrivals, ticket_for](
+                                Joining joining, std::size_t first_path) {
+      service->join(ticket_for(joining, first_path), 1, arrivals);
+    };
+    policy.prepare_stream = [service = service_.get(), arrivals = connection.arrivals, ticket_for](std::size_t place,
+                                                                                                   std::size_t path) {
+      return service->prepare(ticket_for(joining_at(place), path), place, arrivals);
     };
   }
   if (!connection.may_grow) return policy;

@@ -6,6 +6,7 @@ Load drivers on the hosts of a netlab network check every byte of each all-reduc
 
 from __future__ import annotations
 
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -215,6 +216,32 @@ def test_an_interface_that_is_lost_is_done_without_and_used_again(
         traffic_until(ring, lambda: _carries(lab, ring, 1))
         # As before, also of messages that are short compared with what was under way then.
         traffic_until_shared(lab, ring, 0, lambda carried: min(carried) > sum(carried) / 6, size=2 << 20)
+        ring.quit()
+
+
+def _lowest_free_descriptor(pid: int) -> int:
+    used = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return next(number for number in range(len(used) + 1) if number not in used)
+
+
+def test_the_only_connection_stays_where_it_is_while_the_peer_cannot_accept_another() -> None:
+    """The peer's kernel opens connections, and its process has no descriptor for them."""
+    environment = {**_JOINED, "BAGUA_NET_NSTREAMS": "1", "BAGUA_NET_NWORKERS": "0"}
+    with Lab(nics=2, rate_mbit=400, ip_versions=(4,)) as lab, Ring(lab, env=environment, channels=1) as ring:
+        ring.connect()
+        carried = bytes_carried(lab, 0, lambda: ring.verify(2 << 20))
+        nic = carried.index(max(carried))
+        run_ip(lab, 1, "link", "set", f"eth{nic}", "down")
+        traffic_until(ring, lambda: not _carries(lab, ring, nic))
+        pid = ring.pid(1)
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (_lowest_free_descriptor(pid), before[1]))
+        run_ip(lab, 1, "link", "set", f"eth{nic}", "up")
+        traffic_until(ring, lambda: "no further connection to" in ring.drivers[0].log())
+        assert not _carries(lab, ring, nic)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        traffic_until(ring, lambda: _carries(lab, ring, nic))
+        assert "was lost (" not in ring.drivers[0].log().partition("no further connection to")[2]
         ring.quit()
 
 

@@ -21,11 +21,14 @@ void PlacePaths::on_joined(std::size_t place, std::size_t path, bool is_more, st
   if (home_[place] == path) {
     if (has_choice()) states_->on_returned(paths_[path], now_ms);
   } else if ((moving_ & bit) != 0) {
-    // Its host answers, and no stream could be opened.
-    states_->on_returned(paths_[home_[place]], now_ms);
-    states_->on_left(paths_[home_[place]], now_ms);
+    pause(home_[place], now_ms);
   }
   moving_ &= ~bit;
+}
+
+void PlacePaths::pause(std::size_t path, std::int64_t now_ms) {
+  states_->on_returned(paths_[path], now_ms);
+  states_->on_left(paths_[path], now_ms);
 }
 
 void PlacePaths::on_lost(std::size_t place, bool is_told, std::int64_t now_ms) {
@@ -60,7 +63,7 @@ void PlacePaths::spread_more(std::uint64_t live) {
   for (std::uint64_t left = live; left != 0; left &= left - 1) {
     ++streams[home_[static_cast<std::size_t>(__builtin_ctzll(left))]];
   }
-  for (std::uint64_t left = live & more_; left != 0; left &= left - 1) {
+  for (std::uint64_t left = live & more_ & ~moving_; left != 0; left &= left - 1) {
     std::size_t& home = home_[static_cast<std::size_t>(__builtin_ctzll(left))];
     const auto least = std::min_element(streams.begin(), streams.end());
     // The comm begins with up to one more on one path than on another.
@@ -71,20 +74,43 @@ void PlacePaths::spread_more(std::uint64_t live) {
   }
 }
 
-std::uint64_t PlacePaths::places_to_move(std::uint64_t live, const Probe& probe, std::int64_t now_ms) {
-  if (!has_choice()) return 0;
+Prepared PlacePaths::prepare_own(std::size_t place, const Prepare& prepare, std::int64_t now_ms) {
+  const Prepared prepared = prepare(place, home_[place]);
+  if (prepared == Prepared::kFailed) pause(home_[place], now_ms);
+  return prepared;
+}
+
+PlacePaths::Moves PlacePaths::places_to_move(std::uint64_t live, const Probe& probe, const Prepare& prepare,
+                                             std::int64_t now_ms) {
+  Moves moves;
+  if (!has_choice()) return moves;
   spread_more(live);
   std::vector<std::uint64_t> away(paths_.size());
   for (; live != 0; live &= live - 1) {
     const auto place = static_cast<std::size_t>(__builtin_ctzll(live));
-    if (current_[place] != home_[place]) away[home_[place]] |= std::uint64_t{1} << place;
+    if (current_[place] != home_[place]) away[home_[place]] |= live & -live;
   }
-  std::uint64_t moving = 0;
   for (std::size_t path = 0; path < away.size(); ++path) {
-    if (away[path] != 0 && states_->may_return(paths_[path], now_ms) && probe(path)) moving |= away[path];
+    if (away[path] == 0) continue;
+    // Also in a pause, and while streams leave for it: other comms are not to begin with a path that fails meanwhile.
+    const bool works = probe(path);
+    const bool fails = states_->is_left_out(paths_[path], now_ms);
+    for (std::uint64_t left = away[path] & moving_; left != 0; left &= left - 1) {
+      const auto place = static_cast<std::size_t>(__builtin_ctzll(left));
+      if (fails || prepare_own(place, prepare, now_ms) != Prepared::kReady) moves.stay |= left & -left;
+    }
+    if (!works || !states_->may_return(paths_[path], now_ms)) continue;
+    std::uint64_t ready = 0;
+    bool waits = false;
+    for (std::uint64_t left = away[path] & ~moving_; left != 0; left &= left - 1) {
+      const Prepared prepared = prepare_own(static_cast<std::size_t>(__builtin_ctzll(left)), prepare, now_ms);
+      if (prepared == Prepared::kReady) ready |= left & -left;
+      waits |= prepared == Prepared::kWaiting;
+    }
+    if (!waits) moves.leave |= ready;  // together, because none moves while another one is missing
   }
-  moving_ |= moving;
-  return moving;
+  moving_ = (moving_ | moves.leave) & ~moves.stay;
+  return moves;
 }
 
 }  // namespace bagua_net

@@ -364,7 +364,7 @@ void SendComm::ask_for_streams() {
   for (std::uint64_t lost = streams_.places_in(StreamPhase::kLost); lost != 0; lost &= lost - 1) {
     const int index = __builtin_ctzll(lost);
     move(static_cast<std::size_t>(index), StreamPhase::kAsked);
-    policy_.replace_stream(index == 0 ? Joining::kReplacesFirst : Joining::kReplaces,
+    policy_.replace_stream(joining_at(static_cast<std::size_t>(index)),
                            paths_.replacement_path(static_cast<std::size_t>(index), live_streams()));
   }
 }
@@ -393,16 +393,24 @@ void SendComm::lose_streams(const std::vector<SendPaths::Loss>& lost) {
 void SendComm::return_streams() {
   if (!recovers_ || missing_streams() != 0 || close_by_ms_ != 0) return;
   std::vector<RareLog::Line> lines;
-  const std::uint64_t moving = paths_.to_return(live_streams(), monotonic_ms(), &lines);
+  const PlacePaths::Moves moves = paths_.to_return(
+      live_streams(), [this](std::size_t place, std::size_t path) REQUIRES(mutex_) { return prepare(place, path); },
+      monotonic_ms(), &lines);
   for (RareLog::Line& line : lines) log(std::move(line.text), line.level, std::move(line.kind));
-  if (moving == 0) return;
-  use_streams(in_use_);  // the others take its chunks
-  for (std::uint64_t left = moving; left != 0; left &= left - 1) {
+  if ((moves.leave | moves.stay) != 0) use_streams(in_use_);  // the others take the chunks of those that leave
+  for (std::uint64_t left = moves.leave | moves.stay; left != 0; left &= left - 1) {
     const auto index = static_cast<std::size_t>(__builtin_ctzll(left));
-    stream(index)->begin_leaving();
+    (moves.leave >> index & 1) != 0 ? stream(index)->begin_leaving() : stream(index)->stay();
     kick(static_cast<int>(index));
   }
-  drive_own_streams();  // the application may not call the comm
+  if ((paths_.moving() | moves.stay) != 0) drive_own_streams();  // the application may not call the comm
+}
+
+Prepared SendComm::prepare(std::size_t place, std::size_t path) {
+  // All streams may move at the same time, and a proof may arrive before the end of the stream that it replaces. If no
+  // place were free then, the peer would take one from another stream.
+  if (!policy_.prepare_stream || streams_.free_places() < kMaxStreams / 2) return Prepared::kReady;
+  return policy_.prepare_stream(place, path);
 }
 
 void SendComm::leave_gone_paths() {

@@ -58,6 +58,7 @@ class SendComm final : public Comm {
   void lose_streams(const std::vector<SendPaths::Loss>& lost) REQUIRES(mutex_);
   void leave_gone_paths() REQUIRES(mutex_);
   void return_streams() REQUIRES(mutex_);
+  Prepared prepare(std::size_t place, std::size_t path) REQUIRES(mutex_);
   bool should_stripe(std::size_t bytes) const REQUIRES(mutex_);
   // The calling thread moves this message, and wakes workers for the next one.
   bool wants_workers(std::size_t bytes) const;

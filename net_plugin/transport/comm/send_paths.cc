@@ -89,13 +89,20 @@ std::int64_t SendPaths::ask_elsewhere(std::size_t path, std::int64_t now_ms) con
   return ago_ms;
 }
 
-std::uint64_t SendPaths::to_return(std::uint64_t live, std::int64_t now_ms, std::vector<RareLog::Line>* lines) {
-  if (!can_leave_ || now_ms < return_ms_) return 0;
-  probes_ = false;
-  const std::uint64_t moving =
-      places_.places_to_move(live, [&](std::size_t path) { return probe(path, now_ms, lines); }, now_ms);
+PlacePaths::Moves SendPaths::to_return(std::uint64_t live, const PlacePaths::Prepare& prepare, std::int64_t now_ms,
+                                       std::vector<RareLog::Line>* lines) {
+  if (!can_leave_ || (now_ms < return_ms_ && !prepares_)) return {};
+  probes_ = prepares_ = false;
+  const PlacePaths::Moves moves = places_.places_to_move(
+      live, [&](std::size_t path) { return probe(path, now_ms, lines); },
+      [&](std::size_t place, std::size_t path) {
+        const Prepared prepared = prepare(place, path);
+        prepares_ |= prepared == Prepared::kWaiting;
+        return prepared;
+      },
+      now_ms);
   return_ms_ = now_ms + (probes_ ? kCheckPathsMs : kReturnMs);
-  return moving;
+  return moves;
 }
 
 bool SendPaths::probe(std::size_t path, std::int64_t now_ms, std::vector<RareLog::Line>* lines) {

@@ -7,7 +7,7 @@
 //   silence      which streams are not answered any more       transport/comm/peer_silence.h
 //   leave_gone   a path that the kernel of either host has announced as gone is left at once
 //   look         a path is left once a comm of this process has found it silent, or this one has
-//   to_return    a stream whose own path works again is to move back
+//   to_return    a stream whose own path works again is to move back, once its next connection is ready
 #pragma once
 
 #include <array>
@@ -63,9 +63,10 @@ class SendPaths {
   };
   Verdict look(const PeerSilence::Observations& observations, std::int64_t now_ms);
 
-  // The places, a bit mask, whose streams are to be given back and opened over their own paths. To be called while no
-  // stream is missing; looks once a second, or sooner if an answer is expected. lines: for the log.
-  std::uint64_t to_return(std::uint64_t live, std::int64_t now_ms, std::vector<RareLog::Line>* lines);
+  // Which streams move to their own paths. To be called while no stream is missing; looks once a second, or sooner if
+  // an answer is expected. lines: for the log.
+  PlacePaths::Moves to_return(std::uint64_t live, const PlacePaths::Prepare& prepare, std::int64_t now_ms,
+                              std::vector<RareLog::Line>* lines);
 
   // Something is to be looked at again kCheckPathsMs later.
   bool looks_again() const { return silence_.is_suspicious() || probes_; }
@@ -87,6 +88,7 @@ class SendPaths {
   std::uint64_t told_ = 0;                             // places whose path was announced as gone
   std::int64_t return_ms_ = 0;                         // when to look again whether streams can return
   bool probes_ = false;                                // the answer is expected within a round trip
+  bool prepares_ = false;                              // connections, which tell when they are ready
 };
 
 }  // namespace bagua_net

@@ -36,6 +36,9 @@ struct SendPolicy {
   // Recovery: requests a replacement of a lost stream, which arrives in StreamArrivals, or a failure is reported there.
   // Empty: no recovery.
   std::function<void(Joining joining, std::size_t first_path)> replace_stream;
+  // Opens that replacement for a stream that is still there, as far as possible without its end, and says how far it
+  // is; of one that is ready, a request over the same path completes it. Empty: it begins when it is requested.
+  std::function<Prepared(std::size_t place, std::size_t path)> prepare_stream;
   // Over which connections may go (transport/connect/nic_paths.h), and of each stream that the comm begins with: its
   // path, and the one that it should have. first_path above: where a replacement is tried first.
   std::vector<NicPath> paths;

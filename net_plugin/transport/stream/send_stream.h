@@ -52,6 +52,8 @@ class SendStream final : public DataStream {
     set_in_use(false);
     leaving_.store(true, std::memory_order_relaxed);
   }
+  // It is not to leave after all; without effect if it has been given back. Any thread.
+  void stay() { leaving_.store(false, std::memory_order_relaxed); }
   // There are other paths. Its peer may say at any time that it has lost an address: a driver with a poller reads that
   // at once, others when they listen. And chunks are acknowledged, which says when they were delivered. Before it is
   // driven.

@@ -12,6 +12,11 @@ namespace {
 
 constexpr std::uint64_t kAll = 0b1111;  // places
 
+template <Prepared kHowFar>
+Prepared prepared(std::size_t /*place*/, std::size_t /*path*/) {
+  return kHowFar;
+}
+
 struct KnownPaths {
   explicit KnownPaths(std::size_t count) : paths(count) {
     for (std::size_t path = 0; path < count; ++path) paths[path].interface.name = "nic" + std::to_string(path);
@@ -22,6 +27,12 @@ struct KnownPaths {
 struct Places : private KnownPaths, PlacePaths {
   Places(const std::vector<std::size_t>& first, const std::vector<std::size_t>& own, std::size_t count)
       : KnownPaths(count), PlacePaths(first, own, paths, &states) {}
+
+  // The next connections are ready at once.
+  std::uint64_t places_to_move(std::uint64_t live, const Probe& probe, std::int64_t now_ms) {
+    return PlacePaths::places_to_move(live, probe, prepared<Prepared::kReady>, now_ms).leave;
+  }
+  void set_link(std::size_t path, bool is_usable) { states.set_link(paths[path].interface, is_usable); }
 };
 
 Places two_paths() { return {{0, 1, 0, 1}, {0, 1, 0, 1}, 2}; }
@@ -121,6 +132,69 @@ TEST_CASE(streams_whose_path_could_not_connect_at_the_start_move_there_once_it_w
     paths.on_joined(place, 1, false, 101000);
   }
   CHECK_EQ(paths.places_to_move(kAll, works, 200000), std::uint64_t{0});
+}
+
+TEST_CASE(streams_stay_until_the_next_connections_of_all_over_their_path_are_ready) {
+  Places paths({0, 0, 0, 0}, {0, 1, 0, 1}, 2);
+  const auto one_waits = [](std::size_t place, std::size_t path) {
+    CHECK_EQ(path, std::size_t{1});
+    return place == 1 ? Prepared::kReady : Prepared::kWaiting;
+  };
+  CHECK_EQ(paths.PlacePaths::places_to_move(kAll, works, one_waits, 1000).leave, std::uint64_t{0});
+  CHECK_EQ(paths.moving(), std::uint64_t{0});
+  CHECK_EQ(paths.replacement_path(1, 0b1101), std::size_t{1});  // if it is lost now: the next one
+  CHECK_EQ(paths.places_to_move(kAll, works, 2000), std::uint64_t{0b1010});
+  // Also while the path is not known to work, they leave as long as the connections are there.
+  CHECK_EQ(paths.PlacePaths::places_to_move(kAll, fails, prepared<Prepared::kReady>, 3000).stay, std::uint64_t{0});
+  CHECK_EQ(paths.PlacePaths::places_to_move(kAll, fails, one_waits, 4000).stay, std::uint64_t{0b1000});
+  CHECK_EQ(paths.moving(), std::uint64_t{0b0010});
+}
+
+TEST_CASE(a_path_over_which_no_connection_can_be_prepared_is_tried_less_often) {
+  Places paths({0, 0, 0}, {0, 1, 1}, 2);
+  int tries = 0;
+  const auto refused = [&](std::size_t /*place*/, std::size_t /*path*/) {
+    ++tries;
+    return Prepared::kFailed;
+  };
+  for (std::int64_t now_ms = 1000000; now_ms < 1600000; now_ms += 1000) {
+    CHECK_EQ(paths.PlacePaths::places_to_move(0b111, works, refused, now_ms).leave, std::uint64_t{0});
+  }
+  CHECK(tries > 2 * 10 && tries < 2 * 20);
+}
+
+TEST_CASE(a_path_that_fails_in_the_pause_after_a_refusal_is_found_out) {
+  struct Unanswered final : PathProbe {
+    State look() override { return State::kConnecting; }
+    std::size_t packet_bytes() const override { return 0; }
+  };
+  const std::vector<NicPath> known = KnownPaths(2).paths;
+  PathStates states(0, [](const NicPath&) { return std::make_unique<Unanswered>(); });
+  PlacePaths paths({0, 0}, {0, 1}, known, &states);
+  std::int64_t now_ms = 1000000;
+  for (const NicPath& path : known) states.on_connected(path, 0, now_ms);
+  int refused = 0;
+  const auto refuse = [&](std::size_t /*place*/, std::size_t /*path*/) { return ++refused, Prepared::kFailed; };
+  for (; refused < 3; now_ms += 1000) paths.places_to_move(0b11, works, refuse, now_ms);
+  CHECK_EQ(states.usable(known, now_ms).size(), std::size_t{2});
+  const auto probe = [&](std::size_t path) { return states.works(known[path], now_ms); };
+  for (const std::int64_t end_ms = now_ms + 3000; now_ms < end_ms; now_ms += 200) {
+    paths.places_to_move(0b11, probe, refuse, now_ms);
+  }
+  CHECK(!states.may_return(known[1], now_ms));
+  CHECK(states.usable(known, now_ms) == std::vector<std::size_t>{0});
+}
+
+TEST_CASE(a_stream_that_has_not_left_stays_if_the_kernel_takes_its_path_away_again) {
+  Places paths({0, 0}, {0, 1}, 2);
+  CHECK_EQ(paths.places_to_move(0b11, works, 1000), std::uint64_t{0b10});
+  paths.set_link(1, false);
+  const auto moves = paths.PlacePaths::places_to_move(0b11, fails, prepared<Prepared::kReady>, 2000);
+  CHECK_EQ(moves.stay, std::uint64_t{0b10});
+  CHECK_EQ(paths.moving(), std::uint64_t{0});
+  // That is no refusal, after which there would be a pause.
+  paths.set_link(1, true);
+  CHECK_EQ(paths.places_to_move(0b11, works, 2000), std::uint64_t{0b10});
 }
 
 // Some firewalls answer for the hosts behind them.
