@@ -64,8 +64,8 @@ def compress_communication(
         weight_differences: Send the difference to the weights of the last pass instead of the weights (SDP4Bit,
             arXiv:2410.15526). Only for modules with `reshard_after_forward=False`. Each rank keeps a copy of their
             weights.
-        exact_weights_every: Every so many forward passes in training mode use exact weights. Parts of a model, and
-            methods of `register_fsdp_forward_method`, that are called one after the other are one pass.
+        exact_weights_every: Every so many forward passes in training mode use exact weights. All
+            calls of the model, its parts and its registered methods up to a backward pass are one.
         replicas: On a mesh of shards alone, this rank's group of ranks that hold the same shard of other replicas of
             the model. Gradients are averaged over it with a compressed all-reduce, and parameters and buffers are
             broadcast once from its first rank.

@@ -3,10 +3,11 @@ which shards this rank holds. What compresses, measures or exchanges asks here, 
 the model.
 
 [Note: passes] A pass begins where one of torch's roots is entered in training mode, called or by a method that
-`register_fsdp_forward_method` has named. It is a new one after a backward pass, and where it first uses a module that
-the last one has used: so `encode` and `decode`, or the parts of a LightningModule, are one pass. What is called beside
-its root, as for a loss in chunks, and what activation checkpointing repeats belongs to the pass. Where the root is not
-in the model, but the model in it, the first use of the model after a backward pass begins one.
+`register_fsdp_forward_method` has named, and lasts until its backward pass: so `encode` and `decode`, the parts of a
+LightningModule, or two calls for one loss are one pass. Where nothing requires gradients, another one begins with a
+module that the last one has used. What is called beside its root, as for a loss in chunks, and what activation
+checkpointing repeats belongs to the pass. Where the root is not in the model, but the model in it, the first use of the
+model after a backward pass begins one.
 
 Runs in the threads of forward and of autograd, one at a time.
 """
@@ -61,6 +62,7 @@ class ShardedModel:
         self._top: set[nn.Module] = set()  # in no other sharded module of the model
         self._used: set[ShardedModule] = set()
         self._is_over = True
+        self._has_gradients = False  # an input of the pass requires them
         # Was entered, and has not yet used a module, which tells whether that is a new pass.
         self._undecided: ForwardEntry | None = None
 
@@ -110,11 +112,12 @@ class ShardedModel:
         if is_trained:
             self._entered.add(entry)
             self._undecided = entry
+            self._has_gradients |= need_gradients(inputs)
         return result
 
     def _use(self, one: ShardedModule, run: Callable[[], Any], _: Any) -> Any:
         entry, self._undecided = self._undecided, None
-        if entry is not None and (self._is_over or (one in self._used and entry.is_root)):
+        if entry is not None and (self._is_over or (entry.is_root and one in self._used and not self._needs_backward)):
             self._is_over = False
             self._used.clear()
             self._entered.clear()
@@ -124,8 +127,12 @@ class ShardedModel:
             self._used.add(one)
         return run()
 
+    @property
+    def _needs_backward(self) -> bool:
+        return self._has_gradients or any(one.is_trained for one in self.modules)
+
     def _end(self, run: Callable[[], Any], _: Any) -> Any:
-        self._is_over = True
+        self._is_over, self._has_gradients = True, False
         return run()
 
 

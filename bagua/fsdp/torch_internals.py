@@ -140,6 +140,10 @@ class ShardedModule:
         for one in self._group.fsdp_params:
             yield one.sharded_param
 
+    @property
+    def is_trained(self) -> bool:
+        return any(one.requires_grad for one in self.parameters())
+
     def trained(self) -> tuple[int, ...]:
         """The positions of those that are trained now."""
         return tuple(position for position, one in enumerate(self.parameters()) if one.requires_grad)

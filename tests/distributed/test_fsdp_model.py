@@ -70,6 +70,7 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
     "called": (lambda model, x: model(x), True),
     "methods": (lambda model, x: model.decode(model.encode(x)), True),
     "parts": (lambda model, x: model.up(torch.tanh(model.down(x))), False),
+    "twice": (lambda model, x: model(x) + model(2 * x), True),
     "container": (lambda model, x: model(x), False),
     "parts, checkpointed": (partial(_checkpointed, False), False),
     "parts, checkpointed (reentrant)": (partial(_checkpointed, True), False),
