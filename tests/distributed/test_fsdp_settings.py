@@ -125,13 +125,14 @@ def _broken_off() -> None:
     ours, plain = twins(device)
     if not hasattr(ours, "reset_iter_state"):
         return
-    compress_communication(ours, weights="int8", exact_weights_every=2)
+    handle = compress_communication(ours, weights="int8", exact_weights_every=1)
     for model in (ours, plain):
         with pytest.raises(RuntimeError, match="shapes"):
             model(torch.ones(3, 5, device=device))
         model.reset_iter_state()
         loss_of(model, batches(rank, 1, device)[0]).backward()
     check_near(gradients_of(ours), gradients_of(plain), SHARE, "reset_iter_state")
+    assert handle.state_dict()["forward_passes"] == 1, "it had no backward pass"
 
 
 def _options_of_fully_shard() -> None:
