@@ -19,7 +19,8 @@ struct Answered final : PathProbe {
   std::size_t packet_bytes() const override { return 1000; }
 };
 
-// Of one stream, or several, of which the first `away` began over another path than their own.
+// Of one stream, or several, of which those from place `first` on, `away` of them, began over another path than their
+// own.
 struct MovingPair {
   std::atomic<Prepared> next{Prepared::kWaiting};
   std::atomic<int> questions{0};
@@ -29,8 +30,8 @@ struct MovingPair {
   std::vector<std::uint8_t> message;
   std::vector<std::uint8_t> room;
 
-  explicit MovingPair(int workers, std::size_t streams = 1, std::size_t away = 1)
-      : pair(settings(workers, streams, away)) {}
+  explicit MovingPair(int workers, std::size_t streams = 1, std::size_t first = 0, std::size_t away = 1)
+      : pair(settings(workers, streams, first, away)) {}
 
   void look() { pair.sender->recover(); }
   void look_until(const std::function<bool()>& is_due, const char* what) {
@@ -50,18 +51,18 @@ struct MovingPair {
     CHECK_OK(outcome({send_, receive}));
     CHECK(room == message);
   }
-  // The connection that was requested for that place is accepted.
-  void join(std::size_t place = 0) {
+  // The requested connection is accepted.
+  void join() {
     auto [near, far] = tcp_pair();
-    pair.receiver_arrivals->hand_in(std::move(far), joining_at(place));
-    pair.sender_arrivals->hand_in(std::move(near), joining_at(place), requested_path);
+    pair.receiver_arrivals->hand_in(std::move(far), Joining::kReplacesFirst);
+    pair.sender_arrivals->hand_in(std::move(near), Joining::kReplacesFirst, requested_path);
   }
   std::uint64_t lost() const {
     return pair.sending_slot->counters.streams_lost.get() + pair.receiving_slot->counters.streams_lost.get();
   }
 
  private:
-  CommPair::Settings settings(int workers, std::size_t streams, std::size_t away) {
+  CommPair::Settings settings(int workers, std::size_t streams, std::size_t first, std::size_t away) {
     CommPair::Settings settings = over_tcp(streams, workers);
     settings.watched = CommPair::Watched::kSenders;
     settings.receiving.recovers = true;
@@ -72,13 +73,13 @@ struct MovingPair {
     }
     settings.sending.first_paths.assign(streams, 1);
     settings.sending.own_paths.assign(streams, 1);
-    std::fill_n(settings.sending.own_paths.begin(), away, 0);
+    std::fill_n(settings.sending.own_paths.begin() + static_cast<std::ptrdiff_t>(first), away, 0);
     settings.sending.replace_stream = [this](Joining, std::size_t path) {
       requested_path = path;
       ++requests;
     };
-    settings.sending.prepare_stream = [this, away](std::size_t place, std::size_t path) {
-      CHECK(place < away && path == 0);
+    settings.sending.prepare_stream = [=](std::size_t place, std::size_t path) {
+      CHECK(place - first < away && path == 0);
       ++questions;
       return next.load();
     };
@@ -172,14 +173,23 @@ TEST_CASE(a_comm_may_be_closed_while_its_stream_leaves) {
   }
 }
 
-// Over a shorter path, the proofs overtake the ends of the streams.
+// Their paths are shorter: the peer has the proofs before the ends of the streams.
 TEST_CASE(streams_in_half_of_all_places_may_move_at_once_and_the_peer_loses_none) {
-  constexpr std::size_t kStreams = kMaxStreams / 2;
-  MovingPair comm(0, kStreams, kStreams);
+  constexpr std::size_t kMoving = kMaxStreams / 2 - 1;  // all but the first one, whose place is kept for it
+  MovingPair comm(0, kMoving + 1, 1, kMoving);
+  std::vector<OwnedFd> next;
+  for (std::size_t stream = 0; stream < kMoving; ++stream) {
+    auto [near, far] = tcp_pair();
+    comm.pair.receiver_arrivals->hand_in(std::move(far), Joining::kReplaces);
+    next.push_back(std::move(near));
+  }
+  comm.pair.receiver->recover();
   comm.next = Prepared::kReady;
-  comm.look_until([&] { return comm.requests == static_cast<int>(kStreams); }, "the moves");
-  CHECK_EQ(comm.questions, static_cast<int>(kStreams));
-  for (std::size_t place = 0; place < kStreams; ++place) comm.join(place);
+  comm.look_until([&] { return comm.requests == static_cast<int>(kMoving); }, "the moves");
+  CHECK(comm.questions >= static_cast<int>(kMoving));
+  for (OwnedFd& near : next) {
+    comm.pair.sender_arrivals->hand_in(std::move(near), Joining::kReplaces, comm.requested_path);
+  }
   for (const std::size_t bytes : kSizes) comm.exchange(bytes);
   CHECK_EQ(comm.lost(), std::uint64_t{0});
 }
