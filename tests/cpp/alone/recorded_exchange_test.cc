@@ -199,7 +199,8 @@ TEST_CASE(an_exchange_that_is_meddled_with_is_right_or_an_error) {
   std::vector<Recording> earlier;
   std::size_t deeds = 0;
   std::size_t errors = 0;
-  for (unsigned seed = 1; seed <= static_cast<unsigned>(check::rounds(60)); ++seed) {
+  const auto seeds = static_cast<unsigned>(check::rounds(60));
+  for (unsigned seed = 1; seed <= seeds; ++seed) {
     std::mt19937 random(seed);
     PluginConfig config =
         encrypted(secret, seed % 2 == 0 ? Encryption::kOn : Encryption::kChaCha20, seed % 4 < 2 ? 0 : 2);
@@ -225,7 +226,8 @@ TEST_CASE(an_exchange_that_is_meddled_with_is_right_or_an_error) {
     earlier = attacker->recordings();
     if (earlier.size() > 6) earlier.erase(earlier.begin(), earlier.end() - 6);
   }
-  CHECK(deeds > 0 && errors > 0);
+  CHECK(deeds > 0);
+  CHECK(seeds < 40 || errors > 0);  // few seeds, as under a sanitizer, need not have one
 }
 
 // The comm is in use, and of three connections; one of them has replaced one that was lost.
