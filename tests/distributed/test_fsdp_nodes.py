@@ -137,14 +137,20 @@ def test_a_model_on_two_nodes_trains_like_a_plain_one() -> None:
     run_ranks(4, _on_two_nodes, env=TWO_NODES_OF_TWO)
 
 
-def _on_uneven_nodes() -> None:
+def _with_one_hop(words: str) -> None:
     lines: list[str] = []
     handle = _trained(lines)
-    expected = ["because the nodes have 2, 1 ranks"] if dist.get_rank() == 0 else []
+    expected = [words] if words and dist.get_rank() == 0 else []
     assert len(lines) == len(expected)
     assert all(words in line for words, line in zip(expected, lines, strict=True))
     assert handle.state_dict()["settings"]["nodes"] is None
 
 
 def test_nodes_with_different_numbers_of_ranks_are_named() -> None:
-    run_ranks(3, _on_uneven_nodes, env=NODES_OF_TWO_AND_ONE)
+    run_ranks(3, _with_one_hop, "because the nodes have 2, 1 ranks", env=NODES_OF_TWO_AND_ONE)
+
+
+def test_variables_that_contradict_each_other_are_named_and_others_are_one_node() -> None:
+    both_first = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    run_ranks(2, _with_one_hop, "cannot tell which ranks share a node", env=[both_first, both_first])
+    run_ranks(2, _with_one_hop, "")  # nothing lost, nothing to say
