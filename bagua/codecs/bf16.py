@@ -23,6 +23,7 @@ class Bf16(PortableCodec):
 
     name = "bf16"
     triton_module = "bf16_triton"
+    tiles_module = "bagua.codecs.bf16_triton"
 
     def compressed_bytes(self, elements: int) -> int:
         if elements < 0:

@@ -17,8 +17,11 @@ from torch import Tensor
 
 from bagua.kernels.minmax_uint8_layout import padded
 from bagua.kernels.minmax_uint8_triton_launch import KernelLaunch
+from bagua.kernels.minmax_uint8_triton_tiles import load
 
 TILE, WARPS = 1024, 1
+BLOCK = tl.constexpr(1024)  # of a tile, see fused_triton: a range of int8
+PARTS = 1
 LARGEST_HALF = tl.constexpr(65280.0)
 
 
@@ -72,6 +75,18 @@ def sum_tiles(received, out, row, factor, TILE: tl.constexpr, VERSIONS: tl.const
         total += _number_of(tl.load(pointers, mask=mask, other=0))
         pointers += row
     tl.store(out.to(tl.pointer_type(tl.int16)) + at, _bits_of(total * factor), mask=mask)
+
+
+@triton.jit
+def offsets(ROWS: tl.constexpr, BITS: tl.constexpr):  # noqa: ARG001
+    return (tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :],)
+
+
+@triton.jit
+def decoded(chunk_at, header_bytes, row, rows, rows_mask, offsets, left, ROWS: tl.constexpr,  # noqa: ARG001
+            HARDWARE: tl.constexpr, MASKED: tl.constexpr):  # noqa: ARG001  # fmt: skip
+    bits_at = chunk_at.to(tl.pointer_type(tl.int16)) + row.to(tl.int64) * BLOCK
+    return (_number_of(load(bits_at + offsets[0], offsets[0] < left, MASKED)),)
 
 
 def compress(_codec: object, source: Tensor, elements: int, out: Tensor) -> None:

@@ -83,10 +83,8 @@ class BlockScaleCodec(PortableCodec):
         payload_bytes: of a block's codes.
         largest_code: L.
         kernels_module: with the Triton kernels.
-        has_fp8_codes: the kernels ask whether the device converts fp8.
     """
 
-    has_fp8_codes: ClassVar[bool] = False
     triton_module = "block_scale_launch"
     payload_bytes: ClassVar[int]
     largest_code: ClassVar[float]
@@ -110,6 +108,9 @@ class BlockScaleCodec(PortableCodec):
 
     def compressed_bytes(self, elements: int) -> int:
         return self.layout(elements).total_bytes
+
+    def header_bytes(self, elements: int) -> int:
+        return self.layout(elements).header_bytes
 
     def scales(self, blocks: Tensor) -> Tensor:
         """s of fp32 [..., block]: fp32 [..., 1]."""

@@ -53,11 +53,12 @@ def decompress_reduce_compress(
 
 def _hardware(codec: BlockScaleCodec, device: int) -> bool:
     """Whether the device converts the codes."""
-    return codec.has_fp8_codes and _converts_fp8(device)
+    return codec.has_fp8_codes and converts_fp8(device)
 
 
 @functools.cache
-def _converts_fp8(device: int) -> bool:
+def converts_fp8(device: int) -> bool:
+    """Whether the device has an instruction for it."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return False
     return torch.cuda.get_device_capability(device) >= FP8_CAPABILITY

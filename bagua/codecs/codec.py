@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,11 +33,15 @@ class Codec(ABC):
         dtypes: that can be compressed and decompressed.
         alignment: a chunk should have a multiple of so many elements, so that chunks begin where vectors can be loaded
             and no block is cut short. Other lengths work too.
+        tiles_module: the Triton functions that decompress a tile (bagua.codecs.fused_triton); None: there are none.
+        has_fp8_codes: they ask whether the device converts fp8.
     """
 
     name: str
     dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES
     alignment: int = 32
+    tiles_module: ClassVar[str | None] = None
+    has_fp8_codes: ClassVar[bool] = False
 
     @abstractmethod
     def compressed_bytes(self, elements: int) -> int:
@@ -45,6 +50,10 @@ class Codec(ABC):
         Raises:
             ValueError: a negative number.
         """
+
+    def header_bytes(self, elements: int) -> int:
+        """The bytes of a compressed chunk before its codes."""
+        return 0
 
     @abstractmethod
     def error_bound(self, source: Tensor, chunks: int = 1) -> Tensor:

@@ -22,6 +22,7 @@ class Fp8E4M3(BlockScaleCodec):
     largest_code = 448.0
     has_fp8_codes = True
     kernels_module = "fp8_e4m3_triton"
+    tiles_module = "bagua.codecs.fp8_e4m3_triton"
 
     def _encode(self, scaled: Tensor) -> Tensor:
         return scaled.to(torch.float8_e4m3fn).view(torch.uint8)

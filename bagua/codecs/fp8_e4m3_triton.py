@@ -17,6 +17,7 @@ from bagua.codecs.block_scale_triton import (
 )
 
 BLOCK = tl.constexpr(128)
+PARTS = 1  # of a tile, see fused_triton
 # 2^14, where the last place of fp32 is that of the smallest fp8, and its bits.
 SMALL = tl.constexpr(16384.0)
 SMALL_BITS = tl.constexpr(0x46800000)
@@ -89,6 +90,20 @@ def decompress_tile(
     if ACCUMULATE:
         values = load(pointers, local < left, MASKED).to(tl.float32) + values
     store(pointers, values.to(pointers.dtype.element_ty), local < left, MASKED)
+
+
+@triton.jit
+def offsets(ROWS: tl.constexpr, BITS: tl.constexpr):  # noqa: ARG001
+    return (_local(ROWS),)
+
+
+@triton.jit
+def decoded(chunk_at, header_bytes, row, rows, rows_mask, offsets, left, ROWS: tl.constexpr,  # noqa: ARG001
+            HARDWARE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    scales = load_scales(chunk_at, rows, rows_mask, MASKED)
+    codes_at = chunk_at + header_bytes + row.to(tl.int64) * BLOCK
+    codes = load(codes_at + offsets[0], rows_mask[:, None], MASKED)
+    return (numbers_of(codes, HARDWARE) * scales[:, None],)
 
 
 @triton.jit

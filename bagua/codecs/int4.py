@@ -26,6 +26,7 @@ class Int4(BlockScaleCodec):
     payload_bytes = 16
     largest_code = 7.0
     kernels_module = "int4_triton"
+    tiles_module = "bagua.codecs.int4_triton"
 
     def _encode(self, scaled: Tensor) -> Tensor:
         # Adding a number of this size rounds to an integer.

@@ -23,6 +23,7 @@ from bagua.codecs.block_scale_triton import (
 
 BLOCK = tl.constexpr(32)
 PAYLOAD = tl.constexpr(16)
+PARTS = 2  # of a tile, see fused_triton: the elements of the lower and of the upper four bits
 # From 2^23 to twice as much, fp32 has the integers and nothing between them; the bits of 2^23, and 2^23 and level 0.
 INTEGERS_BITS = tl.constexpr(0x4B000000)
 ZERO = tl.constexpr(8388616.0)
@@ -83,6 +84,25 @@ def decompress_tile(
     low, high = (codes & 0xF) | INTEGERS_BITS, (codes >> 4) | INTEGERS_BITS
     _store_elements(low, scales, target_at + local, local < left, ACCUMULATE, MASKED)
     _store_elements(high, scales, target_at + 16 + local, local + 16 < left, ACCUMULATE, MASKED)
+
+
+@triton.jit
+def offsets(ROWS: tl.constexpr, BITS: tl.constexpr):
+    local = tl.arange(0, ROWS)[:, None] * BLOCK + _columns(BITS)
+    return local, local + 16
+
+
+@triton.jit
+def decoded(chunk_at, header_bytes, row, rows, rows_mask, offsets, left, ROWS: tl.constexpr,
+            HARDWARE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    # Half a block of bytes for a block of elements.
+    local = offsets[0] - tl.arange(0, ROWS)[:, None] * PAYLOAD
+    scales = load_scales(chunk_at, rows, rows_mask, MASKED)
+    codes_at = chunk_at + header_bytes + row.to(tl.int64) * PAYLOAD
+    codes = load(codes_at + local, rows_mask[:, None], MASKED).to(tl.int32)
+    low = ((codes & 0xF) | INTEGERS_BITS).to(tl.float32, bitcast=True)
+    high = ((codes >> 4) | INTEGERS_BITS).to(tl.float32, bitcast=True)
+    return (low - ZERO) * scales[:, None], (high - ZERO) * scales[:, None]
 
 
 @triton.jit

@@ -19,12 +19,16 @@ class Int8(Codec):
     """256 evenly spaced levels for each range."""
 
     name = "int8"
+    tiles_module = "bagua.codecs.int8_triton"
 
     def _layout(self, elements: int) -> ChunkLayout:
         return chunk_layout(elements, BLOCK_ELEMENTS)
 
     def compressed_bytes(self, elements: int) -> int:
         return self._layout(elements).total_bytes
+
+    def header_bytes(self, elements: int) -> int:
+        return self._layout(elements).header_bytes
 
     def error_bound(self, source: Tensor, chunks: int = 1) -> Tensor:
         """Half a level of the range, (max - min) / 510, and rounding: of fp32, and of the source's dtype."""

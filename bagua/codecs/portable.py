@@ -67,13 +67,19 @@ class PortableCodec(Codec):
 
 @functools.cache
 def _kernels(name: str) -> ModuleType | None:
-    """None, with a warning, where Triton is not installed."""
+    """None where Triton is not installed."""
+    return importlib.import_module(f"bagua.codecs.{name}") if has_triton() else None
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed; if not, a warning says so once."""
     if importlib.util.find_spec("triton"):
-        return importlib.import_module(f"bagua.codecs.{name}")
+        return True
     warnings.warn(
         "Triton is not installed. Without it, compression on CUDA takes about ten times as long."
         " Install the triton that this torch asks for.",
         RuntimeWarning,
         stacklevel=3,
     )
-    return None
+    return False

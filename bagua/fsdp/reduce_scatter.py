@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua.codecs import Codec
+from bagua.codecs.fused import decompress_reduce
 from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.nodes import Hops, Nodes
 from bagua.fsdp.residual import Residual
@@ -113,7 +114,7 @@ def reduce_scatter(
 
     Args:
         output: [elements], the dtype of `gradients` or fp32.
-        gradients: [ranks * elements], contiguous, at the beginning of its memory; it is overwritten.
+        gradients: [ranks * elements], contiguous; it is overwritten.
         factor: 1 / ranks for the mean.
 
     Returns:
@@ -124,34 +125,14 @@ def reduce_scatter(
         return 0
     if residual is not None:
         residual.add_to(gradients, ranks)
-    own = gradients.view(ranks, elements)[rank].to(torch.float32, copy=True)
     sent = codec.compress(gradients, ranks)
     received = torch.empty_like(sent)
     exchange = dist.all_to_all_single(received, sent, group=group, async_op=True)
     if residual is not None:
         residual.keep(gradients, sent, codec, rank)
     exchange.wait()
-    total = _sum_of(received, codec, own, rank, gradients)
-    output.copy_(total.mul_(factor))
+    decompress_reduce(codec, received, gradients.view(ranks, elements)[rank], rank, factor, output)
     return sent.shape[1]
-
-
-def _sum_of(received: Tensor, codec: Codec, own: Tensor, rank: int, memory: Tensor) -> Tensor:
-    """The sum over ranks, fp32. `memory` is where they are decompressed: for fp32 gradients all at once, for shorter
-    dtypes as many at a time as have room in fp32."""
-    ranks, elements = len(received), own.numel()
-    at_once = ranks * memory.element_size() // 4
-    total = own.new_zeros(elements)
-    for first in range(0, ranks, at_once):
-        versions = received[first : first + at_once]
-        size = len(versions) * elements
-        decoded = memory.view(torch.uint8)[: 4 * size].view(torch.float32)
-        codec.decompress(versions, decoded)
-        rows = decoded.view(-1, elements)
-        if first <= rank < first + len(versions):
-            rows[rank - first] = own
-        total += rows.sum(0)
-    return total
 
 
 def factor_of(op: Any, ranks: int) -> float:

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from bagua.codecs import Codec, get_codec
+from bagua.codecs.fused import REST_CODEC, compress_rest
 from bagua.codecs.owed_scale import OwedScale
-
-_STORED_AS = "int8"
 
 
 class Residual:
@@ -39,7 +38,7 @@ class Residual:
         self.scale = OwedScale(scaler)
         self._name = name
         self._trained = trained
-        self._codec = get_codec(_STORED_AS)
+        self._codec = get_codec(REST_CODEC)
         self._stored: Tensor | None = None
         self._owner: Hashable = None  # of what is owed: the parameters that were trained; None: unknown
 
@@ -70,7 +69,7 @@ class Residual:
             gradients.add_(self._codec.decompress(self._stored, owed).mul_(change))
 
     def keep(self, gradients: Tensor, sent: Tensor, codec: Codec, own: int) -> None:
-        """Stores `gradients` minus `sent` decompressed, and overwrites `gradients`.
+        """Stores `gradients` minus `sent` decompressed.
 
         What is not finite is forgotten: it was sent as NaN, and the step is lost anyway.
 
@@ -79,11 +78,7 @@ class Residual:
             sent: uint8 [chunks, bytes], what `codec` made of it.
             own: the chunk that this rank keeps for itself, unrounded.
         """
-        chunks = len(sent)
-        codec.decompress(sent, gradients.neg_(), accumulate=True)
-        gradients.neg_().nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        gradients.view(chunks, -1)[own].zero_()
-        self._stored = self._codec.compress(gradients, chunks, out=self._stored)
+        self._stored = compress_rest(codec, gradients, sent, own, out=self._stored)
 
     @property
     def stored(self) -> Tensor | None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua.codecs import Codec
+from bagua.codecs.fused import add_differences
 from bagua.job.torch_internals import all_gather_flat
 
 
@@ -55,12 +56,11 @@ class WeightReference:
             self._own = None
         full = self._full
         assert full is not None, "is_known"
-        full.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        own = codec.compress(weights.float() - full.view(self._group.size(), -1)[self._group.rank()])
+        known = full.view(self._group.size(), -1)[self._group.rank()].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        own = codec.compress(weights.float() - known)
         gathered = own.new_empty((self._group.size(), own.shape[1]))
         all_gather_flat(gathered, own, group=self._group)
-        codec.decompress(gathered, full, accumulate=True)
-        output.copy_(full)
+        add_differences(codec, gathered, full, output)
         return own.nbytes
 
     def own_part(self) -> Tensor | None:

@@ -15,7 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import warnings
 
 import torch
-from support.codec_data import SHAPES, differences
+from support.codec_data import SHAPES, differences, fused_differences
 from support.minmax_data import KINDS
 
 from bagua.codecs import block_scale_launch, codec_names, get_codec
@@ -43,4 +43,10 @@ if __name__ == "__main__":
             for versions in (4, 5, 9):
                 for line in differences(codec, "normal", 300, versions, torch.float32, "cpu", TARGETS[:1]):
                     print(line)
+        # More than one tile and chunk; more versions than are added at once; and all kinds, with the argument `all`.
+        cases = [("few not finite", 1030, 2), ("normal", 40, 10)]
+        cases += [(kind, 33, 2) for kind in KINDS] if every == 1 else []
+        for number, (kind, elements, chunks) in enumerate(cases):
+            for line in fused_differences(codec, kind, elements, chunks, TARGETS[number % 2], "cpu"):
+                print(line)
     print("compared")

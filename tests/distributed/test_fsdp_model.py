@@ -118,9 +118,10 @@ def test_passes_that_no_backward_pass_follows(device: torch.device) -> None:
         assert handle.state_dict()["forward_passes"] == number
     # One that was broken off counts, as one that was not.
     assert "shapes" in message_of(RuntimeError, lambda: model(torch.ones(3, 5, device=device)))
-    model.reset_iter_state()
-    model(inputs(device))
-    assert handle.state_dict()["forward_passes"] == 6
+    if hasattr(model, "reset_iter_state"):  # torch 2.12 and later; before, FSDP does not go on after such a pass
+        model.reset_iter_state()
+        model(inputs(device))
+        assert handle.state_dict()["forward_passes"] == 6
 
 
 class _Twice(nn.Module):

@@ -20,7 +20,7 @@ from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgor
 PATIENCE_S = 40.0
 
 
-def _loses_a_rank() -> str:
+def _loses_a_rank(victim: int) -> str:
     rank, device = begin_to_lose_one()
     printed: queue.Queue[str] = queue.Queue()
     failure_report._print = lambda report: printed.put(str(report))
@@ -32,7 +32,7 @@ def _loses_a_rank() -> str:
     def train_on() -> None:
         torch.cuda.set_device(device)
         for step in itertools.count():
-            if step == 1 and rank == VICTIM:
+            if step == 1 and rank == victim:
                 die()
             # A rank that is about to launch when NCCL fails raises, and prints the same.
             with contextlib.suppress(CollectiveError):
@@ -48,8 +48,19 @@ def test_survivors_name_the_rank_that_died(monkeypatch: pytest.MonkeyPatch, rank
     """All but the dead one answer, though they wait for their GPUs."""
     monkeypatch.setenv(DEVICE_VARIABLE, "cuda")
     monkeypatch.setenv(SHARING_VARIABLE, "1")
-    told = run_ranks(ranks, _loses_a_rank, expect_death={VICTIM}, timeout=100)
+    told = run_ranks(ranks, _loses_a_rank, VICTIM, expect_death={VICTIM}, timeout=100)
     for rank in set(range(ranks)) - {VICTIM}:
         assert f"Rank {VICTIM} " in told[rank]
         assert "exited" in told[rank] or "did not respond" in told[rank]
         assert f"Operation on rank {rank}: " in told[rank]
+
+
+@pytest.mark.gpu
+def test_survivors_end_when_the_store_dies_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can say who is there. Those that are not neighbors of rank 0 in the ring end, too."""
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")
+    monkeypatch.setenv(SHARING_VARIABLE, "1")
+    told = run_ranks(4, _loses_a_rank, 0, expect_death={0}, timeout=100)
+    for rank in range(1, 4):
+        assert "store is unreachable" in told[rank]
+        assert "rank 0" in told[rank]
