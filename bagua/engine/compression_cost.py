@@ -1,4 +1,4 @@
-"""What compressing gradients would cost on this device: measured in some milliseconds, for an estimate of what it would
+"""What compressing gradients would cost on this device: measured on a few elements, for an estimate of what it would
 gain."""
 
 from __future__ import annotations
@@ -8,9 +8,15 @@ from collections.abc import Callable
 
 import torch
 
-from bagua.codecs import get_codec
+from bagua.codecs import Codec, get_codec
 
+# On a GPU, with fewer elements launches would take the time.
 _ELEMENTS = 1 << 20
+# On CPUs, the largest chunks whose operations torch runs on one thread: where the cores are busy, several threads wait
+# for each other a hundred times as long as they work, in each of some hundred operations. A few chunks cost as much for
+# each byte as many.
+_CHUNK_ON_CPU = 1 << 15
+_MOST_CHUNKS_ON_CPU = 4
 _REPETITIONS = 3
 
 
@@ -19,11 +25,24 @@ def compressed_share(codec: str) -> float:
     return get_codec(codec).compressed_bytes(_ELEMENTS) / (4 * _ELEMENTS)
 
 
-def compression_s_per_byte(codec: str, device: torch.device, ranks: int) -> float:
+def compression_s_per_byte(
+    codec: str | Codec, device: torch.device, ranks: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Seconds per byte of float32 gradients, of one exchange among so many ranks: all is compressed, what comes for
-    this rank's part is summed and compressed again, and all is decompressed. The fastest of a few repetitions."""
-    count = max(2, ranks)
-    chunk = max(1, _ELEMENTS // count)
+    this rank's part is summed and compressed again, and all is decompressed. The fastest of a few repetitions. On CPUs
+    this is of one thread, and the work does not grow with the ranks.
+
+    Args:
+        codec: its name, or the codec itself.
+        device: on which it works.
+        ranks: their number; one counts as two.
+        clock: in seconds.
+    """
+    if device.type == "cpu":
+        count, chunk = max(2, min(ranks, _MOST_CHUNKS_ON_CPU)), _CHUNK_ON_CPU
+    else:
+        count = max(2, ranks)
+        chunk = max(1, _ELEMENTS // count)
     values = torch.ones(chunk * count, dtype=torch.float32, device=device)
     result = torch.empty_like(values)
     made = get_codec(codec)
@@ -33,13 +52,12 @@ def compression_s_per_byte(codec: str, device: torch.device, ranks: int) -> floa
         made.decompress_reduce_compress(sent, chunk, average=True)
         made.decompress(sent, result)
 
-    exchange()
-    return min(_seconds(exchange, device) for _ in range(_REPETITIONS)) / values.nbytes
+    def seconds() -> float:
+        begin = clock()
+        exchange()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return clock() - begin
 
-
-def _seconds(run: Callable[[], None], device: torch.device) -> float:
-    begin = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
+    seconds()  # allocations, and kernels that are compiled
+    return min(seconds() for _ in range(_REPETITIONS)) / values.nbytes

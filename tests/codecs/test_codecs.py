@@ -10,12 +10,55 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.minmax_data import DTYPES, KINDS, numbers
+from torch import Tensor
 
 from bagua.codecs import Codec, block_scale, codec_names, get_codec
-from bagua.engine import compression_cost
+from bagua.engine.compression_cost import compression_s_per_byte
 from bagua.kernels import minmax_uint8
 
 NAMES = codec_names()
+# Seconds for each byte of float32: `CountedCodec` compresses, sums and decompresses it once.
+THREE_PASSES = 3e-9 / 4
+
+
+class CountedCodec(Codec):
+    """Another codec, on a clock of its own: 1 ns for each element that it works on, and a second for its first call.
+
+    Attributes:
+        elements: that it has compressed, summed or decompressed.
+        chunks: likewise.
+        largest: elements of a chunk.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.elements = self.chunks = self.largest = 0
+        self._codec = codec
+
+    def clock(self) -> float:
+        return 1e-9 * self.elements + (self.chunks > 0)
+
+    def _count(self, chunks: int, elements: int) -> None:
+        self.chunks += chunks
+        self.elements += chunks * elements
+        self.largest = max(self.largest, elements)
+
+    def compressed_bytes(self, elements: int) -> int:
+        return self._codec.compressed_bytes(elements)
+
+    def error_bound(self, source: Tensor, chunks: int = 1) -> Tensor:
+        raise NotImplementedError
+
+    def _compress(self, source: Tensor, elements: int, out: Tensor) -> None:
+        self._count(len(out), elements)
+        self._codec._compress(source, elements, out)
+
+    def _decompress(self, compressed: Tensor, elements: int, target: Tensor, accumulate: bool) -> None:
+        self._count(len(compressed), elements)
+        self._codec._decompress(compressed, elements, target, accumulate)
+
+    def _decompress_reduce_compress(self, received: Tensor, elements: int, average: bool, out: Tensor) -> None:
+        self._count(len(received), elements)
+        self._codec._decompress_reduce_compress(received, elements, average, out)
 
 
 def test_names() -> None:
@@ -57,9 +100,8 @@ def test_a_copy_compresses_alike(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_default_dtype_and_device_are_the_users(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_dtype_and_device_are_the_users(name: str) -> None:
     """Also where they are set when a process uses a codec for the first time. "meta" stands for any other device."""
-    monkeypatch.setattr(compression_cost, "_ELEMENTS", 1 << 12)  # of more, the formulas of torch take seconds
     codec, source = get_codec(name), torch.randn(1000, generator=torch.Generator().manual_seed(3))
     expected = codec.compress(source)
     for dtype, device in ((torch.bfloat16, "cpu"), (torch.float64, "cpu"), (torch.float32, "meta")):
@@ -68,9 +110,22 @@ def test_default_dtype_and_device_are_the_users(name: str, monkeypatch: pytest.M
         try:
             with torch.device(device):
                 assert torch.equal(codec.compress(source), expected), (dtype, device)
-                assert compression_cost.compression_s_per_byte(name, source.device, 2) > 0
+                counted = CountedCodec(codec)
+                cost = compression_s_per_byte(counted, source.device, 2, counted.clock)
+                assert cost == pytest.approx(THREE_PASSES), (dtype, device)
         finally:
             torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 1000])
+def test_the_cost_of_compression_takes_little_work_to_find(ranks: int) -> None:
+    """On CPUs, where int4 is written in torch: some calls for each chunk, and 10 ns for each element. torch divides
+    operations on more than 32768 elements among threads, which wait for each other where the cores are busy."""
+    counted = CountedCodec(get_codec("int4"))
+    assert compression_s_per_byte(counted, torch.device("cpu"), ranks, counted.clock) == pytest.approx(THREE_PASSES)
+    assert counted.elements <= 2 << 20
+    assert counted.chunks <= 64
+    assert counted.largest <= 1 << 15
 
 
 @given(
