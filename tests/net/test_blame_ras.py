@@ -21,9 +21,9 @@ def test_ranks_that_have_launched_less_than_others() -> None:
             "rank 1 (10.0.0.1, pid 8) has launched 41 AllReduce, others up to 42 (communicator 0xabc of 3 ranks)"
         ]
         assert findings({10}, address) == []
-    with ras_service(report({7: 0, 8: 0, 9: 42})) as address:
+    with ras_service(report({7: 0, 8: 0, 9: 42, 10: 41})) as address:
         assert findings({9}, address) == [
-            "each of ranks 0 and 1 has launched 0 AllReduce, others up to 42 (communicator 0xabc of 3 ranks)"
+            "each of ranks 0 and 1 has launched 0 AllReduce, others up to 42 (communicator 0xabc of 4 ranks)"
         ]
     with ras_service(report({7: 42, 8: 42})) as address:
         assert findings({7}, address) == []

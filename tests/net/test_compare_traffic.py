@@ -41,11 +41,11 @@ def middle_of(start_up_s: float, seconds: float, rate: int = 10 << 20) -> float 
     now = [0.0]
 
     def connections() -> Mapping[int, int]:
-        """7 is replaced by 8 on the way, which begins at 0; 9 is another command's."""
+        """7 is replaced by 8 on the way, and that by another one of this number; each begins at 0. 9 is another
+        command's."""
         carried = int(rate * min(max(now[0] - start_up_s, 0.0), seconds))
-        half = rate * int(seconds / 2)
-        first = {7: carried} if carried <= half else {8: carried - half}
-        return {**first, 9: int(now[0] * (1 << 30))} if now[0] < start_up_s + seconds else {}
+        number, carried = divmod(carried, int(rate * seconds / 3) + 1)
+        return {7 if number == 0 else 8: carried, 9: int(now[0] * (1 << 30))} if now[0] < start_up_s + seconds else {}
 
     job = JobTraffic(1, 0.0, connections)
     while now[0] < start_up_s + seconds + 5:

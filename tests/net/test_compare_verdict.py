@@ -99,6 +99,8 @@ def test_why_there_is_no_difference() -> None:
         "The network is saturated",
     ]
     assert "eth0 carried up to 9.6 of its 10 Gb/s" in verdict.reasons[1]
+    found.runs[-1] = replace(found.runs[-1], traffic=replace(full, peak_bytes_per_s=1.0e9))
+    assert len(judge(found, WITHOUT, WITH).reasons) == 1, "one run has left the network room"
     assert judge(rounds_of([1.0] * 3, [1.0] * 3), WITHOUT, WITH).reasons == ()
 
 

@@ -27,7 +27,7 @@ from support.fresh_process import RunCommand, RunNet
 from support.import_arrows import REPOSITORY
 from support.ports import free_port
 from support.processes import wait_until
-from support.stats_page import Comm, page_bytes, page_of_this_process
+from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
 
 from bagua.net.exporter.collector import HostCollector, PushAddress, registry_of
 from bagua.net.exporter.peer_sums import MAX_DEVICES, MAX_PEERS, OTHER
@@ -73,6 +73,17 @@ def test_sums_by_peer_do_not_fall_when_comms_close() -> None:
         # Another process that got the same pid begins anew.
         os.pwrite(page, page_bytes([again], rank=3, started_ms=2), 0)
         assert samples(collector, name) == {labels: 7}
+
+
+def test_the_time_that_data_waited_is_told_by_cause() -> None:
+    """What a kernel counts as busy has the time in it in which the peer did not read."""
+    sent = {"busy_us": 5_000_000, "peer_window_us": 3_000_000, "worker_wait_ns": 1_000_000_000}
+    received = {"parked_ns": 4_000_000_000}
+    comms = [Comm(streams=[Stream(counters=sent)]), Comm(direction=1, streams=[Stream(counters=received)])]
+    with page_of_this_process(page_bytes(comms)):
+        found = samples(HostCollector(own), "bagua_net_peer_stalled_seconds_total")
+    causes = {"peer_not_reading": 3, "network": 2, "worker": 1, "receive_not_posted": 4}
+    assert {labels[-1]: value for labels, value in found.items()} == causes
 
 
 def test_an_all_to_all_does_not_make_a_series_of_every_peer() -> None:

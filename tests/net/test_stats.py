@@ -260,6 +260,9 @@ class TestOfRates:
     def test_a_stream_that_stays_parked_counts_as_stalled(self) -> None:
         parked = Comm(direction=1, streams=[Stream(state=2, counters={"parked": 1})])
         assert self.two([parked], [parked]).processes[0].comms[0].stalls.receive_not_posted == 1
+        # One that was not all the time, and is again, has waited for what is counted.
+        again = Comm(direction=1, streams=[Stream(state=2, counters={"parked": 2, "parked_ns": 500_000_000})])
+        assert self.two([parked], [again]).processes[0].comms[0].stalls.receive_not_posted == pytest.approx(0.25)
 
     def test_ages_of_requests_survive_the_wrap_of_their_clock(self) -> None:
         with page_of_this_process(page_bytes([Comm(posted_ms=[(1 << 32) - 500, 510])])):

@@ -42,13 +42,23 @@ def state_of(found: HostReport | None, problem: str | None = None, received_s: f
     return HostState("node1", found, received_s, problem)
 
 
-BUSY = Comm("10.0.0.2:1 (process 2)", streams=[Stream(counters={"retransmits": 9})], counters={"inline_bytes": 5000})
+BUSY = Comm(
+    "10.0.0.2:1 (process 2)",
+    streams=[Stream(counters={"retransmits": 9}, sample=(1000, 100, 90, 0))],
+    counters={"inline_bytes": 5000},
+)
 QUIET = Comm("10.0.0.1:1 (process 1)", counters={"inline_bytes": 10, "inline_messages": 1, "size_0": 1})
 
 
 class TestRows:
     @pytest.mark.parametrize(
-        ("title", "first"), [("average", "10.0.0.2 (2)"), ("retransmits", "10.0.0.2 (2)"), ("peer", "10.0.0.1 (1)")]
+        ("title", "first"),
+        [
+            ("average", "10.0.0.2 (2)"),
+            ("retransmits", "10.0.0.2 (2)"),
+            ("round trip", "10.0.0.2 (2)"),  # the other's is not known
+            ("peer", "10.0.0.1 (1)"),
+        ],
     )
     def test_are_sorted_by_a_column(self, title: str, first: str) -> None:
         column = next(one for one in COLUMNS if one.title == title)
