@@ -60,7 +60,8 @@ def _uneven(make: Callable[[], nn.Module], counts: list[int]) -> None:
 def _joined(
     rank: int, device: torch.device, make: Callable[[], nn.Module], counts: list[int], by_initial_size: bool
 ) -> None:
-    pair = _pair(make, rank, device)
+    # A gradient that is no view of its bucket is rescaled, too.
+    pair = _pair(make, rank, device, gradient_as_bucket_view=by_initial_size)
     exact = by_initial_size and len(counts) == 2
     check = check_equal if exact else check_close
 

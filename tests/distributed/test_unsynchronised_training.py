@@ -274,6 +274,7 @@ def test_a_new_beginning_that_fails_ends_training(rank: int, device: torch.devic
         ("late", "find unused", "0.weight"),
         ("head", "with_bagua", "2.weight"),
         ("one more", "wrapper", "6.weight"),
+        ("one more", "find unused", "6.weight"),
     ],
 )
 @on_ranks(2)

@@ -208,6 +208,29 @@ def test_a_bucket_may_be_sent_more_often_than_others_in_a_step() -> None:
     scheduler.close()
 
 
+@pytest.mark.parametrize(("marked", "missing"), [(1, ["0.0", "1.0", "1.1"]), (2, ["0.0", "1.1"])])
+def test_a_step_goes_on_with_other_buckets(marked: int, missing: list[str]) -> None:
+    """The first tensor was sent in a bucket of its own, and is sent again with the others; the second one may have been
+    made."""
+    former, _ = _recording([1, 2])
+    before = CommScheduler(former, _alone())
+    _call_all(_marks(former)[:marked])
+    before.wait_pending_comm_ops()
+    before.close()
+    launched: list[str] = []
+    bucket = Bucket([tensor for one in former for tensor in one.tensors], "all")
+    after = CommScheduler([bucket.append_op(FunctionOp(launched.append, inline=True))], _alone())
+    after.continue_step_of(before)
+    assert after.end_step() == missing
+    # Another pass may add to what there is.
+    _call_all(_marks([bucket]))
+    assert launched == []
+    after.wait_pending_comm_ops()
+    assert launched == ["all"]
+    assert after.end_step() == []
+    after.close()
+
+
 # --- the launch set of a step ----------------------------------------------------------------------------------------
 
 
