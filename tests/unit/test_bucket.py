@@ -54,6 +54,8 @@ def test_memory_holds_the_tensors_in_order_and_zeros_behind(
     bucket.copy_out()
     for tensor, value in zip(tensors, values, strict=True):
         assert torch.equal(tensor, value + 1)
+    bucket.copy_in()
+    assert not flat[elements:].any(), "what is not finite would spread from there"
     assert bucket.check_flatten() == flatten or elements == 0
     bucket.release()
     flat.zero_()
