@@ -39,6 +39,13 @@ class _NcclJoins(TypedDict):
     refusals: list[str]  # by group; "": it would be joined
 
 @type_check_only
+class _PageLayout(TypedDict):
+    places: dict[str, int]  # version, sizes and offsets in bytes
+    # In the order of the page: name, 64-bit words, metric of the exporter, help.
+    comm_counters: list[tuple[str, int, str, str]]
+    stream_counters: list[tuple[str, int, str, str]]
+
+@type_check_only
 class _CpuBudget(TypedDict):
     usable_cpus: int
     local_ranks: int
@@ -84,6 +91,9 @@ def nccl_joins(environment: Mapping[str, str], groups: list[list[str]]) -> _Nccl
 
     Raises ValueError where `nic_groups` does.
     """
+
+def page_layout() -> _PageLayout:
+    """The statistics page of a process."""
 
 def launchers() -> list[tuple[str, str, str, str, str]]:
     """Of each launcher its name and the variables for rank, world size, local rank and local world size, in the order

@@ -6,7 +6,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from bagua.net.library import MissingFileError
 
@@ -51,6 +52,31 @@ class Knob:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class CounterRow(NamedTuple):
+    """A counter of the statistics page."""
+
+    name: str
+    words: int  # of 64 bits
+    metric: str  # of `bagua-net exporter`, perhaps with a label: "sent_bytes path=inline"; "": it is none
+    help: str
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """The statistics page of a process."""
+
+    places: dict[str, int]  # version, sizes and offsets in bytes
+    comm_counters: list[CounterRow]
+    stream_counters: list[CounterRow]
+
+
+@cache
+def page_layout() -> PageLayout:
+    read = _core().page_layout()
+    rows = ([CounterRow(*row) for row in read[name]] for name in ("comm_counters", "stream_counters"))
+    return PageLayout(read["places"], *rows)
 
 
 def interfaces(environment: Mapping[str, str]) -> list[Interface]:

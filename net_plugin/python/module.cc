@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "os/cpu_budget.h"
 #include "os/launcher.h"
 #include "os/network_interface.h"
+#include "stats/page_layout.h"
 #include "transport/device_list.h"
 
 namespace py = pybind11;
@@ -187,6 +189,21 @@ py::dict nccl_joins(const py::object& environment, const std::vector<std::vector
   return py::dict("devices"_a = names, "refusals"_a = refusals);
 }
 
+py::dict page_layout() {
+  const py::dict places(
+      "version"_a = kPageVersion, "header_bytes"_a = sizeof(PageHeader), "comm_slots"_a = kCommSlots,
+      "comm_bytes"_a = sizeof(CommSlot), "stream_slots"_a = kStreamSlots, "stream_bytes"_a = sizeof(StreamSlot),
+      "closed_comms"_a = offsetof(PageHeader, closed_comms), "closed_streams"_a = offsetof(PageHeader, closed_streams),
+      "nics"_a = offsetof(PageHeader, nics), "comm_counters"_a = offsetof(CommSlot, counters),
+      "posted_ms"_a = offsetof(CommSlot, posted_ms), "stream_counters"_a = offsetof(StreamSlot, counters),
+      "sample"_a = offsetof(StreamSlot, sampled_ms));
+  using Row = std::tuple<const char*, std::size_t, const char*, const char*>;
+#define BAGUA_NET_COUNTER_ROW(type, name, metric, help) Row{#name, sizeof(type) / sizeof(Counter), metric, help},
+  return py::dict("places"_a = places,
+                  "comm_counters"_a = std::vector<Row>{BAGUA_NET_COMM_COUNTERS(BAGUA_NET_COUNTER_ROW)},
+                  "stream_counters"_a = std::vector<Row>{BAGUA_NET_STREAM_COUNTERS(BAGUA_NET_COUNTER_ROW)});
+}
+
 py::list launcher_variables() {
   py::list rows;
   for (const LauncherVariables& names : launchers()) {
@@ -247,6 +264,9 @@ PYBIND11_MODULE(_core, module) {
   module.def("nccl_joins", &bagua_net::nccl_joins, py::arg("environment"), py::arg("groups"),
              "The names of NCCL's devices, and of each group of them, why NCCL cannot join it; empty if it can. Raises "
              "ValueError where nic_groups does.");
+  module.def("page_layout", &bagua_net::page_layout,
+             "The statistics page: its version, sizes and offsets in bytes; and of each counter, in the order of the "
+             "page, name, 64-bit words, metric of the exporter and help.");
   module.def(
       "launchers", &bagua_net::launcher_variables,
       "Of each launcher its name and the variables for rank, world size, local rank and local world size, in the "

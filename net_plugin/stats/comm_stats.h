@@ -27,13 +27,13 @@ class StreamStats {
   struct Kernel {
     std::uint64_t retransmits = 0;
     std::uint64_t busy_us = 0;
-    std::uint64_t peer_window_us = 0;
+    std::uint64_t peer_not_reading_us = 0;
     std::uint64_t socket_buffer_us = 0;
   };
   void set_kernel(const Kernel& now) const {
     slot_->counters.retransmits.set(before_.retransmits + now.retransmits);
     slot_->counters.busy_us.set(before_.busy_us + now.busy_us);
-    slot_->counters.peer_window_us.set(before_.peer_window_us + now.peer_window_us);
+    slot_->counters.peer_not_reading_us.set(before_.peer_not_reading_us + now.peer_not_reading_us);
     slot_->counters.socket_buffer_us.set(before_.socket_buffer_us + now.socket_buffer_us);
   }
   void set_state(SlotState state) { slot_->state.store(static_cast<std::uint32_t>(state), std::memory_order_relaxed); }
@@ -79,8 +79,8 @@ class StreamStats {
       : slot_(slot),
         nic_(nic),
         trace_(std::move(trace)),
-        before_{slot->counters.retransmits.get(), slot->counters.busy_us.get(), slot->counters.peer_window_us.get(),
-                slot->counters.socket_buffer_us.get()} {
+        before_{slot->counters.retransmits.get(), slot->counters.busy_us.get(),
+                slot->counters.peer_not_reading_us.get(), slot->counters.socket_buffer_us.get()} {
     set_state(SlotState::kLive);
   }
 
@@ -109,12 +109,12 @@ class CommStats {
     CommCounters& counters = slot_->counters;
     (striped ? counters.striped_messages : counters.inline_messages).add(1);
     (striped ? counters.striped_bytes : counters.inline_bytes).add(bytes);
-    counters.sizes[size_class(bytes)].add(1);
+    counters.message_sizes[size_class(bytes)].add(1);
   }
   void add_received(std::size_t bytes) {
     slot_->counters.received_messages.add(1);
     slot_->counters.received_bytes.add(bytes);
-    slot_->counters.sizes[size_class(bytes)].add(1);
+    slot_->counters.message_sizes[size_class(bytes)].add(1);
   }
   // Of the request with this number, in the ring of kRequestSlots.
   void posted(std::uint64_t number, CommTrace::MessagePath path) {

@@ -1,5 +1,5 @@
-// The statistics page of a process: what it looks like to whoever reads it from outside (bagua/net/stats/layout.py,
-// which has the same numbers). A change of anything here is a new kPageVersion.
+// The statistics page of a process: what it looks like to whoever reads it from outside (bagua/net/stats/layout.py). A
+// change of anything here is a new kPageVersion.
 //
 //   offset                         bytes
 //   0                              sizeof(PageHeader)                  the process
@@ -45,43 +45,55 @@ constexpr std::size_t kNicSlots = 16;      // NCCL uses at most 16 interfaces
 
 // Messages by size: up to 256 B, 1 KiB, 4 KiB and so on by four up to 4 MiB, and larger.
 constexpr std::size_t kSizeClasses = 9;
+using SizeCounters = std::array<Counter, kSizeClasses>;
 
-// Written by the thread that calls the comm, under the comm's mutex.
+// Every counter once, in the order of the page: type, name, the metric of `bagua-net exporter` that it is, with a label
+// where several counters are one metric ("": it is none), and what it counts, which is the metric's help. Python has
+// this table from bagua.net._core. In JSON a counter has the same name; there, times are in seconds.
+//
+// Written by the thread that calls the comm, under the comm's mutex. Workers that a message is handed to are awake or
+// asleep; while they sleep, the calling thread may send it itself (kept), and wake them for what may follow.
+#define BAGUA_NET_COMM_COUNTERS(ROW)                                                                               \
+  ROW(Counter, inline_messages, "sent_messages path=inline", "Messages sent.")                                     \
+  ROW(Counter, inline_bytes, "sent_bytes path=inline", "Bytes of messages sent.")                                  \
+  ROW(Counter, striped_messages, "sent_messages path=striped", "Messages sent by workers.")                        \
+  ROW(Counter, striped_bytes, "sent_bytes path=striped", "Bytes of messages sent by workers.")                     \
+  ROW(Counter, received_messages, "received_messages", "Messages received.")                                       \
+  ROW(Counter, received_bytes, "received_bytes", "Bytes of messages received.")                                    \
+  ROW(SizeCounters, message_sizes, "", "Messages sent or received, by size.")                                      \
+  ROW(Counter, handed_to_awake, "decisions decision=handed_to_awake", "Decisions about who sends a message.")      \
+  ROW(Counter, handed_to_asleep, "decisions decision=handed_to_asleep", "Messages that had to wake their worker.") \
+  ROW(Counter, kept_from_asleep, "decisions decision=kept_from_asleep", "Large messages that the caller sent.")    \
+  ROW(Counter, wake_ups, "decisions decision=woken_ahead", "Workers woken for what may follow.")                   \
+  ROW(Counter, streams_joined, "streams_joined", "Data streams that joined a comm after its start.")               \
+  ROW(Counter, streams_lost, "streams_lost", "Data streams lost.")
+
+// Written by the driver of the stream. The last four are the kernel's (TCP_INFO).
+#define BAGUA_NET_STREAM_COUNTERS(ROW)                                                                  \
+  ROW(Counter, bytes, "", "Bytes, with headers.")                                                       \
+  ROW(Counter, chunks, "", "Chunks.")                                                                   \
+  ROW(Counter, zero_copy_bytes, "zero_copy_bytes", "Of the striped bytes, those sent without copying.") \
+  ROW(Counter, socket_full, "", "Send: times that the socket had no room.")                             \
+  ROW(Counter, deferred_chunks, "deferred_chunks", "Chunks left to a faster stream.")                   \
+  ROW(Counter, worker_waits, "", "Send: messages that found the stream idle.")                          \
+  ROW(Counter, worker_wait_ns, "", "How long they waited for its worker.")                              \
+  ROW(Counter, parked, "", "Receive: times that a chunk came before its receive was posted.")           \
+  ROW(Counter, parked_ns, "", "How long such chunks waited.")                                           \
+  ROW(Counter, checksum_errors, "checksum_errors", "Chunks with a wrong checksum.")                     \
+  ROW(Counter, resent_chunks, "resent_chunks", "Chunks sent again by Bagua-Net.")                       \
+  ROW(Counter, retransmits, "retransmitted_segments", "TCP segments sent again.")                       \
+  ROW(Counter, busy_us, "", "Time that data was under way or waited to go out; of this:")               \
+  ROW(Counter, peer_not_reading_us, "", "the peer's window was closed,")                                \
+  ROW(Counter, socket_buffer_us, "", "the socket's buffer was too small.")
+
+#define BAGUA_NET_COUNTER_MEMBER(type, name, metric, help) type name;
 struct CommCounters {
-  Counter inline_messages;  // sent by the calling thread
-  Counter inline_bytes;
-  Counter striped_messages;  // sent by workers
-  Counter striped_bytes;
-  Counter received_messages;
-  Counter received_bytes;
-  std::array<Counter, kSizeClasses> sizes;  // messages sent or received
-  Counter handed_to_awake;                  // hand-over: messages given to workers that were awake,
-  Counter handed_to_asleep;                 // and to such as had to wake for it
-  Counter kept_from_asleep;                 // large enough for workers, which slept: the calling thread sent it
-  Counter wake_ups;                         // wake-up: workers that were woken for what may follow
-  Counter streams_joined;                   // after the comm began
-  Counter streams_lost;
+  BAGUA_NET_COMM_COUNTERS(BAGUA_NET_COUNTER_MEMBER)
 };
-
-// Written by the driver of the stream.
 struct StreamCounters {
-  Counter bytes;  // with headers
-  Counter chunks;
-  Counter zero_copy_bytes;
-  Counter full;            // send: times that the socket had no room
-  Counter deferred;        // send, rate: chunks left to a stream that delivers them sooner
-  Counter worker_waits;    // send: messages that found the stream idle, and how long they waited for its worker
-  Counter worker_wait_ns;  //
-  Counter parked;          // receive: times that a chunk came before its receive was posted, and how long it waited
-  Counter parked_ns;       //
-  Counter checksum_errors;
-  Counter resent_chunks;
-  // Of the kernel (TCP_INFO), sums since the connection was opened.
-  Counter retransmits;       // segments
-  Counter busy_us;           // while data was under way or waited to go out; of this:
-  Counter peer_window_us;    // the peer did not read,
-  Counter socket_buffer_us;  // the socket's buffer was too small
+  BAGUA_NET_STREAM_COUNTERS(BAGUA_NET_COUNTER_MEMBER)
 };
+#undef BAGUA_NET_COUNTER_MEMBER
 
 enum class CommState : std::uint32_t { kFree = 0, kOpen = 1, kFailed = 2 };
 enum class CommDirection : std::uint32_t { kSend = 0, kReceive = 1 };

@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import bagua.net
-from bagua.net import _core
+from bagua.net import _core, native
+from bagua.net.stats.reports import CommReport, ProcessReport, StreamReport
 
 
 def test_the_library_is_of_the_same_version_as_the_package() -> None:
@@ -141,6 +143,15 @@ def test_cpu_budget_follows_the_launcher_and_the_mask() -> None:
     assert ask(4000) == (budget | {"local_ranks": 4000}, 0)
     bound, _ = ask(2 * len(cpus), f"os.sched_setaffinity(0, [{min(cpus)}])")
     assert (bound["usable_cpus"], bound["local_ranks"]) == (1, 2)
+
+
+def test_every_counter_is_in_a_report() -> None:
+    layout = native.page_layout()
+    process, comm, stream = ({one.name for one in fields(kind)} for kind in (ProcessReport, CommReport, StreamReport))
+    counters = [*layout.comm_counters, *layout.stream_counters]
+    assert {row.name for row in counters if row.metric} <= process
+    keys = {re.sub("_[un]s$", "_s", row.name) for row in counters}
+    assert keys - (process | comm | stream) == {"socket_buffer_s"}
 
 
 def test_calls_from_many_threads() -> None:

@@ -105,7 +105,7 @@ def test_a_process_that_renames_its_devices_does_not_grow_the_exporter() -> None
 
 
 def test_sizes_are_a_cumulative_histogram() -> None:
-    counters = {"inline_bytes": 1000, "inline_messages": 3, "size_0": 2, "size_8": 1}
+    counters = {"inline_bytes": 1000, "inline_messages": 3, "message_sizes_0": 2, "message_sizes_8": 1}
     with page_of_this_process(page_bytes([Comm(counters=counters)])):
         collector = HostCollector(own)
         buckets = samples(collector, "bagua_net_message_size_bytes_bucket")

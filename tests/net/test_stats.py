@@ -168,7 +168,7 @@ class TestOfBadPages:
 
     def test_any_bytes_behind_a_good_header_can_be_shown(self) -> None:
         good = page_bytes([Comm()] * 20)
-        with page_of_this_process(good[: layout.HEADER_BYTES] + os.urandom(1_500_000)):
+        with page_of_this_process(good[: layout.page_layout().places["header_bytes"]] + os.urandom(1_500_000)):
             shown = rendered(report(own(), own()), PLAIN, 80, streams=True)
         assert shown.isprintable() or all(line.isprintable() for line in shown.splitlines())
 
@@ -235,8 +235,8 @@ class TestOfRates:
         return report(earlier, later)
 
     def test_rates_are_of_the_time_between(self) -> None:
-        before = Comm(counters={"inline_bytes": 100, "inline_messages": 1, "size_0": 1})
-        after = Comm(counters={"inline_bytes": 300, "inline_messages": 2, "size_0": 2})
+        before = Comm(counters={"inline_bytes": 100, "inline_messages": 1, "message_sizes_0": 1})
+        after = Comm(counters={"inline_bytes": 300, "inline_messages": 2, "message_sizes_0": 2})
         process = self.two([before], [after]).processes[0]
         assert process.comms[0].bytes_per_s == process.sent_bytes_per_s == 100
         assert process.comms[0].messages_per_s == 0.5
@@ -250,7 +250,7 @@ class TestOfRates:
 
     def test_stalls_are_shares_of_what_the_kernel_measured(self) -> None:
         def sending(busy_us: int, peer_us: int, sampled_ms: int) -> Comm:
-            counters = {"busy_us": busy_us, "peer_window_us": peer_us}
+            counters = {"busy_us": busy_us, "peer_not_reading_us": peer_us}
             return Comm(streams=[Stream(counters=counters, sample=(sampled_ms, 100, 90, 0))])
 
         stalls = self.two([sending(0, 0, 1000)], [sending(900_000, 800_000, 2000)]).processes[0].comms[0].stalls

@@ -47,7 +47,7 @@ BUSY = Comm(
     streams=[Stream(counters={"retransmits": 9}, sample=(1000, 100, 90, 0))],
     counters={"inline_bytes": 5000},
 )
-QUIET = Comm("10.0.0.1:1 (process 1)", counters={"inline_bytes": 10, "inline_messages": 1, "size_0": 1})
+QUIET = Comm("10.0.0.1:1 (process 1)", counters={"inline_bytes": 10, "inline_messages": 1, "message_sizes_0": 1})
 
 
 class TestRows:

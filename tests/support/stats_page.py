@@ -8,8 +8,9 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
+from bagua.net.native import CounterRow
 from bagua.net.stats import layout
 
 PAGE_NAME = "bagua-net-stats"
@@ -49,10 +50,14 @@ class Nic:
     closed_received_bytes: int = 0
 
 
-def counters_of(kind: type[layout.CommCounters] | type[layout.StreamCounters], values: dict[str, int]) -> bytes:
-    names = [one.name for one in fields(kind)]
+LAYOUT = layout.page_layout()
+AT = LAYOUT.places
+
+
+def put_counters(page: bytearray, offset: int, rows: list[CounterRow], values: dict[str, int]) -> None:
+    names = layout.names_of(rows)
     assert set(values) <= set(names), values
-    return kind.FORMAT.pack(*(values.get(name, 0) for name in names))
+    struct.pack_into(f"={len(names)}Q", page, offset, *(values.get(name, 0) for name in names))
 
 
 def page_bytes(
@@ -60,7 +65,7 @@ def page_bytes(
     *,
     pid: int | None = None,
     rank: int = -1,
-    version: int = layout.VERSION,
+    version: int = AT["version"],
     generation: int = 2,
     host: str = "node1",
     failed: int = 0,
@@ -70,10 +75,10 @@ def page_bytes(
     nics: Sequence[Nic] = (),
 ) -> bytes:
     streams = [(number, stream) for number, comm in enumerate(comms) for stream in comm.streams]
-    header = bytearray(layout.HEADER_BYTES)
+    header = bytearray(AT["header_bytes"])
     struct.pack_into(
-        "=8sI5I", header, 0, layout.MAGIC, version, layout.HEADER_BYTES, layout.COMM_SLOTS, layout.COMM_BYTES,
-        layout.STREAM_SLOTS, layout.STREAM_BYTES,
+        "=8sI5I", header, 0, layout.MAGIC, version, AT["header_bytes"], AT["comm_slots"], AT["comm_bytes"],
+        AT["stream_slots"], AT["stream_bytes"],
     )  # fmt: skip
     started = int(time.monotonic() * 1000) - 1000 if started_ms is None else started_ms
     struct.pack_into(
@@ -84,28 +89,28 @@ def page_bytes(
         "=QIIQQQQ256s", header, 200, generation, len(comms), len(streams), len(comms), 0, failed, started,
         last_failure.encode(),
     )  # fmt: skip
-    header[504:672] = counters_of(layout.CommCounters, closed or {})
+    put_counters(header, AT["closed_comms"], LAYOUT.comm_counters, closed or {})
     for number, nic in enumerate(nics):
         struct.pack_into(
-            "=4I3Q24s", header, 832 + 64 * number, nic.state, nic.speed_mbps, nic.downs, nic.streams_lost, nic.since_ms,
-            nic.closed_sent_bytes, nic.closed_received_bytes, nic.name.encode(),
+            "=4I3Q24s", header, AT["nics"] + 64 * number, nic.state, nic.speed_mbps, nic.downs, nic.streams_lost,
+            nic.since_ms, nic.closed_sent_bytes, nic.closed_received_bytes, nic.name.encode(),
         )  # fmt: skip
-    comm_slots = bytearray(layout.COMM_SLOTS * layout.COMM_BYTES)
+    comm_slots = bytearray(AT["comm_slots"] * AT["comm_bytes"])
     for number, comm in enumerate(comms):
-        begin = number * layout.COMM_BYTES
+        begin = number * AT["comm_bytes"]
         struct.pack_into(
             "=6IQ56s128s", comm_slots, begin, comm.state, comm.direction, 0, 0, 0, 0, comm.opened_ms,
             comm.interface.encode(), comm.peer.encode(),
         )  # fmt: skip
-        comm_slots[begin + 216 : begin + 384] = counters_of(layout.CommCounters, comm.counters)
+        put_counters(comm_slots, begin + AT["comm_counters"], LAYOUT.comm_counters, comm.counters)
         posted_ms = [one % (1 << 32) or 1 for one in comm.posted_ms]  # negative: before the machine was started
-        struct.pack_into(f"={len(posted_ms)}I", comm_slots, begin + 384, *posted_ms)
-    stream_slots = bytearray(max(1, len(streams)) * layout.STREAM_BYTES)
+        struct.pack_into(f"={len(posted_ms)}I", comm_slots, begin + AT["posted_ms"], *posted_ms)
+    stream_slots = bytearray(max(1, len(streams)) * AT["stream_bytes"])
     for number, (comm_number, stream) in enumerate(streams):
-        begin = number * layout.STREAM_BYTES
+        begin = number * AT["stream_bytes"]
         struct.pack_into("=4I", stream_slots, begin, stream.state, comm_number, stream.index, stream.nic)
-        stream_slots[begin + 16 : begin + 136] = counters_of(layout.StreamCounters, stream.counters)
-        struct.pack_into("=5Q", stream_slots, begin + 136, *stream.sample, stream.bytes_over_other_nics)
+        put_counters(stream_slots, begin + AT["stream_counters"], LAYOUT.stream_counters, stream.counters)
+        struct.pack_into("=5Q", stream_slots, begin + AT["sample"], *stream.sample, stream.bytes_over_other_nics)
     return bytes(header + comm_slots + stream_slots)
 
 

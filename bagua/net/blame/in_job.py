@@ -31,7 +31,7 @@ from bagua.net.blame import ras
 from bagua.net.blame.collectives import described, last_collective
 from bagua.net.blame.verdict import verdict
 from bagua.net.stats.errors import StatsError
-from bagua.net.stats.layout import Page
+from bagua.net.stats.layout import Page, messages_of
 from bagua.net.stats.rates import oldest_request_s, report
 from bagua.net.stats.report_json import report_from_json
 from bagua.net.stats.reports import HostReport
@@ -174,7 +174,7 @@ def _own_page() -> Page | None:
 
 def _traffic_of(page: Page) -> tuple[int, float]:
     """Messages sent and received, and for how long the oldest request waits, in seconds."""
-    messages = page.closed_comms.messages + sum(comm.counters.messages for comm in page.comms)
+    messages = messages_of(page.closed_comms) + sum(messages_of(comm.counters) for comm in page.comms)
     now_ms = int(time.monotonic() * 1000)
     return messages, max((oldest_request_s(comm, now_ms) or 0.0 for comm in page.comms), default=0.0)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from bagua.net.exporter.peer_sums import PeerKey, PeerSums, rank_label
-from bagua.net.stats.layout import SIZE_CLASSES
+from bagua.net.stats.layout import SIZE_CLASSES, page_layout
 from bagua.net.stats.reports import HostReport, NicReport, ProcessReport
 
 Labels = tuple[str, ...]
@@ -60,7 +60,13 @@ SIZES_HELP = "Sizes of the messages sent and received."
 def families_of(report: HostReport, peers: PeerSums) -> list[Family]:
     """`peers` is updated with the report."""
     peers.update(report)
-    return [*_of_host(report), *_of_processes(report), *_of_nics(report), *_of_peers(report, peers)]
+    return [
+        *_of_host(report),
+        *_of_counters(report),
+        *_of_processes(report),
+        *_of_nics(report),
+        *_of_peers(report, peers),
+    ]
 
 
 def size_histograms(report: HostReport) -> list[SizeHistogram]:
@@ -93,6 +99,23 @@ def _of_host(report: HostReport) -> list[Family]:
     ]
 
 
+def _of_counters(report: HostReport) -> list[Family]:
+    """As the table of counters names them; those of one name become one metric with a label."""
+    families: dict[str, Family] = {}
+    for row in (*page_layout().comm_counters, *page_layout().stream_counters):
+        name, _, label = row.metric.partition(" ")
+        if not name:
+            continue
+        key, _, value = label.partition("=")
+        label_names = (*_PROCESS, key) if label else _PROCESS
+        family = families.setdefault(name, Family(f"bagua_net_{name}", "counter", row.help, label_names))
+        counts = ((process, getattr(process, row.name)) for process in report.processes)
+        family.samples.extend(
+            Sample((*_labels(process), value)[: len(label_names)], float(count)) for process, count in counts
+        )
+    return list(families.values())
+
+
 def _of_processes(report: HostReport) -> list[Family]:
     def family(kind: Literal["counter", "gauge"], name: str, text: str, attribute: str, unknown: float = 0.0) -> Family:
         values = ((process, getattr(process, attribute)) for process in report.processes)
@@ -100,43 +123,13 @@ def _of_processes(report: HostReport) -> list[Family]:
         return Family(f"bagua_net_{name}", kind, text, _PROCESS, samples)
 
     return [
-        _by("sent_bytes", "Bytes of messages sent.", "path", report, inline="inline_bytes", striped="striped_bytes"),
-        _by("sent_messages", "Messages sent.", "path", report, inline="inline_messages", striped="striped_messages"),
-        family("counter", "zero_copy_bytes", "Of the striped bytes, those sent without copying.", "zero_copy_bytes"),
-        family("counter", "received_bytes", "Bytes of messages received.", "received_bytes"),
-        family("counter", "received_messages", "Messages received.", "received_messages"),
-        family("counter", "retransmitted_segments", "TCP segments sent again.", "retransmits"),
         family("counter", "comms_failed", "Comms that failed: a peer or the network was lost.", "comms_failed"),
         family("counter", "comms_opened", "Comms opened.", "comms_opened"),
-        family("counter", "streams_lost", "Data streams lost.", "streams_lost"),
-        family("counter", "streams_joined", "Data streams that joined a comm after its start.", "streams_joined"),
-        family("counter", "checksum_errors", "Chunks with a wrong checksum.", "checksum_errors"),
-        family("counter", "resent_chunks", "Chunks sent again by Bagua-Net.", "resent_chunks"),
-        family("counter", "deferred_chunks", "Chunks left to a faster stream.", "deferred_chunks"),
         family("counter", "io_thread_cpu_seconds", "CPU time of the I/O threads.", "worker_cpu_s"),
         family("gauge", "streams", "Data streams that are open.", "streams_live"),
         family("gauge", "requests_outstanding", "Requests that are not finished.", "outstanding"),
         family("gauge", "oldest_request_seconds", "Age of the oldest of them; 0: none.", "oldest_request_s"),
-        _by(
-            "decisions",
-            "Decisions about who sends a message.",
-            "decision",
-            report,
-            handed_to_awake="handed_to_awake",
-            handed_to_asleep="handed_to_asleep",
-            kept_from_asleep="kept_from_asleep",
-            woken_ahead="wake_ups",
-        ),
     ]
-
-
-def _by(name: str, text: str, label: str, report: HostReport, **attributes: str) -> Family:
-    samples = [
-        Sample((*_labels(process), value), float(getattr(process, attribute)))
-        for process in report.processes
-        for value, attribute in attributes.items()
-    ]
-    return Family(f"bagua_net_{name}", "counter", text, (*_PROCESS, label), samples)
 
 
 def _of_nics(report: HostReport) -> list[Family]:

@@ -63,13 +63,13 @@ def _carried(page: Page) -> list[_Carried]:
         if stream.nic is None:
             continue
         one = found[stream.nic]
-        amount = stream.counters.bytes - stream.bytes_over_other_nics
+        amount = stream.counters["bytes"] - stream.bytes_over_other_nics
         if directions.get(stream.comm) == "send":
             one.sent += amount
         else:
             one.received += amount
         one.streams_live += stream.state in ("live", "parked")
-        one.retransmits += stream.counters.retransmits
+        one.retransmits += stream.counters["retransmits"]
     return found
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any
 
-from bagua.net.stats.layout import CommCounters, CommSlot, NicSlot, StreamCounters, StreamSlot
+from bagua.net.stats.layout import CommSlot, Counts, NicSlot, StreamSlot, messages_of, sizes_of
 from bagua.net.stats.nics import nic_reports
 from bagua.net.stats.reports import SCHEMA, CommReport, HostReport, ProcessReport, Stalls, StreamReport
 from bagua.net.stats.snapshots import ProcessSnapshot, Snapshot
 
 _UINT32 = 1 << 32
+_PER_SECOND = {"_us": 1e6, "_ns": 1e9}
 
 
 def report(earlier: Snapshot | None, later: Snapshot) -> HostReport:
@@ -54,9 +59,8 @@ def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> Process
         )
         for comm in page.comms
     ]
-    sent, received = _totals(later)
-    sent_before, received_before = (0, 0) if earlier is None else _totals(earlier)
-    sums, stream_sums = _sums(later)
+    sums = _sums(later)
+    sums_before = sums if earlier is None else _sums(earlier)
     now_s = later.taken_s
     return ProcessReport(
         pid=later.pid,
@@ -72,31 +76,14 @@ def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> Process
         workers=page.workers,
         worker_cpu=None if earlier is None else _rate(_cpu(later) - _cpu(earlier), elapsed_s),
         worker_cpu_s=_cpu(later),
-        sent_bytes=sent,
-        sent_messages=sums.inline_messages + sums.striped_messages,
-        received_bytes=received,
-        received_messages=sums.received_messages,
-        inline_bytes=sums.inline_bytes,
-        striped_bytes=sums.striped_bytes,
-        zero_copy_bytes=stream_sums.zero_copy_bytes,
-        inline_messages=sums.inline_messages,
-        striped_messages=sums.striped_messages,
-        message_sizes=list(sums.sizes),
-        handed_to_awake=sums.handed_to_awake,
-        handed_to_asleep=sums.handed_to_asleep,
-        kept_from_asleep=sums.kept_from_asleep,
-        wake_ups=sums.wake_ups,
-        deferred_chunks=stream_sums.deferred,
-        sent_bytes_per_s=_rate(sent - sent_before, elapsed_s),
-        received_bytes_per_s=_rate(received - received_before, elapsed_s),
+        sent_bytes=_sent_bytes(sums),
+        sent_messages=sums["inline_messages"] + sums["striped_messages"],
+        message_sizes=sizes_of(sums),
+        sent_bytes_per_s=_rate(_sent_bytes(sums) - _sent_bytes(sums_before), elapsed_s),
+        received_bytes_per_s=_rate(sums["received_bytes"] - sums_before["received_bytes"], elapsed_s),
         outstanding=sum(comm.outstanding for comm in comms),
         oldest_request_s=_largest(comm.oldest_request_s for comm in comms),
-        retransmits=stream_sums.retransmits,
         streams_live=sum(comm.streams_live for comm in comms),
-        streams_joined=sums.streams_joined,
-        streams_lost=sums.streams_lost,
-        checksum_errors=stream_sums.checksum_errors,
-        resent_chunks=stream_sums.resent_chunks,
         comms_opened=page.comms_opened,
         comms_hidden=page.comms_hidden,
         comms_failed=page.comms_failed,
@@ -104,6 +91,7 @@ def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> Process
         last_failure_age_s=max(0.0, now_s - page.last_failure_ms / 1000) if page.comms_failed else None,
         nics=nic_reports(None if earlier is None else earlier.page, page, elapsed_s, int(1000 * now_s)),
         comms=comms,
+        **_shown(ProcessReport, sums),
     )
 
 
@@ -119,11 +107,11 @@ def _comm(
     counters = later.counters
     age_s = max(0.001, now_ms / 1000 - later.opened_ms / 1000)
     moved = _bytes(counters)
-    messages = counters.messages
+    messages = messages_of(counters)
     known_s = elapsed_s if earlier is not None else None
     rate = None if earlier is None else _rate(moved - _bytes(earlier.counters), known_s)
     before = None if earlier is None else earlier.counters
-    past_messages = 0 if before is None else before.messages
+    past_messages = 0 if before is None else messages_of(before)
     by_index = {one.index: one for one in streams_before}
     return CommReport(
         id=f"{later.slot}.{later.opened_ms}",
@@ -135,33 +123,24 @@ def _comm(
         age_s=age_s,
         messages=messages,
         bytes=moved,
-        inline_messages=counters.inline_messages,
-        inline_bytes=counters.inline_bytes,
-        striped_messages=counters.striped_messages,
-        striped_bytes=counters.striped_bytes,
         bytes_per_s=rate,
         average_bytes_per_s=moved / age_s,
         messages_per_s=_rate(messages - past_messages, known_s),
-        message_sizes=list(counters.sizes),
+        message_sizes=sizes_of(counters),
         outstanding=len(later.posted_ms),
         oldest_request_s=oldest_request_s(later, now_ms),
         streams_live=sum(one.state in ("live", "parked") for one in streams),
-        streams_joined=counters.streams_joined,
-        streams_lost=counters.streams_lost,
         streams_target=later.streams_target or None,
         growth_trials=later.growth_trials,
         growth_gains=later.growth_gains,
-        handed_to_awake=counters.handed_to_awake,
-        handed_to_asleep=counters.handed_to_asleep,
-        kept_from_asleep=counters.kept_from_asleep,
-        wake_ups=counters.wake_ups,
-        retransmits=sum(one.counters.retransmits for one in streams),
+        retransmits=sum(one.counters["retransmits"] for one in streams),
         round_trip_s=_largest(one.round_trip_us / 1e6 for one in streams if one.sampled_ms),
         stalls=_stalls(later.direction, by_index, streams, known_s),
         streams=[
             _stream(by_index.get(one.index), one, None if one.nic is None else nics[one.nic], known_s)
             for one in sorted(streams, key=lambda one: one.index)
         ],
+        **_shown(CommReport, counters),
     )
 
 
@@ -174,24 +153,11 @@ def _stream(
         index=later.index,
         nic=None if nic is None else nic.name,
         state=later.state,
-        bytes=counters.bytes,
-        bytes_per_s=None if earlier is None else _rate(counters.bytes - earlier.counters.bytes, elapsed_s),
-        chunks=counters.chunks,
-        zero_copy_bytes=counters.zero_copy_bytes,
-        retransmits=counters.retransmits,
+        bytes_per_s=None if earlier is None else _rate(counters["bytes"] - earlier.counters["bytes"], elapsed_s),
         round_trip_s=later.round_trip_us / 1e6 if sampled else None,
         least_round_trip_s=later.least_round_trip_us / 1e6 if sampled else None,
         estimated_bytes_per_s=later.estimated_bytes_per_s or None,
-        socket_full=counters.full,
-        deferred_chunks=counters.deferred,
-        worker_waits=counters.worker_waits,
-        worker_wait_s=counters.worker_wait_ns / 1e9,
-        parked=counters.parked,
-        parked_s=counters.parked_ns / 1e9,
-        busy_s=counters.busy_us / 1e6,
-        peer_not_reading_s=counters.peer_window_us / 1e6,
-        checksum_errors=counters.checksum_errors,
-        resent_chunks=counters.resent_chunks,
+        **_shown(StreamReport, counters),
     )
 
 
@@ -202,25 +168,28 @@ def _stalls(
     if not elapsed_s or not pairs:
         return Stalls(None, None, None, None)
     if direction == "receive":
-        parked_s = sum(later.counters.parked_ns - earlier.counters.parked_ns for earlier, later in pairs) / 1e9
+        parked_s = sum(later.counters["parked_ns"] - earlier.counters["parked_ns"] for earlier, later in pairs) / 1e9
         # A stream that is parked now adds its time when it goes on.
         parked_s += elapsed_s * sum(
-            later.state == "parked" and later.counters.parked == earlier.counters.parked for earlier, later in pairs
+            later.state == "parked" and later.counters["parked"] == earlier.counters["parked"]
+            for earlier, later in pairs
         )
         return Stalls(None, None, None, _share(parked_s, elapsed_s * len(pairs)))
-    worker_s = sum(later.counters.worker_wait_ns - earlier.counters.worker_wait_ns for earlier, later in pairs) / 1e9
+    worker_s = (
+        sum(later.counters["worker_wait_ns"] - earlier.counters["worker_wait_ns"] for earlier, later in pairs) / 1e9
+    )
     # The kernel's times are of the moments when it was asked.
     asked = [
         (earlier.counters, later.counters, (later.sampled_ms - earlier.sampled_ms) / 1000)
         for earlier, later in pairs
         if later.sampled_ms > earlier.sampled_ms > 0
     ]
-    asked = [one for one in asked if one[1].busy_us > one[0].busy_us]
+    asked = [one for one in asked if one[1]["busy_us"] > one[0]["busy_us"]]
     if not asked:
         return Stalls(None, None, _share(worker_s, elapsed_s), None)
     seconds = sum(one[2] for one in asked)
-    peer_s = sum(later.peer_window_us - earlier.peer_window_us for earlier, later, _ in asked) / 1e6
-    busy_s = sum(later.busy_us - earlier.busy_us for earlier, later, _ in asked) / 1e6
+    peer_s = sum(later["peer_not_reading_us"] - earlier["peer_not_reading_us"] for earlier, later, _ in asked) / 1e6
+    busy_s = sum(later["busy_us"] - earlier["busy_us"] for earlier, later, _ in asked) / 1e6
     return Stalls(_share(peer_s, seconds), _share(busy_s - peer_s, seconds), _share(worker_s, elapsed_s), None)
 
 
@@ -235,23 +204,35 @@ def _streams_by_comm(process: ProcessSnapshot) -> dict[int, list[StreamSlot]]:
     return found
 
 
-def _sums(process: ProcessSnapshot) -> tuple[CommCounters, StreamCounters]:
-    comms = process.page.closed_comms
-    for comm in process.page.comms:
-        comms = comms.plus(comm.counters)
-    streams = process.page.closed_streams
-    for stream in process.page.streams:
-        streams = streams.plus(stream.counters)
-    return comms, streams
+def _sums(process: ProcessSnapshot) -> Counts:
+    """Of comms and streams, those that are closed included."""
+    page = process.page
+    sums = Counter(page.closed_comms | page.closed_streams)
+    for counts in [one.counters for one in page.comms] + [one.counters for one in page.streams]:
+        sums.update(counts)
+    return sums
 
 
-def _totals(process: ProcessSnapshot) -> tuple[int, int]:
-    sums, _ = _sums(process)
-    return sums.inline_bytes + sums.striped_bytes, sums.received_bytes
+@cache
+def _names(report: type) -> frozenset[str]:
+    return frozenset(one.name for one in fields(report))
 
 
-def _bytes(counters: CommCounters) -> int:
-    return counters.inline_bytes + counters.striped_bytes + counters.received_bytes
+def _shown(report: type, counts: Counts) -> dict[str, Any]:
+    """Those for which the report has a field. Its times are in seconds."""
+    found: dict[str, Any] = {}
+    for name, count in counts.items():
+        scale = _PER_SECOND.get(name[-3:])
+        found |= {name: count} if scale is None else {f"{name[:-3]}_s": count / scale}
+    return {name: value for name, value in found.items() if name in _names(report)}
+
+
+def _sent_bytes(counters: Counts) -> int:
+    return counters["inline_bytes"] + counters["striped_bytes"]
+
+
+def _bytes(counters: Counts) -> int:
+    return _sent_bytes(counters) + counters["received_bytes"]
 
 
 def _cpu(process: ProcessSnapshot) -> float:

@@ -11,17 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bagua.net.stats.errors import StatsError
-from bagua.net.stats.layout import (
-    COMM_BYTES,
-    COMMS_OFFSET,
-    HEADER_BYTES,
-    STREAM_BYTES,
-    STREAMS_OFFSET,
-    Page,
-    generation_of,
-    read_page,
-    slots_in_use,
-)
+from bagua.net.stats.layout import Page, generation_of, page_layout, read_page, slots_in_use
 from bagua.net.stats.processes import KernelView, find_pages, kernel_view, open_page, thread_seconds
 
 PROC = Path("/proc")
@@ -126,15 +116,17 @@ def _opened(path: str) -> Iterator[int]:
 
 
 def _consistent_page(descriptor: int, where: str, with_streams: bool = True) -> Page:
+    at = page_layout().places
     for attempt in range(_TRIES):
         if attempt > 0:
             time.sleep(_PAUSE_S)
         # Holes read as zeros and stay holes, which they would not if the page were mapped.
-        header = os.pread(descriptor, HEADER_BYTES, 0)
+        header = os.pread(descriptor, at["header_bytes"], 0)
         comms, streams = slots_in_use(header, where)
-        comm_data = os.pread(descriptor, comms * COMM_BYTES, COMMS_OFFSET)
-        stream_data = os.pread(descriptor, streams * STREAM_BYTES, STREAMS_OFFSET) if with_streams else b""
-        after = generation_of(os.pread(descriptor, HEADER_BYTES, 0))
+        comm_data = os.pread(descriptor, comms * at["comm_bytes"], at["header_bytes"])
+        streams_offset = at["header_bytes"] + at["comm_slots"] * at["comm_bytes"]
+        stream_data = os.pread(descriptor, streams * at["stream_bytes"], streams_offset) if with_streams else b""
+        after = generation_of(os.pread(descriptor, at["header_bytes"], 0))
         if after == generation_of(header) and after % 2 == 0:
             return read_page(header, comm_data, stream_data)
     raise StatsError(

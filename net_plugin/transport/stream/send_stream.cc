@@ -63,7 +63,7 @@ Pull SendStream::pull(Chunk* chunk) {
     pulled = scheduler_->pull(index(), backlog_, chunk, &better, monotonic_ns());
   }
   if (pulled == Pull::kPassedOver) {
-    stats_->deferred.add(1);
+    stats_->deferred_chunks.add(1);
     kick_(better);
   }
   return pulled;
@@ -244,7 +244,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
         continue;
       }
       if (errno != EAGAIN && errno != EWOULDBLOCK) return end_of_output(errno);
-      stats_->full.add(1);
+      stats_->socket_full.add(1);
       set_blocked(true);
       // A calling thread has no poller that reports the end of the peer.
       listen();
@@ -258,7 +258,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
       end_chunk();
     } else if (!writes_by_reference_) {
       // A short write means a full socket buffer, and the kernel then tells the poller when there is room.
-      stats_->full.add(1);
+      stats_->socket_full.add(1);
       set_blocked(true);
       return StreamProgress::kBlocked;
     }

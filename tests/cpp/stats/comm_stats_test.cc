@@ -38,8 +38,8 @@ TEST_CASE(messages_are_counted_by_path_and_size) {
   CHECK_EQ(near.inline_messages.get(), std::uint64_t{2});
   CHECK_EQ(near.inline_bytes.get(), std::uint64_t{5100});
   CHECK_EQ(near.striped_messages.get(), std::uint64_t{0});
-  CHECK_EQ(near.sizes[0].get(), std::uint64_t{1});
-  CHECK_EQ(near.sizes[3].get(), std::uint64_t{1});
+  CHECK_EQ(near.message_sizes[0].get(), std::uint64_t{1});
+  CHECK_EQ(near.message_sizes[3].get(), std::uint64_t{1});
   const CommCounters& far = connection.receiving_slot->counters;
   CHECK_EQ(far.received_messages.get(), std::uint64_t{2});
   CHECK_EQ(far.received_bytes.get(), std::uint64_t{5100});

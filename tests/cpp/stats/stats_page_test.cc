@@ -100,8 +100,8 @@ TEST_CASE(another_process_reads_what_was_counted) {
   CHECK_EQ(seen->counters.inline_messages.get(), std::uint64_t{1});
   CHECK_EQ(seen->counters.inline_bytes.get(), std::uint64_t{100});
   CHECK_EQ(seen->counters.striped_bytes.get(), std::uint64_t{5000});
-  CHECK_EQ(seen->counters.sizes[0].get(), std::uint64_t{1});
-  CHECK_EQ(seen->counters.sizes[3].get(), std::uint64_t{1});
+  CHECK_EQ(seen->counters.message_sizes[0].get(), std::uint64_t{1});
+  CHECK_EQ(seen->counters.message_sizes[3].get(), std::uint64_t{1});
   CHECK(seen->posted_ms[2].load() != 0);
   comm.finished(2, 1);
   CHECK_EQ(reader.comm(0)->posted_ms[2].load(), 0u);
@@ -128,7 +128,7 @@ TEST_CASE(every_size_has_its_class) {
                              {1u << 30, 8}}) {
     CommStats comm(page, kNames);
     comm.add_received(one.bytes);
-    CHECK_EQ(comm->sizes[one.size_class].get(), std::uint64_t{1});
+    CHECK_EQ(comm->message_sizes[one.size_class].get(), std::uint64_t{1});
   }
 }
 
