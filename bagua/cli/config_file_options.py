@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from bagua.cli.errors import CommandError
+from bagua.command_exit import CommandError
 from bagua.net import nccl_config_file
 
 

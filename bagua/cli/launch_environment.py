@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bagua.cli.errors import CommandError
+from bagua.command_exit import CommandError
 from bagua.net import native, notice, unknown_settings
 from bagua.net.activation import ActivationState, Target, original_environment, plan
 from bagua.net.nccl_config_file import config_files, read_settings

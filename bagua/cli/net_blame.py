@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError
 from bagua.cli.net_stats import none_found
 from bagua.cli.net_top import add_host_options, sources_of
 from bagua.cli.terminal import Terminal, width_of_stdout
 from bagua.cli.text_table import Column, table
+from bagua.command_exit import EXIT_FAILURE, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

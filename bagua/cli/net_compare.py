@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
-from bagua.cli.interrupts import sigterm_as_interrupt
+from bagua.command_exit import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, CommandError, sigterm_as_interrupt
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bagua.cli import net_doctor_peer
 from bagua.cli.doctor_report import COLOURS, failed_checks, rendered
-from bagua.cli.errors import EXIT_FAILURE
+from bagua.command_exit import EXIT_FAILURE
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
 from bagua.cli.doctor_report import COLOURS, failed_checks, rendered
-from bagua.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError
+from bagua.command_exit import EXIT_FAILURE, EXIT_USAGE, CommandError
 from bagua.host_port import split_host_port
 
 if TYPE_CHECKING:

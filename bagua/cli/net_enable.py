@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagua.cli.config_file_options import add_file_options, chosen_file
-from bagua.cli.errors import CommandError
+from bagua.command_exit import CommandError
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

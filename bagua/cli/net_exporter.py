@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import EXIT_USAGE, CommandError
+from bagua.command_exit import EXIT_USAGE, CommandError
 from bagua.version import __version__
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import CommandError
+from bagua.command_exit import CommandError
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

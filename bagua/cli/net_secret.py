@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import CommandError
+from bagua.command_exit import CommandError
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import EXIT_FAILURE, CommandError
+from bagua.command_exit import EXIT_FAILURE, CommandError
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

@@ -7,8 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import EXIT_USAGE, CommandError
-from bagua.cli.interrupts import sigterm_as_interrupt
+from bagua.command_exit import EXIT_USAGE, CommandError, sigterm_as_interrupt
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

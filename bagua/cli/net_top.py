@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError
+from bagua.command_exit import EXIT_FAILURE, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

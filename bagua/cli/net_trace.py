@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import CommandError
+from bagua.command_exit import CommandError
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

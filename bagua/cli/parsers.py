@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from bagua.cli.errors import EXIT_INTERRUPTED, CommandError
+from bagua.command_exit import EXIT_INTERRUPTED, CommandError
 
 if TYPE_CHECKING:
     # What `add_subparsers` returns, which argparse does not name in public.

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from bagua.cli.errors import EXIT_USAGE, CommandError
+from bagua.command_exit import EXIT_USAGE, CommandError
 from bagua.distributed import torchrun
 from bagua.distributed.caller import end_with_caller
 from bagua.distributed.options import (

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bagua.cli.errors import EXIT_USAGE, CommandError
+from bagua.command_exit import EXIT_USAGE, CommandError
 from bagua.distributed import torchrun
 from bagua.distributed.options import (
     add_further_options,

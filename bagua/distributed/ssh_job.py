@@ -17,7 +17,7 @@ from enum import Enum, auto
 from types import FrameType
 from typing import IO
 
-from bagua.cli.errors import EXIT_FAILURE, EXIT_OF_SIGNAL, CommandError
+from bagua.command_exit import EXIT_FAILURE, EXIT_OF_SIGNAL, CommandError
 from bagua.distributed.remote_host import READY, RemoteHost
 
 # torchrun gives processes 30 s to end before it kills them; a second signal of the user does not wait.

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua.cli.errors import EXIT_OF_SIGNAL, EXIT_USAGE, CommandError
+from bagua.command_exit import EXIT_OF_SIGNAL, EXIT_USAGE, CommandError
 
 LOCAL_RANK_FLAG = "--local_rank=${local_rank}"  # torchrun puts the number in, for each process
 REDIRECTED = "3"  # torchrun's number for stdout and stderr

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua.cli.errors import EXIT_USAGE, CommandError
+from bagua.command_exit import EXIT_USAGE, CommandError
 from bagua.distributed.options import (
     DEFAULT_MASTER_PORT,
     add_option,

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from bagua.cli.interrupts import sigterm_as_interrupt
+from bagua.command_exit import sigterm_as_interrupt
 from bagua.net.bench.process_tree import running, start_command
 
 
