@@ -31,8 +31,8 @@ from bagua.lightning.rank_files import STATE, load_own, rank_file
 from bagua.torch_api import init_process_group
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithmImpl
+from bagua.torch_api.algorithms.base import resolve_algorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
-from bagua.torch_api.algorithms.registry import resolve_algorithm
 from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.data_parallel import DistributedDataParallel
 

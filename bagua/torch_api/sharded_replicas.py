@@ -32,9 +32,9 @@ from bagua.replicas.replica_check import Replica
 from bagua.replicas.saved_rank import check_rank
 from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.base import resolve_algorithm
 from bagua.torch_api.algorithms.fragment_rounds import FragmentRounds
 from bagua.torch_api.algorithms.local_steps import LocalSGDAlgorithm
-from bagua.torch_api.algorithms.registry import resolve_algorithm
 from bagua.torch_api.wrapping import check_optimizers
 
 _logger = logging.getLogger("bagua")

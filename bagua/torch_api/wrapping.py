@@ -15,7 +15,7 @@ from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import DataParallelEngine, engine_named
 from bagua.env import read_text
-from bagua.torch_api.algorithms.registry import allowed_algorithms, resolve_algorithm
+from bagua.torch_api.algorithms.base import allowed_algorithms, resolve_algorithm
 from bagua.torch_api.env import get_autotune_level, get_default_bucket_size
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 

@@ -26,9 +26,9 @@ from support.training import TWO_NODES_OF_TWO, batches, begin, check_ranks_equal
 from bagua.engine import plan_tuner
 from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.base import resolve_algorithm
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
-from bagua.torch_api.algorithms.registry import resolve_algorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 from bagua.tuning import memory, outcome, search, setting
 

@@ -54,7 +54,7 @@ from bagua import comm_hooks  # noqa: E402
 from bagua.distributed import launch, run  # noqa: E402
 from bagua.torch_api import communication  # noqa: E402
 from bagua.torch_api.algorithms import GlobalAlgorithmRegistry, q_adam  # noqa: E402
-from bagua.torch_api.algorithms.registry import resolve_algorithm  # noqa: E402
+from bagua.torch_api.algorithms.base import resolve_algorithm  # noqa: E402
 from bagua.torch_api.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from bagua.torch_api.contrib import fuse_optimizer  # noqa: E402
 from bagua.torch_api.data_parallel import DistributedDataParallel  # noqa: E402

@@ -13,8 +13,7 @@ from bagua.torch_api.algorithms import (
     powersgd,
     q_adam,
 )
-from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
-from bagua.torch_api.algorithms.registry import GlobalAlgorithmRegistry, UnknownAlgorithmError
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, GlobalAlgorithmRegistry, UnknownAlgorithmError
 
 __all__ = [
     "Algorithm",

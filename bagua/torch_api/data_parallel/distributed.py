@@ -20,8 +20,7 @@ from bagua.job.torch_internals import is_in_backward
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.replicas.state_broadcast import broadcast_parameters
-from bagua.torch_api.algorithms.base import Algorithm
-from bagua.torch_api.algorithms.registry import resolve_algorithm
+from bagua.torch_api.algorithms.base import Algorithm, resolve_algorithm
 from bagua.torch_api.data_parallel import arguments
 from bagua.torch_api.data_parallel.engine_names import EngineNames
 from bagua.torch_api.data_parallel.forward_buffers import ForwardBuffers
