@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from bagua.cli.launch_environment import BY_NAME_HELP, launch_changes
+from bagua.cli.launch_changes import BY_NAME_HELP, launch_changes
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from bagua.cli.launch_environment import BY_NAME_HELP, launch_changes
+from bagua.cli.launch_changes import BY_NAME_HELP, launch_changes
 from bagua.command_exit import EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:

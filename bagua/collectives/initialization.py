@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bagua import launch_environment
 from bagua.collectives.process_group import DEFAULT_TIMEOUT, from_torch_group, is_initialized, set_default_group
 from bagua.env import read_text
-from bagua.job import launch_environment, rendezvous, torch_internals
+from bagua.job import rendezvous, torch_internals
 
 _MAX_TIMEOUT_S = 10 * 365 * 86400.0  # backends count in milliseconds, some of them in 64 bits of nanoseconds
 _BACKEND_EXAMPLES = "'nccl', 'gloo' or 'cpu:gloo,cuda:nccl'"

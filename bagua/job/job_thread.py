@@ -20,7 +20,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bagua.job import gloo_exit, launch_environment, long_waits, peer_watch, places, presence, roll_call, verdicts
+from bagua import launch_environment
+from bagua.job import gloo_exit, long_waits, peer_watch, places, presence, roll_call, verdicts
 from bagua.job.gone import LEFT, Gone
 from bagua.job.lost_ranks import LostRanks
 from bagua.job.roll_call import RollCall

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bagua.job import launch_environment, torch_internals
+from bagua import launch_environment
+from bagua.job import torch_internals
 from bagua.job.presence import NO_DOOR, Door, own_presence
 
 PLACE_KEY = "bagua/place/{}"

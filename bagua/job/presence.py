@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bagua.job import gloo_exit, launch_environment
+from bagua import launch_environment
+from bagua.job import gloo_exit
 
 ACCEPT_PAUSE_S = 1.0
 STOP_S = 1.0

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from bagua.job import launch_environment
+from bagua import launch_environment
 from bagua.job.torch_internals import Store
 from bagua.rank_list import rank_list
 

@@ -39,7 +39,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bagua.job import launch_environment, places
+from bagua import launch_environment
+from bagua.job import places
 from bagua.job.gone import EXITED, LEFT, NO_RESPONSE, no_response_within
 from bagua.job.store_client import StoreClient
 from bagua.job.torch_internals import Store, add_line

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bagua import launch_environment
 from bagua.collectives import collectives
 from bagua.collectives.carrier_device import on_stream
 from bagua.collectives.communicator import BaguaCommunicator
-from bagua.job import launch_environment
 
 
 def _method(collective: Callable[..., None], **renamed: str) -> Callable[..., None]:

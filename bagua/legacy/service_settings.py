@@ -9,7 +9,7 @@ import os
 import socket
 
 from bagua.env import EnvironmentValueError, read_switch, read_text
-from bagua.job.launch_environment import read_integer
+from bagua.launch_environment import read_integer
 
 __all__ = [
     "find_free_network_port",

@@ -95,9 +95,8 @@ def nccl_joins(environment: Mapping[str, str], groups: list[list[str]]) -> _Nccl
 def page_layout() -> _PageLayout:
     """The statistics page of a process."""
 
-def launchers() -> list[tuple[str, str, str, str, str]]:
-    """Of each launcher its name and the variables for rank, world size, local rank and local world size, in the order
-    in which they are looked for."""
+def job_position(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """Rank, world size, local rank and local world size, as the launcher says; -1: none does."""
 
 def cpu_budget() -> _CpuBudget:
     """CPUs that this process may use, and ranks of this host that share them."""

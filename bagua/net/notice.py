@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import MutableMapping, Sequence
 
-from bagua.net.launchers import stated_local_rank
+from bagua.launch_environment import job_position
 
 # Not BAGUA_NET_*: it is no knob, and the library warns about unknown names of that kind.
 _SAID_VARIABLE = "_BAGUA_NET_SAID"
@@ -24,7 +24,8 @@ def report(messages: Sequence[str], environment: MutableMapping[str, str]) -> No
     if not new:
         return
     environment[_SAID_VARIABLE] = " ".join([*said, *map(_digest, new)])
-    if (stated_local_rank(environment) or environment.get("RANK", "").strip()) not in ("", "0"):
+    position = job_position(environment)
+    if (position.rank if position.local_rank is None else position.local_rank) not in (None, 0):
         return
     # Imported here: most processes have nothing to say.
     import logging

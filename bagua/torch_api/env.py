@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
+from bagua import launch_environment
 from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES
 from bagua.env import read_size
-from bagua.job import launch_environment
-from bagua.job.launch_environment import read_integer
+from bagua.launch_environment import read_integer
 
 
 def get_world_size() -> int:

@@ -8,15 +8,31 @@
 namespace bagua_net {
 namespace {
 
+struct LauncherVariables {
+  const char* rank;
+  const char* world_size;
+  const char* local_rank;
+  const char* local_world_size;  // "": it says so in another form
+};
+
+// In the order in which they are looked for: mpirun inside a Slurm allocation leaves the SLURM_PROCID of its own daemon
+// in the environment.
+constexpr LauncherVariables kLaunchers[] = {
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""},
+};
+
 std::optional<int> read_number(const EnvironmentReader& environment, const char* name, int least, int most) {
   const std::optional<std::string> text = environment(name);
-  const std::optional<int> number = text ? parse_number<int>(*text) : std::nullopt;
+  const std::optional<int> number = text ? parse_number<int>(trimmed(*text)) : std::nullopt;
   return number && *number >= least && *number <= most ? number : std::nullopt;
 }
 
 // Of the first launcher that says it.
 int first_number(const EnvironmentReader& environment, const char* LauncherVariables::* variable, int least, int most) {
-  for (const LauncherVariables& launcher : launchers()) {
+  for (const LauncherVariables& launcher : kLaunchers) {
     if (const auto number = read_number(environment, launcher.*variable, least, most)) return *number;
   }
   return -1;
@@ -46,17 +62,6 @@ std::optional<int> tasks_on_node(const std::string& text, std::optional<int> nod
 }
 
 }  // namespace
-
-const std::vector<LauncherVariables>& launchers() {
-  static const std::vector<LauncherVariables> all = {
-      {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-      {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-       "OMPI_COMM_WORLD_LOCAL_SIZE"},
-      {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-      {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""},
-  };
-  return all;
-}
 
 JobPosition job_position(const EnvironmentReader& environment) {
   return {first_number(environment, &LauncherVariables::rank, 0, INT_MAX),

@@ -1,26 +1,12 @@
 // What the launcher of a job tells a process through its environment: torchrun, Open MPI, Intel MPI and MPICH, Slurm.
-// The one place where their variables are named; Python has the same table (bagua/net/launchers.py), and a test
-// compares the two.
+// The one place in C++ that names their variables; bagua/launch_environment.py is the one in Python.
 #pragma once
 
 #include <optional>
-#include <vector>
 
 #include "base/environment_reader.h"
 
 namespace bagua_net {
-
-struct LauncherVariables {
-  const char* launcher;
-  const char* rank;
-  const char* world_size;
-  const char* local_rank;
-  const char* local_world_size;  // "": it says so in another form
-};
-
-// In the order in which they are looked for: mpirun inside a Slurm allocation leaves the SLURM_PROCID of its own daemon
-// in the environment.
-const std::vector<LauncherVariables>& launchers();
 
 // Ranks on one host: more are a misread variable.
 constexpr int kMaxLocalRanks = 4096;

@@ -204,12 +204,9 @@ py::dict page_layout() {
                   "stream_counters"_a = std::vector<Row>{BAGUA_NET_STREAM_COUNTERS(BAGUA_NET_COUNTER_ROW)});
 }
 
-py::list launcher_variables() {
-  py::list rows;
-  for (const LauncherVariables& names : launchers()) {
-    rows.append(py::make_tuple(names.launcher, names.rank, names.world_size, names.local_rank, names.local_world_size));
-  }
-  return rows;
+py::tuple job_position_of(const py::object& environment) {
+  const JobPosition position = job_position(reader_of(environment_of(environment)));
+  return py::make_tuple(position.rank, position.world_size, position.local_rank, position.local_world_size);
 }
 
 std::string secret_key_id(const py::str& file) {
@@ -267,10 +264,8 @@ PYBIND11_MODULE(_core, module) {
   module.def("page_layout", &bagua_net::page_layout,
              "The statistics page: its version, sizes and offsets in bytes; and of each counter, in the order of the "
              "page, name, 64-bit words, metric of the exporter and help.");
-  module.def(
-      "launchers", &bagua_net::launcher_variables,
-      "Of each launcher its name and the variables for rank, world size, local rank and local world size, in the "
-      "order in which they are looked for.");
+  module.def("job_position", &bagua_net::job_position_of, py::arg("environment"),
+             "Rank, world size, local rank and local world size, as the launcher says; -1: none does.");
   module.def("cpu_budget", &bagua_net::cpu_budget,
              "CPUs that this process may use, and ranks of this host that share them.");
   module.def("default_workers", &bagua_net::default_workers,

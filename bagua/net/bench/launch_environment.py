@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bagua.launch_environment import LAUNCHERS, LauncherVariables
 from bagua.net.bench.errors import UsageError
-from bagua.net.launchers import LAUNCHERS, LauncherVariables
 
 LOOPBACK = "127.0.0.1"
 # Outside Linux's ephemeral range (32768..60999), so that no outgoing connection holds it.

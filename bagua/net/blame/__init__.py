@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bagua.env import read_text
-from bagua.net.launchers import stated_world_size
+from bagua.launch_environment import job_position
 
 _DEFAULT_STALL_S = 30  # of BAGUA_NET_STALL_S
 
@@ -13,7 +13,7 @@ _DEFAULT_STALL_S = 30  # of BAGUA_NET_STALL_S
 def start_in_job(environment: Mapping[str, str]) -> None:
     """In a process that is one rank of several, as the launcher says. Without effect where BAGUA_NET_STALL_S is 0 or
     invalid, which the plugin reports."""
-    if stated_world_size(environment) in ("", "0", "1"):
+    if job_position(environment).world_size in (None, 0, 1):
         return
     try:
         stall_s = int(read_text(environment, "BAGUA_NET_STALL_S") or _DEFAULT_STALL_S)

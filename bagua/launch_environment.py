@@ -1,14 +1,69 @@
-"""What a launcher tells a process through its environment. Read at every call: programs change it after the import."""
+"""What a launcher tells a process through its environment: the one place in Python that names its variables. Read at
+every call: programs change it after the import.
+
+Two questions are asked. Training asks torchrun's variables alone, as torch's rendezvous does, and refuses what is no
+number (`rank`, `world_size` and so on). Whoever only reports, as the plugin, believes any launcher (`job_position`);
+net_plugin/os/launcher.cc answers this for C++, and tests/net/test_launchers.py compares the two.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from bagua.env import EnvironmentValueError, read_text
 
+
+class LauncherVariables(NamedTuple):
+    launcher: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str  # "": it says so in another form
+
+
+# In the order in which they are looked for: mpirun inside a Slurm allocation leaves the SLURM_PROCID of its own daemon
+# in the environment.
+LAUNCHERS = (
+    LauncherVariables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    LauncherVariables(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    LauncherVariables("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    LauncherVariables("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
+)
+
+_MAX_LOCAL_RANKS = 4096  # more are a misread variable
 _TORCHRUN_VARIABLES = ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # How many processes srun and mpirun have started; their other variables have other names than torchrun's, too.
 _FOREIGN_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+class JobPosition(NamedTuple):
+    """None: no launcher says."""
+
+    rank: int | None
+    world_size: int | None
+    local_rank: int | None
+    local_world_size: int | None
+
+
+def job_position(environment: Mapping[str, str]) -> JobPosition:
+    """Each of them of the first launcher that gives a number."""
+
+    def first(names: list[str], least: int = 0, most: int = (1 << 31) - 1) -> int | None:
+        texts = [read_text(environment, name) or "" for name in names]
+        numbers = [int(text) for text in texts if re.fullmatch("[0-9]+", text)]
+        return next((number for number in numbers if least <= number <= most), None)
+
+    _, rank, world_size, local_rank, local_world_size = map(list, zip(*LAUNCHERS, strict=True))
+    return JobPosition(first(rank), first(world_size), first(local_rank), first(local_world_size, 1, _MAX_LOCAL_RANKS))
 
 
 def read_integer(name: str, default: int) -> int:
