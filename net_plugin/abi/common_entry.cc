@@ -8,7 +8,6 @@
 #include "abi/nccl_log.h"
 #include "abi/process_instance.h"
 #include "abi/profiler_entry.h"
-#include "abi/status_to_nccl.h"
 #include "base/log_sink.h"
 #include "transport/comm/recv_comm.h"
 #include "transport/comm/send_comm.h"
@@ -21,6 +20,21 @@ static_assert(kMaxRequestsPerComm >= nccl::kNetMaxRequests);
 namespace {
 
 constexpr int kMaxGroupedReceives = 1;  // maxRecvs in the properties
+
+// The one place where an outcome of the core becomes one of NCCL's result codes.
+nccl::Result status_to_nccl(StatusCode code) {
+  // No default: a new code must choose here, or the build warns.
+  switch (code) {
+    case StatusCode::kOk: return nccl::Result::kSuccess;
+    case StatusCode::kSystemError: return nccl::Result::kSystemError;
+    case StatusCode::kInternalError: return nccl::Result::kInternalError;
+    case StatusCode::kInvalidArgument: return nccl::Result::kInvalidArgument;
+    case StatusCode::kInvalidUsage: return nccl::Result::kInvalidUsage;
+    case StatusCode::kRemoteError:
+    case StatusCode::kDamagedData: return nccl::Result::kRemoteError;
+  }
+  return nccl::Result::kInternalError;
+}
 
 nccl::Result report(const char* operation, const Status& failure) noexcept {
   try {

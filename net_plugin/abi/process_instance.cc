@@ -12,7 +12,7 @@
 #include "base/log_sink.h"
 #include "base/version.h"
 #include "os/launcher.h"
-#include "os/rdma_probe.h"
+#include "os/sysfs.h"
 
 namespace bagua_net::abi {
 

@@ -15,7 +15,7 @@
 
 #include "base/text_parsing.h"
 #include "os/launcher.h"
-#include "os/sysfs_file.h"
+#include "os/sysfs.h"
 
 namespace bagua_net {
 namespace {

@@ -8,8 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "os/interface_speed.h"
-#include "os/pci_path.h"
+#include "os/sysfs.h"
 
 namespace bagua_net {
 namespace {

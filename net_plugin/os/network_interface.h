@@ -15,7 +15,7 @@ namespace bagua_net {
 struct NetworkInterface {
   std::string name;       // "eth0", when it was chosen
   SocketAddress address;  // first address of the family wanted; port 0; an IPv6 link-local one with its scope
-  int speed_mbps = 0;     // 0 = unknown (os/interface_speed.h)
+  int speed_mbps = 0;     // 0 = unknown (os/sysfs.h)
   int numa_node = -1;     // -1 = unknown
   std::string pci_path;   // real path in sysfs, "" for virtual devices
   bool is_loopback = false;

@@ -25,15 +25,21 @@
 #include "trace/trace.h"
 #include "transport/chunks/request.h"
 #include "transport/comm/comm.h"
-#include "transport/comm/listen_comm.h"
 #include "transport/comm/recv_comm.h"
 #include "transport/comm/send_comm.h"
 #include "transport/connect/connection_service.h"
 #include "transport/device_list.h"
 #include "transport/stream/worker_pool.h"
 #include "transport/tuning/stream_growth.h"
+#include "wire/connect_handle.h"
 
 namespace bagua_net {
+
+// ListenComm: one listen(), which yields one connection. Its state lives in the connection service, under the id.
+struct ListenComm {
+  RandomId id{};
+  int device = 0;
+};
 
 constexpr std::size_t kHandleBytes = kConnectHandleBytes;  // NCCL_NET_HANDLE_MAXSIZE from 2.12 on
 constexpr std::size_t kMaxMessageBytes = 1u << 30;         // what every NCCL version can ask for; abi checks it

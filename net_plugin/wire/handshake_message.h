@@ -3,7 +3,7 @@
 //   connector                                      listener
 //      hello: which listen, which stream, a nonce -->
 //                                              <-- challenge: a nonce          (or a reply that refuses)
-//      proof (wire/handshake_proof.h)            -->
+//      proof (wire/handshake_key.h)              -->
 //                                              <-- reply, and the listener's proof
 //
 // Hello, 144 bytes                                    Reply, 32 bytes

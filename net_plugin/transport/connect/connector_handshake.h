@@ -11,8 +11,8 @@
 
 #include "base/status.h"
 #include "transport/connect/handshake_io.h"
+#include "wire/handshake_key.h"
 #include "wire/handshake_message.h"
-#include "wire/handshake_proof.h"
 #include "wire/sealed_handshake.h"
 
 namespace bagua_net {

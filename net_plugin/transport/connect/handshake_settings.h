@@ -15,7 +15,7 @@
 #include "transport/chunks/limits.h"
 #include "transport/connect/optional_connections.h"
 #include "transport/connect/path_states.h"
-#include "wire/protection.h"
+#include "wire/connect_handle.h"
 
 namespace bagua_net {
 

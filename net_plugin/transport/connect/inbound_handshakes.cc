@@ -1,12 +1,12 @@
 #include "transport/connect/inbound_handshakes.h"
 
+#include <poll.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 
 #include "base/monotonic_clock.h"
 #include "os/random_bytes.h"
-#include "transport/connect/departure.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
@@ -22,6 +22,15 @@ std::size_t max_unauthenticated(std::size_t most) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return most;
   return std::clamp<std::size_t>(limit.rlim_cur / kUnauthenticatedShare, 1, most);
+}
+
+// Whether the other end of a connection is still there, which a look at the socket tells without reading.
+enum class Departure { kNone, kReset, kClosed };
+
+Departure departure(int socket) {
+  pollfd state{socket, POLLRDHUP, 0};  // -1, no socket, is ignored
+  if (::poll(&state, 1, 0) <= 0) return Departure::kNone;
+  return (state.revents & POLLERR) != 0 ? Departure::kReset : Departure::kClosed;
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include "base/monotonic_clock.h"
 #include "os/local_address.h"
 #include "os/tcp_socket.h"
-#include "transport/connect/handle_address.h"
+#include "transport/connect/nic_paths.h"
 
 namespace bagua_net {
 namespace {

@@ -1,10 +1,12 @@
 #include "transport/connect/nic_paths.h"
 
+#include <net/if.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <set>
 
 #include "os/local_address.h"
-#include "transport/connect/handle_address.h"
 
 namespace bagua_net {
 namespace {
@@ -134,6 +136,23 @@ std::vector<std::size_t> share_paths(std::size_t streams, std::size_t paths, std
   std::vector<std::size_t> own = {first};
   for (std::size_t next = first_is_small ? 0 : first + 1; own.size() < streams; ++next) own.push_back(next % paths);
   return own;
+}
+
+void put_address(const SocketAddress& address, ConnectHandle* handle) {
+  handle->address_family = address.is_ipv6() ? 6 : 4;
+  handle->address = address.bytes();
+  handle->port = address.port();
+  handle->scope_id = address.scope();
+}
+
+// A link-local address is valid on one link only. The handle has the listener's number of the link, which differs from
+// host to host. On another host, the link is that of the device through which NCCL connects.
+SocketAddress address_in(const ConnectHandle& handle, const NetworkInterface& interface) {
+  if (handle.address_family == 4) return {AF_INET, handle.address, handle.port, 0};
+  const SocketAddress address(AF_INET6, handle.address, handle.port, handle.scope_id);
+  if (!address.is_link_local() || is_of_this_host(address)) return address;
+  const unsigned own_number = current_index(interface);
+  return own_number == 0 ? address : SocketAddress(AF_INET6, handle.address, handle.port, own_number);
 }
 
 }  // namespace bagua_net

@@ -20,6 +20,11 @@
 
 namespace bagua_net {
 
+// How a connect handle carries the address of its listener.
+void put_address(const SocketAddress& address, ConnectHandle* handle);
+// interface: through which the listener is reached.
+SocketAddress address_in(const ConnectHandle& handle, const NetworkInterface& interface);
+
 struct NicPath {
   NetworkInterface interface;  // over which the listener is reached
   SocketAddress address;       // of the listener

@@ -9,10 +9,9 @@
 #include "base/monotonic_clock.h"
 #include "os/local_address.h"
 #include "os/random_bytes.h"
-#include "transport/connect/first_hello.h"
-#include "transport/connect/handle_address.h"
 #include "transport/recovery/recovery_timing.h"
 #include "transport/tuning/delivery.h"
+#include "wire/sealed_handshake.h"
 
 namespace bagua_net {
 namespace {
@@ -581,6 +580,35 @@ std::int64_t OutboundHandshakes::next_deadline_ms() const {
     }
   }
   return deadline;
+}
+
+Status fill_first_hello(const HandshakeSettings& settings, const ConnectHandle& handle, Hello* hello) {
+  hello->listen_id = handle.listen_id;
+  hello->key_id = settings.protection().key_id;
+  if (settings.encrypts) hello->cipher = choose_cipher(settings.uses_aes, handle.has_aes);
+  hello->process_id = settings.process_id;
+  hello->host_name = settings.host_name;
+  hello->max_chunk_bytes = settings.max_chunk_bytes;
+  hello->features = kFeatureAcknowledgements | kFeatureLostAddresses | (settings.checksums ? kFeatureChecksums : 0) |
+                    (settings.uses_aes ? kFeatureAes : 0);
+  return fill_random(hello->comm_id.data(), hello->comm_id.size());
+}
+
+bool InterfaceBinding::is_to_be_bound(const JoinTicket& ticket, const NicPath& path) const {
+  if (settings_.recovery == Recovery::kOff || left_.count(path.interface.name) != 0) return false;
+  if (is_joining(ticket.hello.stream_index) && ticket.hello.stream_index != kJoiningStream) return false;
+  return leaves_elsewhere(path.address, path.interface);
+}
+
+void InterfaceBinding::on_unbound(const NicPath& path) {
+  const std::string& name = path.interface.name;
+  if (!left_.insert(name).second) return;
+  log_->add(LogLevel::kWarn, name,
+            "Bagua-Net: " + path.address.host() + " cannot be reached over " + name + " (" +
+                path.interface.address.host() +
+                "): the connection leaves by another interface, and shares its bandwidth. Give " + name +
+                " a route to that network, or leave it out of NCCL_SOCKET_IFNAME. If both interfaces are in one "
+                "subnet, set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2 on every host");
 }
 
 }  // namespace bagua_net

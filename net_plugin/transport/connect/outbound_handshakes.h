@@ -21,10 +21,12 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "base/rare_log.h"
+#include "base/status.h"
 #include "os/epoll_poller.h"
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
@@ -32,12 +34,42 @@
 #include "transport/connect/connector_handshake.h"
 #include "transport/connect/established_connection.h"
 #include "transport/connect/handshake_settings.h"
-#include "transport/connect/interface_binding.h"
+#include "transport/connect/known_comms.h"
 #include "transport/connect/nic_paths.h"
-#include "transport/connect/opened_comms.h"
+#include "wire/connect_handle.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {
+
+// InterfaceBinding: which connections are bound to the network interface of their device. Not thread-safe: the
+// connection service's mutex guards every call.
+//
+// [Note: connections bound to their interface]
+// If two interfaces are in one subnet, the kernel sends everything over the first of them. A socket that is bound to
+// the other interface sends over that one, but receives only what arrives there. The packets of the peer arrive at the
+// interface that ARP named, which may be any (net.ipv4.conf.*.arp_ignore = 0, the default) and may change. So bound and
+// unbound attempts take turns, with a short time limit. Replacements of lost connections are not bound, and without
+// recovery no connection is, unless the device has joined several interfaces ([Note: pairs of interfaces]): then each
+// connection is bound, in every attempt. Once a peer could be reached only unbound, no connection of that interface is
+// bound.
+class InterfaceBinding {
+ public:
+  InterfaceBinding(const HandshakeSettings& settings, RareLog* log) : settings_(settings), log_(log) {}
+
+  // For every second attempt of a connection.
+  bool is_to_be_bound(const JoinTicket& ticket, const NicPath& path) const;
+  // A bound attempt failed, and an unbound one is connected: logged once for each interface.
+  void on_unbound(const NicPath& path);
+
+ private:
+  const HandshakeSettings& settings_;
+  RareLog* const log_;
+  std::set<std::string> left_;  // interfaces that the kernel replaced by another one
+};
+
+// The first hello of a comm, of which those of its further connections are copies: all but the number of streams and
+// the port. handle: of the listener.
+Status fill_first_hello(const HandshakeSettings& settings, const ConnectHandle& handle, Hello* hello);
 
 class OutboundHandshakes {
  public:
@@ -88,7 +120,7 @@ class OutboundHandshakes {
     std::int64_t asked_ms = 0;    // when the last hello was sent, or a proof that came later
     int unanswered_hellos = 0;    // that the peer's kernel had, and its process did not answer in time
     std::size_t path = 0;         // in the ticket
-    bool is_bound = false;        // to its interface (transport/connect/interface_binding.h)
+    bool is_bound = false;        // to its interface
     bool was_closed = false;      // by the listener, before it replied
     std::int64_t refused_ms = 0;  // of a join, over a path that has worked: since when; 0: it is not
     std::size_t refused_path = 0;

@@ -12,8 +12,8 @@
 #include "os/socket_address.h"
 #include "os/tcp_socket.h"
 #include "transport/connect/handshake_io.h"
+#include "wire/handshake_key.h"
 #include "wire/handshake_message.h"
-#include "wire/handshake_proof.h"
 #include "wire/sealed_handshake.h"
 
 namespace bagua_net {

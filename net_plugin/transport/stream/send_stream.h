@@ -12,7 +12,7 @@
 #include <array>
 #include <functional>
 
-#include "transport/chunks/block_pool.h"
+#include "transport/chunks/chunk.h"
 #include "transport/chunks/chunk_scheduler.h"
 #include "transport/chunks/replay_queue.h"
 #include "transport/chunks/unacknowledged_chunks.h"

@@ -14,7 +14,7 @@
 #include "support/kept_log.h"
 #include "support/wire_relay.h"
 #include "transport/connect/connector_handshake.h"
-#include "transport/connect/first_hello.h"
+#include "transport/connect/outbound_handshakes.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {

@@ -15,7 +15,7 @@
 #include "transport/connect/inbound_handshakes.h"
 #include "transport/connect/outbound_handshakes.h"
 #include "wire/acknowledgement.h"
-#include "wire/handshake_proof.h"
+#include "wire/handshake_key.h"
 
 namespace bagua_net {
 namespace {

@@ -1,5 +1,5 @@
 // Which speeds count, over made-up trees. What each kind of interface tells is what Linux lets it tell.
-#include "os/interface_speed.h"
+#include "os/sysfs.h"
 
 #include <string>
 #include <vector>

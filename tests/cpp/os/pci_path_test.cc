@@ -1,5 +1,5 @@
 // Where sysfs says that an interface is, over a made-up tree.
-#include "os/pci_path.h"
+#include "os/sysfs.h"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 // rdma_probe over trees that look like sysfs.
-#include "os/rdma_probe.h"
+#include "os/sysfs.h"
 
 #include <unistd.h>
 

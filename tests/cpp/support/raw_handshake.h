@@ -18,8 +18,8 @@
 #include "support/comm_parts.h"
 #include "support/loopback.h"
 #include "wire/connect_handle.h"
+#include "wire/handshake_key.h"
 #include "wire/handshake_message.h"
-#include "wire/handshake_proof.h"
 
 namespace bagua_net {
 

@@ -1,5 +1,5 @@
 // Proofs: the algorithm against published vectors; a proof fits its own connection, role and words, and nothing else.
-#include "wire/handshake_proof.h"
+#include "wire/handshake_key.h"
 
 #include <array>
 #include <cstdint>

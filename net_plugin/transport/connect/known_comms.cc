@@ -1,5 +1,6 @@
-#include "transport/connect/accepted_comms.h"
+#include "transport/connect/known_comms.h"
 
+#include <iterator>
 #include <utility>
 
 #include "os/process_room.h"
@@ -48,6 +49,27 @@ HandshakeVerdict AcceptedComms::admit(const Hello& hello, Admission* admission) 
   admission->reply = accepted.reply;
   if (is_joining(hello.stream_index)) admission->reply.streams = 1;
   return HandshakeVerdict::kAccepted;
+}
+
+void OpenedComms::add(const JoinTicket& ticket, const std::shared_ptr<StreamArrivals>& arrivals) {
+  for (auto comm = comms_.begin(); comm != comms_.end();) {
+    comm = comm->second.arrivals.expired() ? comms_.erase(comm) : std::next(comm);
+  }
+  comms_[ticket.hello.comm_id] = {ticket.hello.listen_id, ticket.key, arrivals};
+}
+
+bool OpenedComms::has(const RandomId& comm_id) const {
+  const auto found = comms_.find(comm_id);
+  if (found == comms_.end()) return false;
+  const std::shared_ptr<StreamArrivals> arrivals = found->second.arrivals.lock();
+  return arrivals != nullptr && !arrivals->is_closed();
+}
+
+HandshakeKeyRef OpenedComms::find_key(const RandomId& listen_id) const {
+  for (const auto& [comm_id, comm] : comms_) {
+    if (comm.listen_id == listen_id) return comm.key;
+  }
+  return nullptr;
 }
 
 }  // namespace bagua_net
