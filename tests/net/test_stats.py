@@ -20,6 +20,7 @@ from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
 
 from bagua.cli.stats_table import rendered
 from bagua.cli.terminal import Terminal
+from bagua.net import native
 from bagua.net.stats import HostReport, ProcessReport, Snapshot, StatsError, layout, report, snapshot
 from bagua.net.stats.peers import peer_names, traffic_by_peer
 from bagua.net.stats.processes import find_pages
@@ -165,6 +166,13 @@ class TestOfBadPages:
     def test_what_is_no_page_is_a_problem_and_not_an_exception(self, content: bytes) -> None:
         with page_of_this_process(content):
             assert "no complete statistics page" in own().problems[0]
+
+    def test_the_library_that_knows_the_layout_may_be_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        content = page_bytes([Comm()])
+        monkeypatch.setitem(sys.modules, "bagua.net._core", None)  # any import of it fails
+        native.page_layout.cache_clear()
+        with page_of_this_process(content):
+            assert "install the package with `pip install .`" in own().problems[0]
 
     def test_any_bytes_behind_a_good_header_can_be_shown(self) -> None:
         good = page_bytes([Comm()] * 20)
