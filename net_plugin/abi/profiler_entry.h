@@ -1,4 +1,4 @@
-// What every version of NCCL's profiler table does; profiler_tables.cc puts the functions into the tables. NCCL looks
+// What every version of NCCL's profiler table does; tables.cc puts the functions into the tables. NCCL looks
 // for the table in NCCL_PROFILER_PLUGIN, in libnccl-profiler.so, and then in the library of the network plugin, which
 // is this one. Without BAGUA_NET_TRACE the table asks for no events, and NCCL calls none of these but init.
 //

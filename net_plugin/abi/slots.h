@@ -1,5 +1,5 @@
 // Adapters from NCCL's argument lists to common_entry.h. A slot has one name here and a function for each signature
-// that it has had: the type of the slot in a version's table chooses (net_tables.cc). They convert and do nothing else.
+// that it has had: the type of the slot in a version's table chooses (tables.cc). They convert and do nothing else.
 #pragma once
 
 #include <algorithm>

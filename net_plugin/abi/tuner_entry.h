@@ -1,5 +1,5 @@
 // What every version of NCCL's tuner table does, with arguments that fit all versions, and the adapters to NCCL's
-// argument lists; tuner_tables.cc puts them into the tables.
+// argument lists; tables.cc puts them into the tables.
 //
 // The tuner tells NCCL what collective_policy.h says: fewer channels, and between few nodes also the protocol. NCCL
 // calls it for every collective, of every network, from any thread; a result other than success fails the collective.

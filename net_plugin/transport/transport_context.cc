@@ -10,7 +10,7 @@
 #include "base/log_sink.h"
 #include "os/cpu_budget.h"
 #include "os/launcher.h"
-#include "transport/stream/network_workers.h"
+#include "transport/stream/worker_pool.h"
 #include "wire/sealed_handshake.h"
 
 namespace bagua_net {

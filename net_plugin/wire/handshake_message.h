@@ -67,7 +67,7 @@ constexpr std::uint16_t kReplacingFirstStream = 0xfffe;
 constexpr std::uint16_t kReplacingStream = 0xfffd;
 // No stream: its sender has lost all connections of a comm that the other end opened, and asks whether that still has
 // it. A challenge says yes, a refusal no. The id is that of the comm; the listen's means nothing. Without an id,
-// nothing is asked: the kernel's answer was to be seen (transport/connect/path_probe.h). Zeros follow.
+// nothing is asked: the kernel's answer was to be seen (PathProbe). Zeros follow.
 constexpr std::uint16_t kAskingStream = 0xfffc;
 constexpr bool is_joining(std::uint16_t stream_index) { return stream_index >= kReplacingStream; }
 

@@ -17,7 +17,7 @@
 //   any  --the peer, of its address--> gone  --it connects, a packet is answered--> works
 //
 // Connections go over paths that are untried or work; where there is none, over any. Streams that have left a path move
-// back once it works, which a probe finds out (transport/connect/path_probe.h). A listener sees one a second, however
+// back once it works, which a probe finds out (PathProbe). A listener sees one a second, however
 // many comms ask.
 //
 // Any thread.

@@ -6,7 +6,6 @@
 #include "support/check.h"
 #include "support/comm_parts.h"
 #include "support/process_limits.h"
-#include "transport/stream/network_workers.h"
 
 namespace bagua_net {
 namespace {
