@@ -14,7 +14,7 @@ from pathlib import Path
 
 from perf.base_commit import run_git
 
-from bagua.net.bench.errors import BenchError
+from bagua.net.bench.api import BenchError
 
 from .selection import CPP_RUNNER, REPOSITORY, SOURCES, Arrows, Selection, select
 

@@ -17,8 +17,7 @@ from bagua.cli.main import make_parser as make_main_parser
 from bagua.cli.net import make_parser as make_net_parser
 from bagua.distributed import launch
 from bagua.distributed.run import make_bagua_parser as make_run_parser
-from bagua.net.bench.nccl_ab.options import make_parser as make_nccl_parser
-from bagua.net.bench.ring.options import make_parser as make_ring_parser
+from bagua.net.bench.api import make_nccl_parser, make_ring_parser
 from bagua.script import baguarun
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"

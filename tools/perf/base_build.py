@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.process_tree import running
+from bagua.net.bench.api import BenchError, running
 from bagua.net.library import LIBRARY_NAME
 
 from .base_commit import BaseCommit

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua.net.bench.errors import BenchError
+from bagua.net.bench.api import BenchError
 
 GIT_TIMEOUT_S = 60.0
 RELEASE_TAGS = "v[0-9]*"

@@ -11,14 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bagua.net.bench.argument_types import within
-from bagua.net.bench.command import OptionParser, run_in_order
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.export import check_output_files
-from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import write_result
-from bagua.net.bench.table import shows_colour
+from bagua.net.bench.api import (
+    BenchError,
+    OptionParser,
+    Progress,
+    check_output_files,
+    describe_machine,
+    run_in_order,
+    shows_colour,
+    within,
+    write_result,
+)
 from bagua.net.library import MissingFileError, driver_path, library_path
 
 from .base_build import build_base

@@ -6,12 +6,20 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bagua.net.bench.figures import result_of
-from bagua.net.bench.machine import MachineFacts
-from bagua.net.bench.result_file import Figure, ResultFile
-from bagua.net.bench.sizes import format_size
-from bagua.net.bench.table import MISSING, Column, format_time_us, render_rows
-from bagua.net.bench.verdict import PairedRatio, Verdict, ratio_of
+from bagua.net.bench.api import (
+    MISSING,
+    Column,
+    Figure,
+    MachineFacts,
+    PairedRatio,
+    ResultFile,
+    Verdict,
+    format_size,
+    format_time_us,
+    ratio_of,
+    render_rows,
+    result_of,
+)
 
 from .base_commit import BaseCommit, WorkingTree
 from .rounds import ERROR_CHANCE, MIN_ROUNDS, Rows, RowSamples

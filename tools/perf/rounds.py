@@ -14,14 +14,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.process_tree import running, start_command
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import ResultFile, read_result
-from bagua.net.bench.sample import LATENCY_LIMIT_BYTES
-from bagua.net.bench.settings import BASELINE
-from bagua.net.bench.turns import Turns
-from bagua.net.bench.verdict import least_repetitions
+from bagua.net.bench.api import (
+    BASELINE,
+    LATENCY_LIMIT_BYTES,
+    BenchError,
+    Progress,
+    ResultFile,
+    Turns,
+    least_repetitions,
+    read_result,
+    running,
+    start_command,
+)
 
 # The spread holds the true median but for this chance. Of 40 judgements without a change (20 rows, time and CPU) one is
 # then wrong in every 25 runs, and half of those say slower.

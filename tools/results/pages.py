@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bagua.net.bench.result_file import ResultFile, read_result
+from bagua.net.bench.api import ResultFile, read_result
 
 from .reference import reference
 from .sections import current, losses, networks, other_losses

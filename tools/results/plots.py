@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from bagua.net.bench.result_file import Figure, ResultFile
+from bagua.net.bench.api import Figure, ResultFile
 
 from .markdown import size
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from bagua.net.bench.result_file import Figure, read_result, write_result
+from bagua.net.bench.api import Figure, read_result, write_result
 
 _BACKENDS = ("nccl", "nccl_tuned_best", "plugin", "nccl_shared_memory")
 _BASELINES = (None, "nccl", "nccl_tuned_best")

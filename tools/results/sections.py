@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bagua.net.bench.result_file import Figure, Label, ResultFile
+from bagua.net.bench.api import Figure, Label, ResultFile
 
 from .markdown import figure, size, table
 from .reference import describe

@@ -16,6 +16,8 @@ from bagua.net.bench.gpu_sharing import GpuSharing
 from bagua.net.bench.nccl_ab.backend import Backend, worker_environment
 from bagua.net.bench.rank_process import rank_command
 
+RANK_PROGRAM = "bagua.net.bench.nccl_ab.worker"
+
 
 @dataclass(frozen=True)
 class WorkerRequest:
@@ -43,7 +45,7 @@ class WorkerSettings:
 
     def command(self, request: WorkerRequest) -> list[str]:
         return rank_command(
-            "bagua.net.bench.nccl_ab.worker",
+            RANK_PROGRAM,
             request.rank,
             request.ranks,
             local_rank=request.local_rank,
