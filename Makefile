@@ -209,7 +209,8 @@ lint-python: $(VENV)/.packages
 	@$(BIN)/ruff check --quiet $(wildcard $(PYTHON_SOURCES))
 	@$(BIN)/ruff format --check --quiet $(wildcard $(PYTHON_SOURCES))
 	@echo "== import-linter"
-	@said=$$($(BIN)/lint-imports --no-logo --no-cache 2>&1) || { echo "$$said" >&2; exit 1; }
+	@for config in pyproject.toml tools/imports.toml; do \
+	  said=$$($(BIN)/lint-imports $$config --no-logo --no-cache 2>&1) || { echo "$$said" >&2; exit 1; }; done
 	@echo "== mypy"
 	@$(BIN)/mypy
 lint-typed: $(VENV)/.bagua

@@ -22,12 +22,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from bagua.net.bench.argument_types import within
-from bagua.net.bench.figures import figures
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import Figure
-from bagua.net.bench.table import Column, render_rows
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import Column, Figure, Progress, Turns, figures, render_rows, within
 from bagua.torch_api.contrib import CachedDataset
 from measure.options import add_length, add_results, check_results, parser_of
 from measure.report import Report

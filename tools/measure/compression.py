@@ -25,13 +25,18 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from bagua.codecs import Codec, codec_names, get_codec
-from bagua.net.bench.argument_types import byte_size, names_of
-from bagua.net.bench.figures import figures
-from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import Figure, Label
-from bagua.net.bench.table import Column, render_rows
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import (
+    Column,
+    Figure,
+    Label,
+    Progress,
+    Turns,
+    byte_size,
+    describe_machine,
+    figures,
+    names_of,
+    render_rows,
+)
 from measure.options import add_length, add_results, check_results, parser_of
 from measure.report import Report
 

@@ -18,11 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bagua.net.bench.argument_types import within
-from bagua.net.bench.figures import figures
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.table import Column, render_rows
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import Column, Progress, Turns, figures, render_rows, within
 from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
 from measure.ranks.rank_process import run_rank
 from measure.ranks.renewed_team import RenewedTeam, keeping

@@ -17,13 +17,21 @@ from typing import Any
 
 import torch
 
-from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.figures import figures, speedup
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import Figure, Label
-from bagua.net.bench.table import Column, render_rows, shows_colour
-from bagua.net.bench.turns import Turns
-from bagua.net.bench.verdict import PairedRatio, paired_ratio
+from bagua.net.bench.api import (
+    Column,
+    Figure,
+    Label,
+    PairedRatio,
+    Progress,
+    Turns,
+    figures,
+    names_of,
+    paired_ratio,
+    render_rows,
+    shows_colour,
+    speedup,
+    within,
+)
 from bagua.torch_api.contrib import fuse_optimizer
 from measure.options import add_length, add_results, check_results, parser_of
 from measure.report import Report

@@ -7,9 +7,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from bagua.net.bench.argument_types import within
-from bagua.net.bench.export import check_output_files, make_folder
-from bagua.net.bench.gpu_sharing import sharing_of
+from bagua.net.bench.api import check_output_files, make_folder, sharing_of, within
 
 # Of the all-reduces of --warm-up.
 WARM_UP_BYTES = 1 << 20

@@ -10,11 +10,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from bagua.net.bench.figures import result_of
-from bagua.net.bench.gpu_sharing import GpuSharing
-from bagua.net.bench.machine import MachineFacts, describe_machine
-from bagua.net.bench.result_file import Figure, write_result
-from bagua.net.bench.table import MISSING
+from bagua.net.bench.api import MISSING, Figure, GpuSharing, MachineFacts, describe_machine, result_of, write_result
 
 
 @dataclass

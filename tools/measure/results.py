@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bagua.net.bench.figures import backend_label, figures
-from bagua.net.bench.gpu_sharing import GpuSharing
-from bagua.net.bench.result_file import Figure, Label
+from bagua.net.bench.api import Figure, GpuSharing, Label, backend_label, figures
 
 _NAMES = {
     "with-bagua": "gradient_allreduce",

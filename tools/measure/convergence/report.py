@@ -6,10 +6,7 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 
-from bagua.net.bench.figures import figures
-from bagua.net.bench.result_file import Figure, Label
-from bagua.net.bench.table import MISSING, Column, render_rows
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import MISSING, Column, Figure, Label, Turns, figures, render_rows
 from measure.convergence.catalogue import (
     CASES,
     LOSS_LIMIT_PERCENT,

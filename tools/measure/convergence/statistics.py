@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua.net.bench.endpoint import Event
+from bagua.net.bench.api import Event
 from measure.convergence.catalogue import (
     ACCURACY_LIMIT_POINTS,
     CASES,

@@ -9,12 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.table import shows_colour
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import BenchError, Progress, Turns, describe_machine, names_of, shows_colour, within
 from measure.convergence.catalogue import (
     ACCURACY_LIMIT_POINTS,
     CASES,

@@ -7,9 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab.backend import PLUGIN_NETWORK, Backend, worker_environment
-from bagua.net.bench.nccl_ab.log import network_error, read_proof_file
+from bagua.net.bench.api import PLUGIN_NETWORK, Backend, BenchError, network_error, read_proof_file, worker_environment
 from measure.ranks.placement import Placement
 from measure.ranks.team import RankTeam, rank_environment
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from bagua.net.bench.table import MISSING, Column, render_rows
+from bagua.net.bench.api import MISSING, Column, render_rows
 from measure.core.catalogue import ALL_REDUCE, REFERENCE, Promise
 from measure.core.compression_code import compression_notes
 from measure.core.run import CoreRun, size_of

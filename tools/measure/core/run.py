@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bagua.net.bench.endpoint import Event
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import Event, Progress, Turns
 from measure.core.catalogue import FLOAT32, MODELS
 from measure.core.step_statistics import TurnResult, turn_result
 from measure.ranks.renewed_team import RenewedTeam, Team, keeping

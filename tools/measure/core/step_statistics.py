@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua.net.bench.endpoint import Event
-from bagua.net.bench.verdict import PairedRatio, paired_ratio
+from bagua.net.bench.api import Event, PairedRatio, paired_ratio
 from measure.core.catalogue import ALGORITHMS, ALL_REDUCE, REFERENCE, Promise
 
 MIB = 1 << 20

@@ -15,11 +15,7 @@ from pathlib import Path
 
 from netlab import NetlabError
 
-from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab.backend import ignored_variables
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.table import shows_colour
+from bagua.net.bench.api import BenchError, Progress, ignored_variables, names_of, shows_colour, within
 from measure.core.catalogue import (
     ALGORITHMS,
     DEFAULT_ALGORITHMS,

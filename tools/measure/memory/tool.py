@@ -15,14 +15,20 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.endpoint import Event
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.figures import figures
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import Figure, Label
-from bagua.net.bench.table import Column, render_rows, shows_colour
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import (
+    BenchError,
+    Column,
+    Event,
+    Figure,
+    Label,
+    Progress,
+    Turns,
+    figures,
+    names_of,
+    render_rows,
+    shows_colour,
+    within,
+)
 from measure.memory.catalogue import ADAM, CASES, QADAM, SGD
 from measure.memory_probe import ALLOCATOR_SETTINGS
 from measure.options import add_ranks, add_results, check_results, choose_device, parser_of

@@ -23,18 +23,31 @@ from typing import Any
 
 from netlab import TOLD, LinkPlan, NetlabError
 
-from bagua.net.bench.argument_types import within
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.figures import backend_label, figures
-from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.nccl_ab.backend import Backend, bagua_net_variant, make_backends, tuned_settings
-from bagua.net.bench.nccl_ab.log import read_proof_file
-from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import Figure, Label
-from bagua.net.bench.sizes import format_size, parse_size
-from bagua.net.bench.table import MISSING, Column, format_time_us, render_rows, shows_colour
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import (
+    BEST_TUNED_NAME,
+    MISSING,
+    RANK_PROGRAM,
+    Backend,
+    BenchError,
+    Column,
+    Figure,
+    Label,
+    Progress,
+    Turns,
+    backend_label,
+    bagua_net_variant,
+    describe_machine,
+    figures,
+    format_size,
+    format_time_us,
+    make_backends,
+    parse_size,
+    read_proof_file,
+    render_rows,
+    shows_colour,
+    tuned_settings,
+    within,
+)
 from measure.core.ranks import bagua_net_by_activation, network_fault, start_on_network
 from measure.networks.cells import LEAST_RATIO, RAW, Cell, CellLog, Row, Sample, Times, parse_cell, rows_of
 from measure.networks.tool import several
@@ -182,7 +195,7 @@ class Contest:
                         tcp_only=True,
                         placement=placement,
                         form=False,
-                        module="bagua.net.bench.nccl_ab.worker",
+                        module=RANK_PROGRAM,
                         join=("dtype",),
                     )
             list(pool.map(self._form, list(self._teams)))

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bagua.net.bench.sizes import format_size, parse_size
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import Turns, format_size, parse_size
 
 # A ratio below it is measured again, with processes started anew.
 LEAST_RATIO = 0.97

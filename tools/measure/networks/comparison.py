@@ -10,12 +10,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua.net.bench.figures import backend_label, figures
-from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME
-from bagua.net.bench.result_file import Figure, Label
-from bagua.net.bench.sizes import format_size
-from bagua.net.bench.turns import Turns
-from bagua.net.bench.verdict import PairedRatio, paired_ratio
+from bagua.net.bench.api import (
+    BEST_TUNED_NAME,
+    Figure,
+    Label,
+    PairedRatio,
+    Turns,
+    backend_label,
+    figures,
+    format_size,
+    paired_ratio,
+)
 from measure.core.catalogue import REFERENCE
 from measure.core.step_statistics import TurnResult
 from measure.ranks.network import Network

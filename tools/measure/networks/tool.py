@@ -21,17 +21,26 @@ from typing import Any
 
 from netlab import NetlabError
 
-from bagua.net.bench.argument_types import names_of
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab.backend import DEFAULT_TUNED, Backend, make_backends, tuned_settings
-from bagua.net.bench.nccl_ab.log import read_proof_file
-from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import Figure
-from bagua.net.bench.sizes import parse_size
-from bagua.net.bench.table import MISSING, Column, format_time_us, render_rows, shows_colour
-from bagua.net.bench.turns import Turns
-from bagua.net.bench.verdict import PairedRatio
+from bagua.net.bench.api import (
+    BEST_TUNED_NAME,
+    DEFAULT_TUNED,
+    MISSING,
+    Backend,
+    BenchError,
+    Column,
+    Figure,
+    PairedRatio,
+    Progress,
+    Turns,
+    format_time_us,
+    make_backends,
+    names_of,
+    parse_size,
+    read_proof_file,
+    render_rows,
+    shows_colour,
+    tuned_settings,
+)
 from measure.core.catalogue import ALGORITHMS, FSDP, GROUPS, REFERENCE
 from measure.core.ranks import bagua_net_by_activation, network_fault, start_on_network
 from measure.core.run import size_of

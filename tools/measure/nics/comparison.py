@@ -6,11 +6,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua.net.bench.figures import figures, speedup
-from bagua.net.bench.result_file import Figure, Label
-from bagua.net.bench.sizes import format_size
-from bagua.net.bench.turns import Turns
-from bagua.net.bench.verdict import MIN_REPETITIONS, PairedRatio, Verdict, paired_ratio
+from bagua.net.bench.api import (
+    MIN_REPETITIONS,
+    Figure,
+    Label,
+    PairedRatio,
+    Turns,
+    Verdict,
+    figures,
+    format_size,
+    paired_ratio,
+    speedup,
+)
 from measure.networks.comparison import Sample
 from measure.nics.setups import ALL, BEST, JOINED, OWN_ALL, OWN_BEST
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from netlab import NIC_CUTS, Lab, NetlabError, cut_nic
 
-from bagua.net.bench.endpoint import Event
+from bagua.net.bench.api import Event
 from measure.core.catalogue import REFERENCE
 from measure.nics.lab_ranks import DriverRanks, GpuRanks
 from measure.nics.nic_set import HOSTS

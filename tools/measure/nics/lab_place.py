@@ -8,11 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from netlab import Lab
 
-from bagua.net.bench.driver_process import DriverProcess
-from bagua.net.bench.nccl_ab.backend import is_owned
-from bagua.net.bench.network_path import NetworkPath
-from bagua.net.bench.places import LocalPlace
-from bagua.net.bench.settings import DriverRequest, DriverSettings, driver_settings
+from bagua.net.bench.api import (
+    DriverProcess,
+    DriverRequest,
+    DriverSettings,
+    LocalPlace,
+    NetworkPath,
+    driver_settings,
+    is_owned,
+)
 
 
 class LabPlace(LocalPlace):

@@ -9,10 +9,7 @@ from typing import Any, Protocol
 
 from netlab import Lab
 
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.ring.sessions import RingSession
-from bagua.net.bench.sample import Case
-from bagua.net.bench.sizes import format_size
+from bagua.net.bench.api import BenchError, Case, RingSession, format_size
 from measure.core.catalogue import REFERENCE
 from measure.core.ranks import network_fault, start_on_network
 from measure.nics.lab_place import LabPlace

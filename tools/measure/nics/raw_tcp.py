@@ -9,8 +9,7 @@ from typing import Self
 
 from netlab import Lab
 
-from bagua.net.bench.ring.sessions import RawSession
-from bagua.net.bench.sample import Case
+from bagua.net.bench.api import Case, RawSession
 from measure.nics.lab_place import LabPlace
 from measure.nics.nic_set import HOSTS, NicSet
 

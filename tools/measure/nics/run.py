@@ -15,9 +15,7 @@ from typing import Any, Self
 
 from netlab import Lab
 
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import BenchError, Progress, Turns
 from measure.networks.comparison import Sample
 from measure.nics.comparison import RAW_ALL, RAW_BEST, RAW_CASE, Row, median, row_of, size_case
 from measure.nics.lab_ranks import DriverRanks, GpuRanks, LabRanks

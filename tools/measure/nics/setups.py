@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bagua.net.bench.nccl_ab.backend import PLUGIN_NETWORK, SOCKET_NETWORK, Backend
+from bagua.net.bench.api import PLUGIN_NETWORK, SOCKET_NETWORK, Backend
 
 _OWN = {"NCCL_NET": SOCKET_NETWORK, "ENABLE_BAGUA_NET": "0"}
 JOIN = "BAGUA_NET_JOIN_NICS"

@@ -20,13 +20,21 @@ from pathlib import Path
 
 from netlab import NetlabError
 
-from bagua.net.bench.argument_types import within
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.figures import figures
-from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import Figure
-from bagua.net.bench.sizes import format_size, parse_size
-from bagua.net.bench.table import MISSING, Column, format_bandwidth, format_time_us, render_rows, shows_colour
+from bagua.net.bench.api import (
+    MISSING,
+    BenchError,
+    Column,
+    Figure,
+    Progress,
+    figures,
+    format_bandwidth,
+    format_size,
+    format_time_us,
+    parse_size,
+    render_rows,
+    shows_colour,
+    within,
+)
 from measure.core.run import size_of
 from measure.core.tool import add_training
 from measure.networks.tool import several

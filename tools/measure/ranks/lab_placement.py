@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from netlab import Lab
 
-from bagua.net.bench.gpu_sharing import gpu_name
+from bagua.net.bench.api import gpu_name
 
 # Set by the rank itself from what its parent says, or not needed: there is no launcher.
 _OWN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from netlab import SPEEDS, TOLD, Lab, LinkPlan, parse_delay_ms, parse_rate_mbit
 from netlab.link_plan import UNLIMITED_MBIT
 
-from bagua.net.bench.gpu_sharing import GpuSharing
-from bagua.net.bench.result_file import Label
-from bagua.net.bench.table import MISSING
+from bagua.net.bench.api import MISSING, GpuSharing, Label
 from measure.ranks.lab_placement import LabPlacement
 from measure.ranks.placement import HostPlacement, Placement
 

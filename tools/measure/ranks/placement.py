@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from bagua.net.bench.gpu_sharing import GpuSharing
+from bagua.net.bench.api import GpuSharing
 
 
 class Placement(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bagua.net.bench import rank_process
+from bagua.net.bench import api
 
 Formed = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -24,15 +24,15 @@ def join_bagua(_: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def run_rank(operations: Mapping[str, rank_process.Operation], formed: Formed = join_bagua) -> None:
-    """The whole of a rank's program; does not return. See rank_process."""
+def run_rank(operations: Mapping[str, api.Operation], formed: Formed = join_bagua) -> None:
+    """The whole of a rank's program; does not return. See api.run_rank."""
 
     def connected(device: torch.device, join: Mapping[str, Any]) -> Mapping[str, Any]:
         # Opens the connections, which is done by the first collective.
         dist.all_reduce(torch.zeros(1, device=device))
         return formed(join)
 
-    rank_process.run_rank(operations, connected, _set_launch_environment)
+    api.run_rank(operations, connected, _set_launch_environment)
 
 
 def _set_launch_environment(arguments: argparse.Namespace, join: Mapping[str, Any]) -> None:

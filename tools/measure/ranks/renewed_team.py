@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
-from bagua.net.bench.endpoint import Event
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.turns import Turns
+from bagua.net.bench.api import BenchError, Event, Turns
 
 
 class Team(Protocol):

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import bagua
-from bagua.net.bench.driver_group import DriverGroup
-from bagua.net.bench.endpoint import Event, ask, gather
-from bagua.net.bench.rank_process import rank_command
+from bagua.net.bench.api import DriverGroup, Event, ask, gather, rank_command
 from measure.ranks.placement import HostPlacement, Placement
 
 # Interpreters load torch, and the process group forms.
