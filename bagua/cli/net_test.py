@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bagua.command_exit import EXIT_USAGE, CommandError, sigterm_as_interrupt
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands
     from bagua.cli.terminal import Terminal
-    from bagua.net.trial.verdict import Results
 
 _EPILOG = """\
 examples (the script is ours; start the command wherever you start the launcher, for torchrun on every node):
@@ -20,7 +20,7 @@ examples (the script is ours; start the command wherever you start the launcher,
   bagua-net test -- srun --nodes 2 --ntasks-per-node 1
   bagua-net test -- mpirun --host node0,node1 -x MASTER_ADDR=node0
 
-exit status: 0 if the trial was done, whatever it says; 1 if a rank failed; 2 if an option was wrong; 130 after Ctrl-C.
+exit status: 0 if the test was done, whatever it says; 1 if a rank failed; 2 if an option was wrong; 130 after Ctrl-C.
 """
 
 
@@ -68,25 +68,22 @@ def execute(options: argparse.Namespace) -> int:
     from bagua.net.activation import original_environment
     from bagua.net.bench.errors import BenchError
     from bagua.net.compare.setting import default_settings
-    from bagua.net.trial.command import run_trial
-    from bagua.net.trial.plan import Plan
+    from bagua.net.network_test.command import Plan, run_launcher
 
     words = _launcher(options.command)
     environment = original_environment()
     try:
-        settings = default_settings(environment)
-        notice.report(settings[1].warnings, dict(environment))
-        plan = Plan(options.rounds, options.seconds, options.wait)
+        notice.report(default_settings(environment)[1].warnings, dict(environment))
         with sigterm_as_interrupt():
-            results = run_trial(words, plan, settings, environment, _say)
+            result = run_launcher(words, Plan(options.rounds, options.seconds, options.wait), environment, _say)
     except (BenchError, ValueError, RuntimeError) as error:
         raise CommandError(str(error)) from error
-    if results is None:
+    if result is None:
         _say("done; the command on the node of rank 0 prints the result")
     elif options.json:
-        print(json.dumps(_as_json(results), indent=2))
+        print(json.dumps(result["report"], indent=2))
     else:
-        print(_rendered(results, Terminal.of_stdout()))
+        print(_rendered(result["report"], result["rows"], Terminal.of_stdout()))
     return 0
 
 
@@ -107,43 +104,20 @@ def _launcher(words: list[str]) -> list[str]:
     return words
 
 
-def _rendered(results: Results, terminal: Terminal) -> str:
+def _rendered(report: Mapping[str, Any], rows: Sequence[Sequence[str]], terminal: Terminal) -> str:
     from bagua.cli.terminal import width_of_stdout
     from bagua.cli.text_table import Column, table
-    from bagua.net.trial.verdict import conclude, rows
 
-    names = ("gloo", "gloo") if results.job.backend == "gloo" else ("without", "with")
+    names = ("gloo", "gloo") if report["backend"] == "gloo" else ("without", "with")
     titles = ("size", f"{names[0]} GB/s", f"{names[1]} GB/s", "speed-up")
-    cells = zip(*rows(results), strict=True)
+    cells = zip(*rows, strict=True)
     shown = [
         Column(title, column, left=number == 3)
         for number, (title, column) in enumerate(zip(titles, cells, strict=True))
     ]
-    found = conclude(results)
-    head = f"all-reduce, {results.job.ranks} ranks, {results.job.backend}; GB/s is the bus bandwidth (busbw)"
+    head = f"all-reduce, {report['ranks']} ranks, {report['backend']}; GB/s is the bus bandwidth (busbw)"
+    found = [terminal.bold(terminal.wrapped(report["headline"], ""))]
+    found += [terminal.wrapped(reason, "") for reason in report["reasons"]]
+    advice = [line if line.startswith(" ") else terminal.wrapped(line, "") for line in report["advice"].splitlines()]
     blocks = [terminal.wrapped(head, ""), table(shown, terminal, width_of_stdout())[0]]
-    blocks.append(
-        "\n".join(
-            [terminal.bold(terminal.wrapped(found.headline, "")), *(terminal.wrapped(one, "") for one in found.reasons)]
-        )
-    )
-    blocks.append(
-        "\n".join(line if line.startswith(" ") else terminal.wrapped(line, "") for line in found.advice.splitlines())
-    )
-    return "\n\n".join(blocks)
-
-
-def _as_json(results: Results) -> dict[str, object]:
-    from dataclasses import asdict
-
-    from bagua.net.trial.plan import SIZES
-    from bagua.net.trial.verdict import conclude
-
-    sizes = []
-    for size in SIZES:
-        ratio = results.verdict(size).ratio if results.job.backend == "nccl" else None
-        without, with_plugin = (results.busbw_gb_s(size, setting) for setting in (0, 1))
-        speedup = None if ratio is None else asdict(ratio)
-        sizes.append({"bytes": size, "without_gb_s": without, "with_gb_s": with_plugin, "speedup": speedup})
-    turns = [asdict(turn) for turn in results.turns]
-    return {"schema": 1, **asdict(results.job), "sizes": sizes, **conclude(results).as_json(), "turns": turns}
+    return "\n\n".join([*blocks, "\n".join(found), "\n".join(advice)])

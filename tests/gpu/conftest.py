@@ -13,7 +13,7 @@ import pytest
 from support.gpu_job import RANKS, Job, RunJob
 from support.ports import free_port
 
-from bagua.net.bench.nccl_ab.log import read_proof_file
+from bagua.net.bench.nccl_log import read_proof_file
 
 DEADLINE_S = 280
 _OWN = ("NCCL_", "BAGUA_NET_", "_BAGUA_NET_", "ENABLE_BAGUA_NET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bagua.net.bench.nccl_ab.log import NetworkProof, network_error, read_proof, read_proof_file
+from bagua.net.bench.nccl_log import NetworkProof, network_error, read_proof, read_proof_file
 
 PREFIX = "host:4711:4712 [0] NCCL "
 WITH_PLUGIN = "\n".join(

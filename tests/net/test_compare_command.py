@@ -197,7 +197,7 @@ def test_ctrl_c_while_the_command_is_being_started(monkeypatch: pytest.MonkeyPat
             started.append(self.pid)
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("bagua.net.compare.command_run.subprocess.Popen", Interrupted)
+    monkeypatch.setattr("bagua.net.bench.process_tree.subprocess.Popen", Interrupted)
     assert compare("--", "sleep", "60") == 130
     [pid] = started
     assert not is_alive(pid)

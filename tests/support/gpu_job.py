@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bagua.net.bench.nccl_ab.log import NetworkProof
+from bagua.net.bench.nccl_log import NetworkProof
 
 RANKS = 2
 

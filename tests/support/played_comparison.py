@@ -61,6 +61,14 @@ class PlayedWorker:
                 "plugin_lines": [],
                 "warnings": [],
             }
+        if command["op"] == "traffic":
+            return {
+                "event": "traffic",
+                "interface": "eth0",
+                "nbytes": 1,
+                "peak_bytes_per_s": 1e9,
+                "speed_bytes_per_s": None,
+            }
         if command["op"] == "memory":
             return {"event": "memory", "free_bytes": self.free_bytes}
         seconds = self.seconds_by_size.get(command["bytes"], self.seconds)

@@ -28,10 +28,10 @@ from bagua.net.bench.nccl_ab.backend import (
     tuned_settings,
     worker_environment,
 )
-from bagua.net.bench.nccl_ab.log import network_error, read_proof_file
 from bagua.net.bench.nccl_ab.options import make_parser as make_nccl_parser
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME
 from bagua.net.bench.nccl_ab.workers import RANK_PROGRAM
+from bagua.net.bench.nccl_log import network_error, read_proof_file
 from bagua.net.bench.network_path import NetworkPath
 from bagua.net.bench.places import LocalPlace
 from bagua.net.bench.process_tree import running, start_command

@@ -32,6 +32,7 @@ class LaunchEnvironment:
     port: int
     # What tells this job from another on the same hosts: a stranger's rank is turned away.
     job: str
+    port_setting: str = "--port"  # for messages
 
 
 _SLURM = LAUNCHERS[-1]

@@ -100,6 +100,7 @@ class PacedRun:
     Args:
         plan: the sessions of each case, in the order of the first round.
         give_up: ends a session that failed; the others go on. None: a failure ends the run.
+        stop_reason: see Turns.take.
 
     Attributes:
         turns: by case and session's name; `errors` and `notes` say what is missing.
@@ -115,12 +116,14 @@ class PacedRun:
         progress: Callable[[int], Progress],
         *,
         give_up: Callable[[Session, BenchError], None] | None = None,
+        stop_reason: Callable[[int], str | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan = plan
         self._pace = pace
         self._progress = progress
         self._give_up = give_up
+        self._stop_reason = stop_reason
         self._clock = clock
         self._deadline = clock() + pace.time_limit_s
         self._calibrations: dict[Case, dict[str, _Calibration]] = {}
@@ -288,6 +291,7 @@ class PacedRun:
                 measure,
                 time_limit_s=max(left_s, 0.001),
                 rounds_first=True,
+                stop_reason=self._stop_reason,
                 failures=() if self._give_up is None else (BenchError,),
                 fails_everywhere=True,
                 progress=display,

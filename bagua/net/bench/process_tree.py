@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,10 @@ from pathlib import Path
 # torchrun gives its workers 30 s to end after SIGTERM.
 TERMINATION_S = 40.0
 LAST_LINES = 15
+_TICK_S = 0.25
+_MAX_LINE_BYTES = 1 << 16
+# A process that the command leaves behind may keep its output open.
+_DRAIN_S = 1.0
 _TORCHRUN_LOG = re.compile(r"[WE]\d{4} .*torch/distributed/elastic/multiprocessing/")
 # What torchrun prints before its ranks start, with or without a prefix, by version.
 _TORCHRUN_BANNER = re.compile(r"(W\d{4} .*torch/distributed/run\.py:\d+\] ?)?(\*+|Setting OMP_NUM_THREADS .*)?")
@@ -54,6 +60,33 @@ def running(start: Callable[[], subprocess.Popen[bytes]]) -> Iterator[subprocess
     finally:
         if process is not None and process.stdout is not None:
             process.stdout.close()
+
+
+def lines_of(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
+    """Each line of the output, which a carriage return ends, too; and None every now and then, until the process has
+    ended. The caller watches the clock."""
+    assert process.stdout is not None
+    descriptor = process.stdout.fileno()
+    os.set_blocking(descriptor, False)
+    pending = b""
+    ended_at = None
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while ended_at is None or time.monotonic() - ended_at <= _DRAIN_S:
+            if process.poll() is not None and ended_at is None:
+                ended_at = time.monotonic()
+            data = os.read(descriptor, 1 << 16) if selector.select(_TICK_S) else None
+            if data == b"":
+                break
+            *whole, pending = (pending + (data or b"")).replace(b"\r", b"\n").split(b"\n")
+            pending = pending[:_MAX_LINE_BYTES]
+            yield from (line[:_MAX_LINE_BYTES].decode(errors="replace") for line in whole if line)
+            yield None
+    if pending:
+        yield pending.decode(errors="replace")
+    while process.poll() is None:
+        yield None
+        time.sleep(_TICK_S)
 
 
 @contextmanager

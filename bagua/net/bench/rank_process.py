@@ -27,7 +27,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, Any
+
+from bagua.net.bench.nccl_log import read_proof_file
 
 _PR_SET_PDEATHSIG = 1
 
@@ -75,7 +78,9 @@ class _RankProcess:
                 self._reply(name, **self._operations[name](self._device, command))
         except Exception as error:  # the boundary of the process: the parent has to be told, whatever it was
             traceback.print_exc()
-            self._reply("error", message=f"{type(error).__name__}: {error}")
+            # NCCL's own warnings say more than torch's exception does.
+            warnings = read_proof_file(Path(os.environ.get("NCCL_DEBUG_FILE", ""))).warnings
+            self._reply("error", message="; NCCL warned: ".join([f"{type(error).__name__}: {error}", *warnings]))
             return 1
         return 0
 

@@ -6,7 +6,7 @@ proves that it belongs to the job (an HMAC over rank 0's nonce) and is told whic
 | step | sender | line |
 |---|---|---|
 | 1 | rank 0 | {"magic": "bagua-net-bench/1", "nonce": hex} |
-| 2 | rank r | {"rank", "ranks", "host", "identity", "network", "version", "proof": HMAC-SHA256(job, nonce + r)} |
+| 2 | rank r | {"rank", "ranks", "host", "identity", "network", "facts", "version", "proof": HMAC-SHA256(job, nonce+r)}|
 | 3 | rank 0 | {"welcome": true, "local_ranks": n} once all are here, or {"error": why} |
 """
 
@@ -20,8 +20,8 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,7 @@ class Member:
     identity: str  # of the kernel: who shares the CPUs
     network: str  # who shares the loopback interface
     connection: LineConnection | None
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what the kind of run asks of each rank
 
 
 def listen_everywhere(port: int, backlog: int) -> socket.socket:
@@ -151,17 +152,23 @@ def listen(launch: LaunchEnvironment) -> socket.socket:
     except OSError as error:
         raise BenchError(
             f"port {launch.port} on {socket.gethostname()}, where the ranks meet, cannot be listened on"
-            f" ({error.strerror or error}); another program holds it: give every rank the same free one with --port"
+            f" ({error.strerror or error}); another program holds it: give every rank the same free one with"
+            f" {launch.port_setting}"
         ) from error
 
 
 def meet(
-    launch: LaunchEnvironment, timeout_s: float, say: Callable[[str], None], listener: socket.socket | None = None
+    launch: LaunchEnvironment,
+    timeout_s: float,
+    say: Callable[[str], None],
+    listener: socket.socket | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> list[Member]:
     """Rank 0: wait for every other rank; members by rank. A listener that is passed in is closed."""
     if listener is None:
         listener = listen(launch)
-    members: dict[int, Member] = {0: Member(0, socket.gethostname(), host_identity(), network_identity(), None)}
+    own = Member(0, socket.gethostname(), host_identity(), network_identity(), None, facts or {})
+    members: dict[int, Member] = {0: own}
     try:
         _await_members(launch, listener, members, timeout_s, say)
     except BaseException as error:
@@ -218,7 +225,8 @@ def _absent_ranks(launch: LaunchEnvironment, members: dict[int, Member], timeout
     return (
         f"{len(absent)} of {launch.world_size} ranks ({rank_list(absent)}) did not reach port {launch.port} of"
         f" {launch.master_address} within {timeout_s:g} s; see that {launch.launcher} started them all, that the port"
-        f" is open between the hosts, or choose another with --port{hint if launch.launcher == 'Slurm' else ''}"
+        f" is open between the hosts, or choose another with {launch.port_setting}"
+        f"{hint if launch.launcher == 'Slurm' else ''}"
     )
 
 
@@ -260,10 +268,14 @@ def _admit(
         _turn_away(connection, complaint)
         raise BenchError(complaint)
     connection.peer = f"rank {rank} ({hello.get('host')})"
-    return Member(rank, str(hello.get("host")), str(hello.get("identity")), str(hello.get("network")), connection)
+    host, identity, network = (str(hello.get(name)) for name in ("host", "identity", "network"))
+    facts = hello.get("facts")
+    return Member(rank, host, identity, network, connection, facts if isinstance(facts, dict) else {})
 
 
-def join(launch: LaunchEnvironment, timeout_s: float) -> tuple[LineConnection, int]:
+def join(
+    launch: LaunchEnvironment, timeout_s: float, facts: Mapping[str, Any] | None = None
+) -> tuple[LineConnection, int]:
     """Every other rank: the connection to rank 0, and how many ranks share this host."""
     deadline = time.monotonic() + timeout_s
     target = f"rank 0 at {launch.master_address}:{launch.port}"
@@ -276,22 +288,27 @@ def join(launch: LaunchEnvironment, timeout_s: float) -> tuple[LineConnection, i
             if time.monotonic() + _RETRY_S > deadline:
                 raise BenchError(
                     f"{target} cannot be reached within {timeout_s:g} s ({error.strerror or error}); see that rank 0"
-                    " runs, that MASTER_ADDR names its host, and that the port is open, or choose another with --port"
+                    " runs, that MASTER_ADDR names its host, and that the port is open, or choose another with"
+                    f" {launch.port_setting}"
                 ) from error
             time.sleep(_RETRY_S)
     connection = LineConnection(connected, target, timeout_s)
     try:
-        return connection, _introduce(launch, connection, target, deadline)
+        return connection, _introduce(launch, connection, target, deadline, facts or {})
     except BaseException:
         connection.close()
         raise
 
 
-def _introduce(launch: LaunchEnvironment, connection: LineConnection, target: str, deadline: float) -> int:
+def _introduce(
+    launch: LaunchEnvironment, connection: LineConnection, target: str, deadline: float, facts: Mapping[str, Any]
+) -> int:
     """The handshake of rank r; how many ranks share this host."""
     greeting = connection.receive(max(0.0, deadline - time.monotonic()))
     if greeting is None or greeting.get("magic") != MAGIC:
-        raise BenchError(f"what listens at {launch.master_address}:{launch.port} is no bagua-net-bench; give --port")
+        raise BenchError(
+            f"what listens at {launch.master_address}:{launch.port} is no bagua-net-bench; give {launch.port_setting}"
+        )
     connection.send(
         {
             "rank": launch.rank,
@@ -299,6 +316,7 @@ def _introduce(launch: LaunchEnvironment, connection: LineConnection, target: st
             "host": socket.gethostname(),
             "identity": host_identity(),
             "network": network_identity(),
+            "facts": facts,
             "proof": proof(launch.job, str(greeting.get("nonce")), launch.rank),
             "version": package_version(),
         }

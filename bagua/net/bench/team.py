@@ -22,10 +22,16 @@ class Team:
     """places[rank]; leaving the `with` ends every process everywhere."""
 
     def __init__(
-        self, places: Sequence[Place], networks: Sequence[str], path: NetworkPath, local_ranks: Sequence[int] = ()
+        self,
+        places: Sequence[Place],
+        networks: Sequence[str],
+        path: NetworkPath,
+        local_ranks: Sequence[int] = (),
+        members: Sequence[Member] = (),
     ) -> None:
         """networks[rank] is equal for ranks that share a loopback interface (see network_identity). local_ranks[rank]
-        counts those of its host."""
+        counts those of its host. members: of a launched run."""
+        self.members = members
         self.places = list(places)
         self._networks = list(networks)
         self.path = path
@@ -77,9 +83,15 @@ class Team:
         self.close(failed=kind is not None)
 
 
-def lead_team(launch: LaunchEnvironment, timeout_s: float, say: Callable[[str], None], make: MakePlace) -> Team:
-    """Rank 0 of a launched run."""
-    members = meet(launch, timeout_s, say)
+def lead_team(
+    launch: LaunchEnvironment,
+    timeout_s: float,
+    say: Callable[[str], None],
+    make: MakePlace,
+    facts: Mapping[str, Any] | None = None,
+) -> Team:
+    """Rank 0 of a launched run. `facts`: of this rank; see Member."""
+    members = meet(launch, timeout_s, say, facts=facts)
     try:
         mine, path = make(_address_towards_others(members), _ranks_with(members, members[0]))
     except BaseException:
@@ -89,7 +101,7 @@ def lead_team(launch: LaunchEnvironment, timeout_s: float, say: Callable[[str], 
         raise
     others = [RemotePlace(m.connection, m.host, m.rank) for m in members if m.connection is not None]
     local_ranks = [_ranks_with(members[:rank], member) for rank, member in enumerate(members)]
-    return Team([mine, *others], [member.network for member in members], path, local_ranks)
+    return Team([mine, *others], [member.network for member in members], path, local_ranks, members)
 
 
 def _ranks_with(members: Sequence[Member], member: Member) -> int:
@@ -104,9 +116,15 @@ def _address_towards_others(members: Sequence[Member]) -> str:
     return connection.local_address
 
 
-def follow(launch: LaunchEnvironment, timeout_s: float, make: MakePlace, request: Callable[..., Request]) -> int:
+def follow(
+    launch: LaunchEnvironment,
+    timeout_s: float,
+    make: MakePlace,
+    request: Callable[..., Request],
+    facts: Mapping[str, Any] | None = None,
+) -> int:
     """Every other rank: serve rank 0, which reports, until it has finished. Returns the exit code."""
-    connection, local_ranks = join(launch, timeout_s)
+    connection, local_ranks = join(launch, timeout_s, facts)
     try:
         try:
             place, _ = make(connection.local_address, local_ranks)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import selectors
-import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua.net.bench.nccl_ab.log import NetworkProof, read_proof, read_proof_file
-from bagua.net.bench.process_tree import ended_with, running, start_command
+from bagua.net.bench.nccl_log import NetworkProof, read_proof, read_proof_file
+from bagua.net.bench.process_tree import ended_with, lines_of, running, start_command
+from bagua.net.bench.traffic import NO_TRAFFIC, Traffic, TrafficMeter
 from bagua.net.compare.job_traffic import JobTraffic
 from bagua.net.compare.setting import Setting
-from bagua.net.compare.traffic import NO_TRAFFIC, Traffic, TrafficMeter
 
 # Enough for any training log; what is older than this is not needed for a median.
 _MAX_LINES = 200_000
-_MAX_LINE_BYTES = 8192
-_TICK_S = 0.25
-# A process that the command leaves behind may keep its output open.
-_DRAIN_S = 1.0
 
 
 class RunError(RuntimeError):
@@ -85,13 +78,15 @@ def run_command(
             (folder / "output.txt").open("w", encoding="utf-8") as log,
         ):
             job = JobTraffic(process.pid, began)
-            for line in _lines(process, began + timeout_s):
+            for line in lines_of(process):
                 meter.sample(time.monotonic())
                 job.sample(time.monotonic())
                 on_line(line or "")
                 if line is not None:
                     lines.append(line)
                     log.write(line + "\n")
+                if time.monotonic() > began + timeout_s:
+                    raise TimeoutError
     except TimeoutError:
         raise RunError(
             f"{where}: not done after {timeout_s:.0f} s\n{ended_with(lines)}\n"
@@ -119,38 +114,3 @@ def run_command(
         job.nbytes,
         job.middle_s(),
     )
-
-
-def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str | None]:
-    """Each line of the output, and None every now and then, until the process has ended."""
-    assert process.stdout is not None
-    descriptor = process.stdout.fileno()
-    os.set_blocking(descriptor, False)
-    pending = b""
-    ended_at: float | None = None
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        while True:
-            readable = selector.select(_TICK_S)
-            data = os.read(descriptor, 1 << 16) if readable else None
-            if data:
-                *whole, pending = (pending + data).replace(b"\r", b"\n").split(b"\n")
-                pending = pending[:_MAX_LINE_BYTES]
-                for line in whole:
-                    if line:
-                        yield line[:_MAX_LINE_BYTES].decode(errors="replace")
-            else:
-                yield None
-            now = time.monotonic()
-            if process.poll() is not None:
-                ended_at = now if ended_at is None else ended_at
-            if data == b"" or (data is None and ended_at is not None and now - ended_at > _DRAIN_S):
-                break
-            if now > deadline:
-                raise TimeoutError
-    if pending:
-        yield pending.decode(errors="replace")
-    try:
-        process.wait(max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        raise TimeoutError from None

@@ -59,6 +59,8 @@ class Backend:
     settings: dict[str, str] = field(default_factory=dict)
     shared_memory: bool = False  # may leave TCP: the yardstick, not a competitor
     is_ours: bool = False
+    # All variables, as the user's job has them; None: those of the run, without what makes one backend into another.
+    environment: Mapping[str, str] | None = None
 
     @property
     def is_own_tcp(self) -> bool:
@@ -172,7 +174,12 @@ def worker_environment(
     debug_file: Path,
     import_path: Iterable[Path] = (),
 ) -> dict[str, str]:
-    environment = {name: value for name, value in inherited.items() if not is_owned(name) and name not in _LAUNCHER}
+    if backend.environment is None:
+        environment = {name: value for name, value in inherited.items() if not is_owned(name)}
+    else:
+        environment = dict(backend.environment)
+    for name in _LAUNCHER:
+        environment.pop(name, None)
     if tcp_only:
         environment["NCCL_P2P_DISABLE"] = "1"
         if not backend.shared_memory:

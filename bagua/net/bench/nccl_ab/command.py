@@ -83,7 +83,7 @@ def _compare(team: Team, sharing: GpuSharing | None, options: NcclOptions, envir
     cases = make_cases(options.collectives, options.sizes, ELEMENT_BYTES[options.dtype], team.ranks)
     tcp_only = team.hosts == 1 if options.tcp_only is None else options.tcp_only
     groups = [Group(backend) for backend in options.backends]
-    errors = _form(groups, team, tcp_only, options)
+    errors = form(groups, team, options.device, options.dtype, options.timeout_s, tcp_only=tcp_only)
     check_memory(groups, cases, options.timeout_s, 1 if sharing is None else -(-team.ranks // sharing.gpus))
     # The first proof is before anything is measured: no figure is shown under a wrong name.
     proven = groups if options.backend == "nccl" else ()
@@ -142,7 +142,9 @@ def prove(groups: Sequence[Group], timeout_s: float) -> list[str]:
     return errors
 
 
-def _form(groups: Sequence[Group], team: Team, tcp_only: bool, options: NcclOptions) -> list[str]:
+def form(
+    groups: Sequence[Group], team: Team, device: str, dtype: str, timeout_s: float, *, tcp_only: bool = False
+) -> list[str]:
     """Start all processes first, so that they import torch at the same time, then form group after group."""
     errors = []
     bind = team.path.address
@@ -150,7 +152,8 @@ def _form(groups: Sequence[Group], team: Team, tcp_only: bool, options: NcclOpti
         group.endpoints = [
             place.start(
                 WorkerRequest(
-                    index, rank, team.local_ranks[rank], team.ranks, tcp_only, bind, f"{group.name}, rank {rank}"
+                    *(index, rank, team.local_ranks[rank], team.ranks, device, tcp_only, bind),
+                    title=f"{group.name}, rank {rank}",
                 )
             )
             for rank, place in enumerate(team.places)
@@ -159,7 +162,7 @@ def _form(groups: Sequence[Group], team: Team, tcp_only: bool, options: NcclOpti
         for group in groups:
             display.advance(f"starting {group.name}", 0)
             try:
-                group.form(bind, options.dtype, max(options.timeout_s, START_S))
+                group.form(bind, dtype, max(timeout_s, START_S))
             except BenchError as error:
                 group.fail(error)
                 errors.append(str(error))

@@ -22,8 +22,6 @@ START_S = 180.0
 def worker_settings(options: NcclOptions, environment: Mapping[str, str], logs: Path) -> WorkerSettings:
     return WorkerSettings(
         backends=options.backends,
-        backend=options.backend,
-        device=options.device,
         timeout_s=max(options.timeout_s, START_S),
         log_folder=logs,
         interface=options.interface,

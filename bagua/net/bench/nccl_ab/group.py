@@ -12,9 +12,10 @@ from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.nccl_ab.backend import Backend
-from bagua.net.bench.nccl_ab.log import NetworkProof, network_error
 from bagua.net.bench.nccl_ab.plan import link_bytes
+from bagua.net.bench.nccl_log import NetworkProof, network_error
 from bagua.net.bench.sample import Case, Sample
+from bagua.net.bench.traffic import Traffic
 
 # Single iterations are timed for percentiles: more than this changes p99 little.
 MAX_SINGLE = 200
@@ -76,6 +77,11 @@ class Group:
         line = json.dumps({"op": "proof"})
         self.proofs = [_proof(event) for event in ask(self.endpoints, line, "proof", timeout_s)]
         return network_error(self.backend.name, self.backend.network, self.proofs)
+
+    def traffic(self, timeout_s: float) -> list[Traffic]:
+        """By rank: of its host, in the busiest turn."""
+        events = ask(self.endpoints, json.dumps({"op": "traffic"}), "traffic", timeout_s)
+        return [Traffic(**{name: event[name] for name in Traffic.__annotations__}) for event in events]
 
     def leave(self, timeout_s: float) -> None:
         """Destroy the process group in order, which is when the plugin closes its connections and threads."""

@@ -10,6 +10,8 @@ whole run, because NCCL reads its environment once per process; sleeps between c
     <- {"event": "memory", "free_bytes": 149430468608}    what this rank could allocate now
     -> {"op": "proof"}
     <- {"event": "proof", "network": "BaguaNet", "table": "v11", ...}       read from this process's NCCL log
+    -> {"op": "traffic"}
+    <- {"event": "traffic", "interface": "eth0", ...}     of this host in the busiest `time`, see bench.traffic.Traffic
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import os
 import resource
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bagua.net.bench.nccl_ab.log import read_proof_file
+from bagua.net.bench.nccl_log import read_proof_file
 from bagua.net.bench.rank_process import run_rank
+from bagua.net.bench.traffic import NO_TRAFFIC, TrafficMeter, link_speed
 
 if TYPE_CHECKING:
     from bagua.net.bench.nccl_ab.gpu_collectives import CollectiveRunner
@@ -41,6 +44,7 @@ class Worker:
     def __init__(self) -> None:
         self._torch: Any = None
         self._cuda = False
+        self._busiest = NO_TRAFFIC
         self._runner: CollectiveRunner
 
     def formed(self, device: Any, join: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,9 +86,13 @@ class Worker:
             for _ in range(command["warmup"]):
                 launch()
             self._synchronize()
+            meter = TrafficMeter(time.monotonic())
             cpu_before = _cpu_seconds()
             seconds = self._time_batch(launch, command["iterations"])
             cpu_seconds = _cpu_seconds() - cpu_before
+            meter.sample(time.monotonic())
+            moved = meter.result(speed=lambda _: None)
+            self._busiest = max(self._busiest, moved, key=lambda one: (one.peak_bytes_per_s, one.nbytes))
             single_seconds = []
             for _ in range(command["single"]):
                 began = time.perf_counter()
@@ -94,6 +102,9 @@ class Worker:
                     self._torch.cuda.synchronize()
                 single_seconds.append(time.perf_counter() - began)
         return {"seconds": seconds, "single_seconds": single_seconds, "cpu_seconds": cpu_seconds}
+
+    def traffic(self, _: Any, _command: Mapping[str, Any]) -> dict[str, Any]:
+        return asdict(replace(self._busiest, speed_bytes_per_s=link_speed(self._busiest.interface)))
 
     def _time_batch(self, launch: Any, iterations: int) -> float:
         """Seconds of all iterations: on a GPU between two events on the stream, as nccl-tests measures."""
@@ -114,8 +125,8 @@ class Worker:
 
 def main() -> None:
     worker = Worker()
-    operations = {"verify": worker.verify, "time": worker.time, "memory": worker.memory, "proof": worker.proof}
-    run_rank(operations, worker.formed)
+    operations = (worker.verify, worker.time, worker.memory, worker.proof, worker.traffic)
+    run_rank({one.__name__: one for one in operations}, worker.formed)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ class WorkerRequest:
     rank: int
     local_rank: int
     ranks: int
+    device: str  # "cuda", over NCCL, or "cpu", over gloo
     tcp_only: bool
     bind: str  # address of rank 0's store
     title: str
@@ -35,12 +36,10 @@ class WorkerSettings:
     """What each host knows from its own command line."""
 
     backends: Sequence[Backend]
-    backend: str
-    device: str
     timeout_s: float
     log_folder: Path
-    interface: str | None
     environment: Mapping[str, str]
+    interface: str | None = None
     sharing: GpuSharing | None = None
 
     def command(self, request: WorkerRequest) -> list[str]:
@@ -49,8 +48,8 @@ class WorkerSettings:
             request.rank,
             request.ranks,
             local_rank=request.local_rank,
-            device=self.device,
-            backend=self.backend,
+            device=request.device,
+            backend="nccl" if request.device == "cuda" else "gloo",
             timeout_s=self.timeout_s,
             bind=request.bind,
         )
@@ -62,7 +61,7 @@ class WorkerSettings:
                 " start every rank with the same options"
             )
         backend = self.backends[request.backend]
-        environment = dict(self.environment)
+        environment = {**self.environment, "PYTHONSAFEPATH": "1"}
         if self.interface:
             environment["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
             environment["GLOO_SOCKET_IFNAME"] = self.interface

@@ -92,7 +92,7 @@ def read_proof_file(path: Path) -> NetworkProof:
     """Of one process; a log that NCCL never wrote proves nothing, and says so by naming no network."""
     try:
         return read_proof(path.read_text(encoding="utf-8", errors="replace"))
-    except FileNotFoundError:
+    except OSError:
         return NetworkProof()
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import pytest
 from support.fresh_process import RunNet
@@ -19,13 +17,7 @@ from support.ports import free_port
 from support.processes import is_alive, wait_until
 from support.sweeps import rest_is_deep
 
-from bagua.net.bench.errors import BenchError
-from bagua.net.compare.setting import Setting
-from bagua.net.trial import supervisor
-from bagua.net.trial.command import launcher_command
-from bagua.net.trial.meeting import Meeting
-from bagua.net.trial.plan import Plan
-from bagua.net.trial.worker import Order
+from bagua.net.network_test.command import Plan, launcher_command
 
 PLAN = Plan(1, 0.1, 10.0)
 TORCHRUN = Path(sys.executable).parent / "torchrun"
@@ -46,26 +38,35 @@ def two_nodes() -> Iterator[tuple[str, list[list[str]], list[dict[str, str]]]]:
         )
 
 
-# torchrun imports torch two times more.
-@pytest.mark.parametrize("launcher", rest_is_deep(["a launcher that sets variables", "torchrun"], 0))
-def test_two_nodes_with_gloo(launcher: str, bagua_net: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """As a user does: the same command on both nodes."""
-    port = str(free_port())
+def of_rank(rank: int, address: str, port: int) -> list[str]:
+    """A launcher that sets variables."""
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    return ["env", *(f"{name}={value}" for name, value in place.items())]
 
-    def words(node: int, address: str) -> list[str]:
-        if launcher == "torchrun":
-            found = [str(TORCHRUN), "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node)]
-            return [*found, "--master-addr", address, "--master-port", port, "--local-addr", address]
-        place = {"RANK": str(node), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port}
-        return ["env", *(f"{name}={value}" for name, value in place.items())]
 
+def with_torchrun(rank: int, address: str, port: int) -> list[str]:
+    words = [str(TORCHRUN), "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(rank)]
+    return [*words, "--master-addr", address, "--master-port", str(port), "--local-addr", address]
+
+
+def run_on_two_nodes(
+    launcher: Callable[[int, str, int], list[str]], bagua_net: Path, environment: dict[str, str], **changes: str
+) -> list[tuple[int, str, str]]:
+    """As a user does: the same command on both nodes. Exit code, output and errors of each; `changes`: of rank 1."""
+    port = free_port(2)
     with two_nodes() as (address, entering, variables):
         command = [str(bagua_net), "test", "--json", "--seconds", "0.05", "--"]
         nodes = [
             subprocess.Popen(
-                [*entering[node], *command, *words(node, address)],
-                env={**environment, **variables[node], "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-                cwd=tmp_path,
+                [*entering[node], *command, *launcher(node, address, port)],
+                env={
+                    **environment,
+                    **variables[node],
+                    "CUDA_VISIBLE_DEVICES": "",
+                    "OMP_NUM_THREADS": "1",
+                    **(changes if node else {}),
+                },
+                cwd="/",
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -78,15 +79,31 @@ def test_two_nodes_with_gloo(launcher: str, bagua_net: Path, environment: dict[s
             for node in nodes:
                 node.kill()
                 node.wait()
-    assert [node.returncode for node in nodes] == [0, 0], said
-    assert said[1] == ("", "done; the command on the node of rank 0 prints the result\n")
-    report = json.loads(said[0][0])
+    return [(node.returncode, *texts) for node, texts in zip(nodes, said, strict=True)]
+
+
+# torchrun imports torch two times more.
+@pytest.mark.parametrize("launcher", rest_is_deep([of_rank, with_torchrun], 0))
+def test_two_nodes_with_gloo(
+    launcher: Callable[[int, str, int], list[str]], bagua_net: Path, environment: dict[str, str]
+) -> None:
+    first, second = run_on_two_nodes(launcher, bagua_net, environment)
+    assert (first[0], *second) == (0, 0, "", "done; the command on the node of rank 0 prints the result\n"), first
+    report = json.loads(first[1])
     assert (report["ranks"], report["backend"]) == (2, "gloo")
     assert [size["bytes"] for size in report["sizes"]] == [64 << 10, 1 << 20, 64 << 20]
     assert all(size["without_gb_s"] > 0 and size["with_gb_s"] > 0 for size in report["sizes"])
     assert all(size["speedup"] is None for size in report["sizes"])
     assert [turn["setting"] for turn in report["turns"]] == [0, 1]
     assert report["headline"] == "gloo was used: nothing was compared."
+
+
+def test_a_rank_that_fails_ends_both_commands(bagua_net: Path, environment: dict[str, str]) -> None:
+    first, second = run_on_two_nodes(of_rank, bagua_net, environment, GLOO_SOCKET_IFNAME="absent0")
+    assert (first[:2], second[:2]) == ((1, ""), (1, "")), (first, second)
+    assert "rank 1 on" in first[2]
+    assert "absent0" in first[2]
+    assert "the command on the node of rank 0 says why" in second[2].lower()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +124,7 @@ def test_launchers_of_scripts_and_of_commands(words: list[str], starts_python: b
     *python, script, plan = command[len(words) :]
     assert python == ([sys.executable] if starts_python else [])
     assert Path(script).name == "rank_script.py"
-    assert Plan.of_argument(plan) == PLAN
+    assert Plan(**json.loads(plan)) == PLAN
 
 
 @pytest.mark.parametrize(
@@ -156,45 +173,18 @@ def test_errors_of_several_ranks_are_told(net: RunNet) -> None:
 
 @pytest.mark.parametrize(
     ("rank", "message"),
-    [(0, "rank 1 of 2 did not come within 5 s"), (1, "rank 1 did not reach rank 0 at 127.0.0.1, port")],
+    [(0, "1 of 2 ranks (rank 1) did not reach port"), (1, "): rank 0 at 127.0.0.1:")],
 )
 def test_ranks_that_do_not_meet(rank: int, message: str, net: RunNet) -> None:
     """The wait is of the meeting alone: rank 0 has started long before."""
-    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    launcher = ["env", *(f"{name}={value}" for name, value in place.items())]
-    done = net("test", "--wait", 5, "--", *launcher)
+    done = net("test", "--wait", 5, "--", *of_rank(rank, "127.0.0.1", free_port(2)))
     assert (done.returncode, message in done.stderr) == (1, True), done.stderr
-    assert "Start the same command on every node" in done.stderr
-
-
-class OtherRanks:
-    """In place of the meeting."""
-
-    def __init__(self, failure: str = "") -> None:
-        self.failure = failure
-
-    def check(self) -> None:
-        if self.failure:
-            raise BenchError(self.failure)
-
-
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        ("", "with Bagua-Net, the all-reduce failed:\n  DistNetworkError: "),
-        ("rank 1 (host b): out of memory", r"rank 1 \(host b\): out of memory"),
-    ],
-)
-def test_a_turn_that_fails(failure: str, message: str) -> None:
-    """Nothing listens where this rank is told to meet the others; or another rank fails first."""
-    setting = Setting("Bagua-Net", os.environ, True)
-    order = Order("turn", 0, 2, "127.0.0.1", free_port(), "gloo", 0, (8,), 0.01, 1.0)
-    with pytest.raises(BenchError, match=message):
-        supervisor._take_turn(cast("Meeting", OtherRanks(failure)), order, setting)
+    assert "within 5 s" in done.stderr
+    assert "choose another with MASTER_PORT" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_trial_leaves_no_launcher(
+def test_an_interrupted_test_leaves_no_launcher(
     number: signal.Signals, bagua_net: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     mark = tmp_path / "pid"

@@ -1,25 +1,24 @@
-"""From the turns of a trial to a table, what limits the network, and what to put into the job script."""
+"""From what the ranks measured to a table, what limits the network, and what to put into the job script."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bagua.net.bench.measurement import busbw_factor
-from bagua.net.bench.nccl_ab.log import NetworkProof
+from bagua.net.bench.nccl_log import NetworkProof
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import MISSING, format_bandwidth
+from bagua.net.bench.traffic import NO_TRAFFIC, Traffic
 from bagua.net.compare.command_run import CommandRun
 from bagua.net.compare.rounds import Rounds
 from bagua.net.compare.run_figure import RunFigure
 from bagua.net.compare.setting import Setting
-from bagua.net.compare.traffic import Traffic
 from bagua.net.compare.verdict import Outcome, Verdict, is_pointless, judge
-from bagua.net.trial.plan import SIZES
-from bagua.net.trial.records import Job, Turn
 
+SIZES = (64 << 10, 1 << 20, 64 << 20)
 _RDMA_NETWORK = "IB"
 _LINE = "export ENABLE_BAGUA_NET=1"
 _GLOO = "The plugin has no effect on gloo: both columns show gloo, and their difference is chance."
@@ -27,6 +26,41 @@ _RDMA = (
     "NCCL's own network is RDMA here (IB in its log). Bagua-Net replaces it by TCP, which takes CPU time from training."
 )
 _COMPARED = (Outcome.FASTER, Outcome.SLOWER, Outcome.NO_DIFFERENCE, Outcome.TOO_FEW_ROUNDS)
+
+
+@dataclass(frozen=True)
+class Job:
+    """
+    Attributes:
+        hosts: how many different ones.
+        backend: of torch.distributed, "nccl" or "gloo".
+        without_gpu: the names of the hosts that have no GPU.
+    """
+
+    ranks: int
+    hosts: int
+    backend: str
+    without_gpu: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """All ranks, in one round, with one setting.
+
+    Attributes:
+        setting: 0 without the plugin, 1 with it.
+        seconds: of one all-reduce, by size in bytes.
+        networks, transports: those that NCCL's logs name.
+        traffic: of the rank whose interface carried most, in the busiest round of this setting.
+    """
+
+    setting: int
+    round: int
+    seconds: Mapping[int, float]
+    networks: tuple[str, ...] = ()
+    transports: tuple[str, ...] = ()
+    wrote_nccl_log: bool = False
+    traffic: Traffic = NO_TRAFFIC
 
 
 @dataclass
@@ -64,7 +98,7 @@ class Conclusion:
         headline: one sentence.
         reasons: what limits the network, or why nothing was compared.
         advice: what to do with a job on these nodes.
-        use_plugin: whether that is to use the plugin; None: this trial cannot tell.
+        use_plugin: whether that is to use the plugin; None: this test cannot tell.
     """
 
     headline: str
@@ -72,8 +106,17 @@ class Conclusion:
     advice: str
     use_plugin: bool | None
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+
+def report(results: Results) -> dict[str, Any]:
+    """What `--json` prints."""
+    sizes = []
+    for size in SIZES:
+        ratio = results.verdict(size).ratio if results.job.backend == "nccl" else None
+        without, with_plugin = (results.busbw_gb_s(size, setting) for setting in (0, 1))
+        speedup = None if ratio is None else asdict(ratio)
+        sizes.append({"bytes": size, "without_gb_s": without, "with_gb_s": with_plugin, "speedup": speedup})
+    turns = [asdict(turn) for turn in results.turns]
+    return {"schema": 1, **asdict(results.job), "sizes": sizes, **asdict(conclude(results)), "turns": turns}
 
 
 def rows(results: Results) -> list[tuple[str, str, str, str]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from support.played_comparison import Stage
 
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.nccl_ab.backend import Backend
+from bagua.net.bench.rendezvous import Member
+from bagua.net.bench.traffic import Traffic
 from bagua.net.compare.setting import Setting
-from bagua.net.compare.traffic import NO_TRAFFIC, Traffic
-from bagua.net.trial import records
-from bagua.net.trial.plan import SIZES
-from bagua.net.trial.records import Job, Turn
-from bagua.net.trial.supervisor import job_of, turn_of
-from bagua.net.trial.verdict import Results, conclude, rows
+from bagua.net.network_test import command
+from bagua.net.network_test.command import Plan
+from bagua.net.network_test.rank import job_of, measure
+from bagua.net.network_test.verdict import SIZES, Job, Results, Turn, conclude, report, rows
 
 SETTINGS = (Setting("NCCL's own network", {}, False), Setting("Bagua-Net", {}, True))
 NETWORKS = ("Socket", "BaguaNet")
@@ -112,42 +114,43 @@ def test_a_saturated_network_is_the_limit() -> None:
     assert same.use_plugin is False
 
 
-def rank(host: str, gpus: int = 8, **values: object) -> dict[str, object]:
-    return {"host": host, "identity": f"kernel of {host}", "gpus": gpus, **values}
+def member(rank: int, host: str, gpus: int = 8) -> Member:
+    return Member(rank, host, f"kernel of {host}", host, None, {"gpus": gpus})
 
 
 def test_gpus_on_some_nodes_only_are_refused() -> None:
-    assert job_of([rank("a"), rank("a"), rank("b")]) == Job(3, 2, "nccl")
-    assert job_of([rank("a", 0), rank("b", 0)]) == Job(2, 2, "gloo", ("a", "b"))
+    assert job_of([member(0, "a"), member(1, "a"), member(2, "b")]) == Job(3, 2, "nccl")
+    assert job_of([member(0, "a", 0), member(1, "b", 0)]) == Job(2, 2, "gloo", ("a", "b"))
     with pytest.raises(BenchError, match="no GPU that torch can use on b, where other ranks have one"):
-        job_of([rank("a"), rank("b", 0)])
+        job_of([member(0, "a"), member(1, "b", 0)])
 
 
-def test_a_turn_is_of_all_ranks() -> None:
-    def said(network: str, peak: float) -> dict[str, object]:
-        traffic = {"interface": f"eth{peak:.0f}", "nbytes": 1, "peak_bytes_per_s": peak, "speed_bytes_per_s": None}
-        transports = [f"NET/{network}"]
-        seconds = {str(size): 1.0 for size in SIZES}
-        return {
-            "seconds": seconds,
-            "network": network,
-            "transports": transports,
-            "wrote_nccl_log": True,
-            "traffic": traffic,
-        }
-
-    turn = turn_of(1, 2, [said("Socket", 1.0), said("BaguaNet", 2.0)])
-    assert turn.networks == ("BaguaNet", "Socket")
-    assert turn.traffic.interface == "eth2"
-    assert set(turn.seconds) == set(SIZES)
+@pytest.mark.parametrize(
+    ("networks", "rounds", "headline"),
+    [
+        (NETWORKS, 3, "Bagua-Net is faster than NCCL's own network: 2.00x at 64 KiB, 2.00x at 1 MiB, 2.00x at 64 MiB."),
+        (("Socket", "Socket"), 1, "The plugin was not used: with Bagua-Net, NCCL used Socket."),
+    ],
+)
+def test_ranks_with_nccl(
+    networks: tuple[str, str], rounds: int, headline: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Played, on the stage of the GPU comparison: all rounds, or one that shows that more are pointless."""
+    backends = [Backend(one.name, network) for one, network in zip(SETTINGS, networks, strict=True)]
+    stage = Stage([(backends[0], 0.002), (backends[1], 0.001)])
+    found = measure(stage.groups, Job(2, 2, "nccl"), SETTINGS, Plan(3, 0.05, 1.0), clock=lambda: stage.now)
+    assert [(turn.round, turn.setting) for turn in found.turns] == [(n, one) for n in range(rounds) for one in (0, 1)]
+    assert {turn.networks[0] for turn in found.turns if turn.setting} == {networks[1]}
+    assert found.turns[0].traffic.interface == "eth0"
+    assert report(found)["headline"] == headline
+    assert "round 1 of 3: done" in capsys.readouterr().out
 
 
 def test_records_pass_through_launchers_that_label_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    turn = Turn(1, 0, {8: 0.5}, ("BaguaNet",), ("NET/BaguaNet",), True, NO_TRAFFIC)
-    records.emit("turn", **turn.__dict__ | {"traffic": NO_TRAFFIC.__dict__})
+    command.emit("result", report=report(results(1.0, 1.0, 1.0)))
     line = capsys.readouterr().out.strip()
-    found = records.parse("[1,0]<stdout>:" + line)
+    found = command.parse("[1,0]<stdout>:" + line)
     assert found is not None
-    assert Turn.of_record(found) == turn
-    assert records.parse("step 7 loss 0.5") is None
-    assert records.parse(line[:-5]) is None
+    assert found["report"]["headline"] == "No difference between Bagua-Net and NCCL's own network at any size."
+    assert command.parse("step 7 loss 0.5") is None
+    assert command.parse(line[:-5]) is None
