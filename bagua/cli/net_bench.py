@@ -14,8 +14,9 @@ from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_outputs
 from bagua.net.bench.figures import write_files
 from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
+from bagua.net.bench.ring.builds import compare_builds
 from bagua.net.bench.ring.busy_cpus import busy_cpus
-from bagua.net.bench.ring.options import PROGRAM, Options, parse_options
+from bagua.net.bench.ring.options import EXIT_SLOWER, PROGRAM, Options, parse_options
 from bagua.net.bench.ring.places import local_team, maker
 from bagua.net.bench.ring.report import Report
 from bagua.net.bench.ring.run import run_bench
@@ -70,7 +71,7 @@ def _run(options: Options) -> int:
             say = partial(print, file=sys.stderr, flush=True)
             team = lead_team(launch, options.timeout_s, say, maker(options, environment))
         with team:
-            report = run_bench(team, options, environment)
+            report = (compare_builds if options.fresh_processes else run_bench)(team, options, environment)
     return _deliver(report, options)
 
 
@@ -92,7 +93,7 @@ def _deliver(report: Report, options: Options) -> int:
     written = write_files(report.result(), options.json_path, options.csv_path)
     if written:
         print(f"written: {', '.join(map(str, written))}")
-    return EXIT_FAILED if report.wrong else 0
+    return EXIT_FAILED if report.wrong else EXIT_SLOWER if options.fail_on_slower and report.is_worse else 0
 
 
 if __name__ == "__main__":

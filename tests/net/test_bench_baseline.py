@@ -122,3 +122,22 @@ def test_the_installed_library_against_a_copy_of_itself(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert str(broken) in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_rounds_of_fresh_processes_give_verdicts(bench: Bench, slow: Path, tmp_path: Path) -> None:
+    """A baseline that takes 1.25 times as long, and then the other way round, which is an exit code of its own."""
+    path = tmp_path / "run.json"
+    words = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "1", "--fresh-processes", "11"]
+    faster = bench.run(*words, "--baseline-library", str(slow), "--fail-on-slower", "--json", str(path))
+    assert faster.returncode == 0, faster.stderr
+    assert "faster: 3 of 3 rows: 1 KiB, 64 KiB, 4 MiB\n" in faster.stdout
+    result = read_result(path)
+    for size in (1 << 10, 1 << 16, 1 << 22):
+        labels = {"baseline": "baseline", "size_bytes": size, "channels": 2}
+        times = [result.find(metric, **labels) for metric in ("time_ratio", "cpu_ratio")]
+        assert [(one.low, one.median, one.repetitions) for one in times] == [(pytest.approx(0.8),) * 2 + (12,)] * 2
+        assert result.find("time_ratio", baseline="bare", size_bytes=size).median == pytest.approx(1.0)
+    slower = bench.run(*words, "--library", str(slow), "--baseline-library", str(bench.library), "--fail-on-slower")
+    assert slower.returncode == 3, slower.stderr
+    assert "slower: 3 of 3 rows" in slower.stdout
+    assert "more CPU: 3 of 3 rows" in slower.stdout

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from perf.base_commit import run_git
+from perf import run_git
 
 from bagua.net.bench.api import BenchError
 

@@ -14,7 +14,8 @@ from bagua.net.bench.network_path import NetworkPath
 from bagua.net.bench.traffic_pattern import DEPTH, SLICE_BYTES
 from bagua.net.library import MissingFileError, driver_path, library_path
 
-RING_BACKENDS = ("plugin", "plugin-1", "bare")
+PLUGIN = "plugin"
+RING_BACKENDS = (PLUGIN, "plugin-1", "bare")
 RAW = "raw"
 BACKENDS = (*RING_BACKENDS, RAW)
 # Not one of the names that a user lists: --baseline-library adds it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.settings import BACKENDS, BASELINE, RAW
+from bagua.net.bench.settings import BACKENDS, BASELINE, PLUGIN, RAW
 from bagua.net.bench.shared_options import (
     add_length,
     add_network,
@@ -19,6 +19,7 @@ from bagua.net.bench.shared_options import (
     parser_of,
     series_of,
 )
+from bagua.net.bench.verdict import BUILDS_ERROR_CHANCE, least_repetitions
 from bagua.version import __version__
 
 PROGRAM = "bagua-net-bench"
@@ -35,6 +36,10 @@ MAX_CHANNELS = 64
 MAX_STREAMS = 256
 MAX_BUSY_PER_CPU = 64
 
+MIN_FRESH_PROCESSES = least_repetitions(BUILDS_ERROR_CHANCE)
+FRESH_REPEATS = 5
+EXIT_SLOWER = 3
+
 _EPILOG = """\
 sizes are powers of 1024 (K, M, G), as in nccl-tests; GB/s are 10^9 bytes per second.
 
@@ -48,7 +53,7 @@ examples:
   bagua-net-bench --busy-per-cpu 2              while data loading keeps the CPUs busy
   bagua-net-bench --nccl --help                 the real NCCL with and without the plugin, on GPUs
 
-exit status: 0, or 1 if a byte was wrong or the run failed, or 2 if an option was wrong.
+exit status: 0, or 1 if a byte was wrong or the run failed, or 2 if an option was wrong, or 3 with --fail-on-slower.
 """
 
 
@@ -70,6 +75,8 @@ class Options:
     interface: str | None
     library: Path | None
     baseline_library: Path | None
+    fresh_processes: int | None
+    fail_on_slower: bool
     driver: Path | None
     timeout_s: float
     port: int | None
@@ -108,7 +115,6 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--backends",
         type=names_of("backend", BACKENDS),
-        default=BACKENDS,
         metavar="LIST",
         help=f"of {','.join(BACKENDS)} (default all)",
     )
@@ -142,6 +148,16 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help=f"another build of libnccl-net.so, which runs as the backend {BASELINE}, compared with plugin",
     )
+    what.add_argument(
+        "--fresh-processes",
+        type=within(int, MIN_FRESH_PROCESSES, 1000),
+        metavar="N",
+        help="with --baseline-library: N short rounds of new processes, and for each size whether the plugin is faster,"
+        " slower or the same",
+    )
+    what.add_argument(
+        "--fail-on-slower", action="store_true", help="exit with 3 if that finds a size slower, or with more CPU time"
+    )
     add_programs(what)
     add_network(parser, "network interface (default: lo; across hosts, rank 0's path)")
     add_results(parser)
@@ -161,22 +177,29 @@ def parse_options(arguments: Sequence[str]) -> Options:
         parser.error(str(error))
     if given.iterations is not None and given.time_budget_s is not None:
         parser.error("-n/--iters is not allowed with argument --time-budget, which chooses the iterations")
-    backends: tuple[str, ...] = given.backends
+    fresh = given.fresh_processes
+    backends: tuple[str, ...] = given.backends or ((PLUGIN, "bare") if fresh else BACKENDS)
+    if fresh and given.baseline_library is None:
+        parser.error(f"--fresh-processes {fresh} compares two builds; name the other with --baseline-library")
+    if fresh and (others := sorted({*backends} - {PLUGIN, "bare"})):
+        parser.error(f"--fresh-processes measures plugin and bare; leave {', '.join(others)} out of --backends")
+    if given.fail_on_slower and not fresh:
+        parser.error("--fail-on-slower needs the verdicts of --fresh-processes; give both")
     if given.raw_streams and RAW not in backends:
         parser.error(f"--raw-streams {given.raw_streams} without the backend raw; add raw to --backends")
     if given.baseline_library is not None:
-        if "plugin" not in backends:
+        if PLUGIN not in backends:
             parser.error(
                 f"--baseline-library {given.baseline_library} without the backend plugin, which it is compared with;"
                 " add plugin to --backends"
             )
-        after = backends.index("plugin") + 1
+        after = backends.index(PLUGIN) + 1
         backends = (*backends[:after], BASELINE, *backends[after:])
     return options_of(
         Options,
         given,
         sizes=sizes,
         backends=backends,
-        repeats=given.repeats or (QUICK_REPEATS if given.quick else DEFAULT_REPEATS),
+        repeats=given.repeats or (FRESH_REPEATS if fresh else QUICK_REPEATS if given.quick else DEFAULT_REPEATS),
         time_budget_s=given.time_budget_s or (QUICK_TIME_BUDGET_S if given.quick else DEFAULT_TIME_BUDGET_S),
     )

@@ -48,10 +48,7 @@ class Report:
                 f"raw TCP limit: {format_bandwidth(self.limit.gb_s)} GB/s one way over {self.limit.streams} streams;"
                 f" {sharing} it: busbw {format_bandwidth(self.limit.busbw_gb_s)} GB/s"
             )
-        lines += comparisons(self.paired)
-        if self.paired:
-            lines.append(f"(medians over up to {self.repeats} repetitions of the ratio within each)")
-        lines += self.notes
+        lines += [*self.verdicts(), *self.notes]
         if not self.verified:
             lines.append("data: not verified")
         elif self.wrong:
@@ -59,6 +56,14 @@ class Report:
         else:
             lines.append("data: every byte of every size correct")
         return "\n".join(lines) + "\n"
+
+    @property
+    def is_worse(self) -> bool:
+        return False
+
+    def verdicts(self) -> list[str]:
+        repeats = f"(medians over up to {self.repeats} repetitions of the ratio within each)"
+        return [*comparisons(self.paired), *([repeats] if self.paired else [])]
 
     def result(self) -> ResultFile:
         """For --json and --csv."""

@@ -72,7 +72,7 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str]) -> R
     repeats = max(row.repetitions for row in rows)
     turns = {str(case.bytes): plan for case, plan in run.turn_plans.items()}
     return Report(
-        title=_title(team, options),
+        title=title_of(team, options),
         ranks=team.ranks,
         machine=machine,
         backends={
@@ -88,17 +88,23 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str]) -> R
         verified=bool(run.verified),
         repeats=repeats,
         parameters={
-            "ranks": team.ranks,
-            "hosts": team.hosts,
-            "channels": options.channels,
-            "busy_per_cpu": options.busy_per_cpu,
-            "address": team.path.address,
-            "interface": team.path.interface or environment.get("NCCL_SOCKET_IFNAME", ""),
-            "repeats": repeats,
+            **parameters_of(team, options, environment, repeats),
             "iterations": {size: plan.iterations for size, plan in turns.items()},
             "warmup": {size: plan.warmup for size, plan in turns.items()},
         },
     )
+
+
+def parameters_of(team: Team, options: Options, environment: Mapping[str, str], repeats: int) -> dict[str, object]:
+    return {
+        "ranks": team.ranks,
+        "hosts": team.hosts,
+        "channels": options.channels,
+        "busy_per_cpu": options.busy_per_cpu,
+        "address": team.path.address,
+        "interface": team.path.interface or environment.get("NCCL_SOCKET_IFNAME", ""),
+        "repeats": repeats,
+    }
 
 
 def _pace(options: Options, elapsed_s: float) -> Pace:
@@ -116,7 +122,7 @@ def _pace(options: Options, elapsed_s: float) -> Pace:
     )
 
 
-def _title(team: Team, options: Options) -> str:
+def title_of(team: Team, options: Options) -> str:
     where = f"{team.hosts} hosts" if team.hosts > 1 else "one host"
     over = f"{team.path.interface} ({team.path.address})" if team.path.interface else team.path.address
     plural = "" if options.busy_per_cpu == 1 else "es"

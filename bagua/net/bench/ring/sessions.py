@@ -42,6 +42,13 @@ class RingSession:
             endpoint.post(f"connect {handles[(rank + 1) % self.ranks]}")
         gather(self._endpoints, "connected", timeout_s, "connecting to the next rank")
 
+    def close(self) -> None:
+        """In order, and all at the same time. Else they stay until the run ends."""
+        for endpoint in self._endpoints:
+            endpoint.post("quit")
+        for endpoint in self._endpoints:
+            endpoint.close()
+
     def run(self, case: Case, iterations: int, warmup: int, timeout_s: float) -> Sample:
         size_bytes = case.bytes
         results = ask(self._endpoints, f"run {size_bytes} {iterations} {warmup}", "result", timeout_s)
