@@ -9,20 +9,18 @@ from functools import partial
 from pathlib import Path
 
 from bagua.net import notice, secret_file, unknown_settings
-from bagua.net.bench.command import EXIT_FAILED, run_in_order
+from bagua.net.bench.command_line import EXIT_FAILED, check_outputs, run_in_order
+from bagua.net.bench.driver import DriverRequest
 from bagua.net.bench.errors import UsageError
-from bagua.net.bench.export import check_outputs
-from bagua.net.bench.figures import write_files
 from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
+from bagua.net.bench.ranks import follow, lead_ranks
+from bagua.net.bench.result_file import write_files
 from bagua.net.bench.ring.builds import compare_builds
-from bagua.net.bench.ring.busy_cpus import busy_cpus
 from bagua.net.bench.ring.options import EXIT_SLOWER, PROGRAM, Options, parse_options
-from bagua.net.bench.ring.places import local_team, maker
 from bagua.net.bench.ring.report import Report
 from bagua.net.bench.ring.run import run_bench
-from bagua.net.bench.settings import DriverRequest
+from bagua.net.bench.ring.sessions import busy_cpus, maker, own_ranks
 from bagua.net.bench.table import shows_colour
-from bagua.net.bench.team import follow, lead_team
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,12 +64,12 @@ def _run(options: Options) -> int:
         if launch is not None and follows:
             return follow(launch, options.timeout_s, maker(options, environment), DriverRequest)
         if launch is None:
-            team = local_team(options, environment)
+            ranks = own_ranks(options, environment)
         else:
             say = partial(print, file=sys.stderr, flush=True)
-            team = lead_team(launch, options.timeout_s, say, maker(options, environment))
-        with team:
-            report = (compare_builds if options.fresh_processes else run_bench)(team, options, environment)
+            ranks = lead_ranks(launch, options.timeout_s, say, maker(options, environment))
+        with ranks:
+            report = (compare_builds if options.fresh_processes else run_bench)(ranks, options, environment)
     return _deliver(report, options)
 
 

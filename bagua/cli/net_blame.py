@@ -24,7 +24,7 @@ _LEAST_S = 5.0
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.argument_types import within
+    from bagua.net.bench.command_line import within
 
     parser = subcommands.add_parser(
         "blame",

@@ -33,7 +33,7 @@ Ctrl-C.
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.argument_types import within
+    from bagua.net.bench.command_line import within
 
     parser = subcommands.add_parser(
         "compare",
@@ -150,8 +150,8 @@ def _times(count: int) -> str:
 
 
 def _compare(options: argparse.Namespace, command: list[str]) -> Report:
+    from bagua.net.bench.command_line import make_folder
     from bagua.net.bench.errors import UsageError
-    from bagua.net.bench.export import make_folder
     from bagua.net.bench.machine import describe_machine
     from bagua.net.bench.progress import Progress
     from bagua.net.compare.command_run import run_command

@@ -27,7 +27,7 @@ _LAST_WORDS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from bagua.net.bench.argument_types import within
+    from bagua.net.bench.command_line import within
 
     group = parser.add_argument_group("the network to another host")
     ends = group.add_mutually_exclusive_group()

@@ -23,7 +23,7 @@ PUSH_INTERVAL_S = 15.0
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.argument_types import within
+    from bagua.net.bench.command_line import within
 
     parser = subcommands.add_parser(
         "exporter",

@@ -19,7 +19,7 @@ _CLEAR = "\x1b[H\x1b[J"
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.argument_types import within
+    from bagua.net.bench.command_line import within
 
     parser = subcommands.add_parser(
         "stats",

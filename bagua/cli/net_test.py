@@ -25,7 +25,7 @@ exit status: 0 if the test was done, whatever it says; 1 if a rank failed; 2 if 
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.argument_types import within
+    from bagua.net.bench.command_line import within
 
     parser = subcommands.add_parser(
         "test",

@@ -17,9 +17,9 @@ from support.labs import Lab, needs_lab
 from support.ports import free_port
 from support.processes import living_pids, wait_until
 
-from bagua.net.bench.network_path import NetworkPath
+from bagua.net.bench.driver import NetworkPath
+from bagua.net.bench.ranks import Ranks
 from bagua.net.bench.result_file import read_result
-from bagua.net.bench.team import Team
 from bagua.net.library import driver_path, library_path
 
 SMALL_RUN = ["-b", "1K", "-e", "1M", "-f", "32", "-n", "3", "--repeats", "2", "--timeout", "20"]
@@ -236,9 +236,9 @@ class _Nowhere:
     ],
 )
 def test_the_measured_path(identities: list[str], measured_link: int, links: int) -> None:
-    team = Team([_Nowhere() for _ in identities], identities, NetworkPath("10.0.0.1", "eth0"))  # type: ignore[misc]
-    assert (team.measured_link, team.links) == (measured_link, links)
-    assert team.hosts == len(set(identities))
+    ranks = Ranks([_Nowhere() for _ in identities], identities, NetworkPath("10.0.0.1", "eth0"))  # type: ignore[misc]
+    assert (ranks.measured_link, ranks.links) == (measured_link, links)
+    assert ranks.hosts == len(set(identities))
 
 
 @needs_lab

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from support.bench_command import SMALL_RUN, Bench
 
+from bagua.net.bench.driver import DriverRequest, DriverSettings
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.result_file import read_result
 from bagua.net.bench.ring.options import parse_options
-from bagua.net.bench.settings import DriverRequest, DriverSettings
 from bagua.net.library import library_path
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bagua.net.bench.command import run_in_order
+from bagua.net.bench.command_line import run_in_order
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.gpu_sharing import GpuSharing
-from bagua.net.bench.nccl_ab import crew
-from bagua.net.bench.nccl_ab.crew import local_team
+from bagua.net.bench.nccl_ab import processes
 from bagua.net.bench.nccl_ab.options import NcclOptions, parse_options
-from bagua.net.bench.nccl_ab.workers import WorkerRequest, WorkerSettings
-from bagua.net.bench.places import LocalPlace
+from bagua.net.bench.nccl_ab.processes import RankRequest, RankSettings, own_ranks
+from bagua.net.bench.processes import LocalPlace
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +63,7 @@ class TestGpusThatAreNotThere:
         library.touch()
 
         def parsed(gpus: int, *words: str) -> NcclOptions:
-            monkeypatch.setattr(crew, "_gpu_count", lambda: gpus)
+            monkeypatch.setattr(processes, "_gpu_count", lambda: gpus)
             return parse_options(["--library", str(library), *words])
 
         return parsed
@@ -82,23 +81,23 @@ class TestGpusThatAreNotThere:
     ) -> None:
         message = f"--nccl needs 2 GPUs or more, and torch sees {gpus}; {remedy}"
         with pytest.raises(BenchError, match=message):
-            local_team(options(gpus, *words), {}, tmp_path)
+            own_ranks(options(gpus, *words), {}, tmp_path)
 
     def test_and_one_for_each_rank(self, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
         with pytest.raises(BenchError, match="--ranks 4 needs as many GPUs, and torch sees 2; give 2 or fewer"):
-            local_team(options(2, "--ranks", "4"), {}, tmp_path)
+            own_ranks(options(2, "--ranks", "4"), {}, tmp_path)
 
     def test_or_one_that_all_ranks_share(self, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
-        team, sharing = local_team(options(1, "--share-gpus"), {}, tmp_path)
-        assert (team.ranks, sharing) == (2, GpuSharing(1, through_mps=False))
-        assert local_team(options(2, "--share-gpus", "--ranks", "5"), {}, tmp_path)[0].ranks == 5
-        assert local_team(options(4, "--share-gpus"), {}, tmp_path)[1] is None
+        ranks, sharing = own_ranks(options(1, "--share-gpus"), {}, tmp_path)
+        assert (ranks.count, sharing) == (2, GpuSharing(1, through_mps=False))
+        assert own_ranks(options(2, "--share-gpus", "--ranks", "5"), {}, tmp_path)[0].count == 5
+        assert own_ranks(options(4, "--share-gpus"), {}, tmp_path)[1] is None
 
     def test_their_processes_are_hosts_of_their_own(self, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
-        place = local_team(options(1, "--share-gpus"), {}, tmp_path)[0].places[0]
+        place = own_ranks(options(1, "--share-gpus"), {}, tmp_path)[0].places[0]
         assert isinstance(place, LocalPlace)
-        assert isinstance(place.settings, WorkerSettings)
-        requests = [WorkerRequest(0, rank, rank, 2, tcp_only=True, bind="", title="") for rank in range(2)]
+        assert isinstance(place.settings, RankSettings)
+        requests = [RankRequest(0, rank, rank, 2, "cuda", tcp_only=True, bind="", title="") for rank in range(2)]
         first, second = (place.settings.process_environment(request) for request in requests)
         assert first["NCCL_HOSTID"] != second["NCCL_HOSTID"]
         assert first["LOCAL_WORLD_SIZE"] == "2"
@@ -107,4 +106,4 @@ class TestGpusThatAreNotThere:
     def test_they_have_tcp_only(self, word: str, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
         name = word.removeprefix("--").replace("shared-memory", "shared memory").replace("no-tcp", "--no-tcp")
         with pytest.raises(BenchError, match=f"{name}: 2 ranks that share 1 GPU reach each other over TCP only"):
-            local_team(options(1, "--share-gpus", word), {}, tmp_path)
+            own_ranks(options(1, "--share-gpus", word), {}, tmp_path)

@@ -13,9 +13,8 @@ import pytest
 from support.fake_driver import install_fake_driver
 from support.processes import is_alive
 
-from bagua.net.bench.driver_process import DriverProcess
-from bagua.net.bench.endpoint import ask, gather
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.processes import DriverProcess, ask, gather
 
 DEADLINE_S = 60.0
 ARGUMENTS = ["ring", "--transport", "bare", "--rank", "0", "--nranks", "2", "--channels", "1"]

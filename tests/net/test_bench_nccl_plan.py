@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bagua.net.bench.measurement import busbw_factor
-from bagua.net.bench.nccl_ab.plan import effective_bytes, link_bytes, make_cases
-from bagua.net.bench.sample import Case
+from bagua.net.bench.measurement import Case, busbw_factor
+from bagua.net.bench.nccl_ab.session import effective_bytes, link_bytes, make_cases
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 def workers_of(pid: int) -> list[int]:
     children = [int(child) for task in Path(f"/proc/{pid}/task").glob("*") for child in _children(task)]
-    return [child for child in children if b"nccl_ab.worker" in _command_line(child)]
+    return [child for child in children if b"nccl_ab.rank" in _command_line(child)]
 
 
 def _children(task: Path) -> list[str]:

@@ -11,8 +11,7 @@ from support.played_comparison import CASES, OURS, Stage
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.nccl_ab.backend import BEST_TUNED, Backend, hand_tuned, own_transport, shared_memory
 from bagua.net.bench.nccl_ab.options import parse_options
-from bagua.net.bench.nccl_ab.outputs import write_outputs
-from bagua.net.bench.nccl_ab.results import Results, results_of
+from bagua.net.bench.nccl_ab.report import Results, results_of, write_outputs
 from bagua.net.bench.result_file import read_result
 
 SMALL, LARGE = (case.bytes for case in CASES)
@@ -20,7 +19,7 @@ MEMORY = Backend("shared memory", "Socket", shared_memory=True)
 
 
 def results(stage: Stage) -> Results:
-    return results_of(stage.run(), stage.groups, 2)
+    return results_of(stage.run(), stage.sessions, 2)
 
 
 def eleven() -> Stage:
@@ -76,7 +75,7 @@ def test_the_best_is_that_of_the_median_and_is_paired_repetition_by_repetition()
     for name, seconds in played.items():
         rounds = run.turns.samples[case, name]
         run.turns.samples[case, name] = {n: replace(rounds[n], seconds=s) for n, s in enumerate(seconds)}
-    best = results_of(run, stage.groups, 2).best_of("all_reduce")[case.bytes]
+    best = results_of(run, stage.sessions, 2).best_of("all_reduce")[case.bytes]
     assert best.setting == "t2s2", "the default has the fastest single repetition, and the slower median"
     assert best.ratio is not None
     ratio = best.ratio.speedup
@@ -98,7 +97,7 @@ def test_files_have_every_setting_and_the_best_of_each_size(tmp_path: Path) -> N
     write_outputs(
         parse_options(words),
         results(stage),
-        stage.groups,
+        stage.sessions,
         describe_machine(),
         parameters={},
         notes=["a note"],

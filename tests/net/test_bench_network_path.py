@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bagua.net import native
+from bagua.net.bench.driver import NetworkPath, choose_path, interface_addresses
 from bagua.net.bench.errors import UsageError
-from bagua.net.bench.network_path import NetworkPath, choose_path, interface_addresses
 
 HOST = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.5", "fd00::5"], "down0": []}
 

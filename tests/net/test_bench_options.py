@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bagua.cli import net_bench
-from bagua.net.bench import export
+from bagua.net.bench import command_line
 from bagua.net.bench.errors import BenchError, UsageError
-from bagua.net.bench.memory_check import check_memory
+from bagua.net.bench.machine import check_memory
 from bagua.net.bench.ring.options import Options, parse_options
 
 MIB = 1 << 20
@@ -99,7 +99,7 @@ def test_wrong_options_cost_one_line_that_names_the_help(
 
 
 def check_outputs(options: Options) -> None:
-    export.check_outputs(options.json_path, options.csv_path)
+    command_line.check_outputs(options.json_path, options.csv_path)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from bagua.net.bench.export import check_writable
-from bagua.net.bench.figures import measurement_case, measurement_figures, result_of, write_csv
+from bagua.net.bench.command_line import check_writable
 from bagua.net.bench.machine import cpu_model, describe_machine, source_commit
-from bagua.net.bench.measurement import Measurement
+from bagua.net.bench.measurement import Measurement, Sample
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import read_result, write_result
-from bagua.net.bench.sample import Sample
+from bagua.net.bench.result_file import (
+    measurement_case,
+    measurement_figures,
+    read_result,
+    result_of,
+    write_csv,
+    write_result,
+)
 from bagua.net.bench.table import LOUD, RESET, render_table
 
 

@@ -7,12 +7,11 @@ import pytest
 from support.played_comparison import CASES, DEFAULT, OURS, Stage
 
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.measurement import Case
 from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.command import prove
-from bagua.net.bench.nccl_ab.memory import check_memory, needed_bytes
-from bagua.net.bench.nccl_ab.plan import make_cases
+from bagua.net.bench.nccl_ab.session import check_memory, make_cases, needed_bytes
 from bagua.net.bench.paced_run import PacedRun
-from bagua.net.bench.sample import Case
 
 GIB = 1 << 30
 NAMES = ["NCCL default", "NCCL t2s2", "bagua-net"]
@@ -33,9 +32,9 @@ def test_the_slowest_rank_is_the_time_of_a_turn_and_cpu_time_is_summed() -> None
 def test_a_wrong_network_ends_its_backend() -> None:
     stage = Stage()
     stage.worker(2, 1).network = "Socket"
-    (error,) = prove(stage.groups, 1.0)
+    (error,) = prove(stage.sessions, 1.0)
     assert "bagua-net should have used network BaguaNet, but rank 1 used Socket" in error
-    assert [group.is_alive for group in stage.groups] == [True, True, False]
+    assert [session.is_alive for session in stage.sessions] == [True, True, False]
     assert stage.worker(2, 0).closed
 
 
@@ -91,15 +90,15 @@ def test_eleven_backends_up_to_a_gibibyte_fit_into_a_hundred_seconds(others_s_pe
 def test_memory_is_asked_for_before_the_run_and_the_rank_that_lacks_it_is_named() -> None:
     stage = Stage()
     cases = make_cases(["all_reduce", "all_to_all"], [8, GIB], 2, 2)
-    check_memory(stage.groups, cases, 1.0)
+    check_memory(stage.sessions, cases, 1.0)
     needed = needed_bytes(cases[-1], 2)
     assert 2 * GIB < needed < 3 * GIB, "two buffers of one backend, not of all"
     for worker in (stage.worker(0, 1), stage.worker(1, 1), stage.worker(2, 1)):
         worker.free_bytes = needed - 1
     with pytest.raises(BenchError, match=r"all_to_all of 1 GiB needs 2\.5 GiB.*rank 1 has 2\.5 GiB left"):
-        check_memory(stage.groups, cases, 1.0)
+        check_memory(stage.sessions, cases, 1.0)
     for worker in (stage.worker(0, 1), stage.worker(1, 1), stage.worker(2, 1)):
         worker.free_bytes = 2 * needed - 1
-    check_memory(stage.groups, cases, 1.0)
+    check_memory(stage.sessions, cases, 1.0)
     with pytest.raises(BenchError, match="needs 5 GiB"):
-        check_memory(stage.groups, cases, 1.0, ranks_per_gpu=2)
+        check_memory(stage.sessions, cases, 1.0, ranks_per_gpu=2)

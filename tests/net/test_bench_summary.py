@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from bagua.net.bench.measurement import COLLECTIVES, Measurement, busbw_factor
-from bagua.net.bench.ring.summary import comparisons, paired_series, raw_limit
-from bagua.net.bench.sample import Case, Sample
+from bagua.net.bench.measurement import COLLECTIVES, Case, Measurement, Sample, busbw_factor
+from bagua.net.bench.ring.report import comparisons, paired_series, raw_limit
 from bagua.net.bench.turns import Turns
 
 MIB = 1 << 20

@@ -15,7 +15,7 @@ import pytest
 from support.ports import free_port
 
 from bagua.cli.net import main
-from bagua.net.bench import remote_place
+from bagua.net.bench import ranks
 from bagua.net.bench.errors import BenchError, ConnectionLostError
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.rendezvous import LineConnection
@@ -244,12 +244,12 @@ def test_orders_that_arrived_with_the_word_before_them_are_not_waited_for(monkey
     def wait(*_: object) -> None:
         raise AssertionError("it waits, and an order is here")
 
-    monkeypatch.setattr(remote_place, "wait", wait)
+    monkeypatch.setattr(ranks, "wait", wait)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as theirs:
         connection = LineConnection(server.accept()[0], "the asking end", 10)
         theirs.sendall(b'{"begin": true}\n{"finish": false}\n')
         assert connection.receive(10) == {"begin": True}
-        assert remote_place.serve(connection, lambda _: pytest.fail("nothing was ordered")) is False
+        assert ranks.serve(connection, lambda _: pytest.fail("nothing was ordered")) is False
         connection.close()
 
 

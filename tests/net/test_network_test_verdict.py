@@ -138,7 +138,7 @@ def test_ranks_with_nccl(
     """Played, on the stage of the GPU comparison: all rounds, or one that shows that more are pointless."""
     backends = [Backend(one.name, network) for one, network in zip(SETTINGS, networks, strict=True)]
     stage = Stage([(backends[0], 0.002), (backends[1], 0.001)])
-    found = measure(stage.groups, Job(2, 2, "nccl"), SETTINGS, Plan(3, 0.05, 1.0), clock=lambda: stage.now)
+    found = measure(stage.sessions, Job(2, 2, "nccl"), SETTINGS, Plan(3, 0.05, 1.0), clock=lambda: stage.now)
     assert [(turn.round, turn.setting) for turn in found.turns] == [(n, one) for n in range(rounds) for one in (0, 1)]
     assert {turn.networks[0] for turn in found.turns if turn.setting} == {networks[1]}
     assert found.turns[0].traffic.interface == "eth0"

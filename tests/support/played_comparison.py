@@ -7,13 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bagua.net.bench.endpoint import Event
+from bagua.net.bench.measurement import Case
 from bagua.net.bench.nccl_ab.backend import Backend
-from bagua.net.bench.nccl_ab.group import MAX_SINGLE, Group
-from bagua.net.bench.nccl_ab.plan import make_cases
+from bagua.net.bench.nccl_ab.session import MAX_SINGLE, NcclSession, make_cases
 from bagua.net.bench.paced_run import Pace, PacedRun
+from bagua.net.bench.processes import Event
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.sample import Case
 
 CASES = make_cases(["all_reduce"], [1024, 1 << 20], 4, 2)
 
@@ -88,7 +87,7 @@ class PlayedWorker:
         }
 
     def _pass(self, seconds: float) -> None:
-        """The ranks of a group work at the same time; the first one's counts."""
+        """The ranks of a session work at the same time; the first one's counts."""
         if self.name.endswith(" 0"):
             self._stage.now += seconds
 
@@ -118,23 +117,23 @@ class Stage:
         self.cases = cases
         self.messages = io.StringIO()
         self._workers: list[list[PlayedWorker]] = []
-        self.groups = [self._group(backend, seconds) for backend, seconds in backends]
+        self.sessions = [self._session(backend, seconds) for backend, seconds in backends]
 
-    def _group(self, backend: Backend, seconds: float | Mapping[int, float]) -> Group:
+    def _session(self, backend: Backend, seconds: float | Mapping[int, float]) -> NcclSession:
         always, by_size = (seconds, {}) if isinstance(seconds, float) else (1e-3, seconds)
         workers = [PlayedWorker(f"{backend.name} {rank}", backend.network, always, by_size, self) for rank in (0, 1)]
         self._workers.append(workers)
-        return Group(backend, endpoints=workers)
+        return NcclSession(backend, endpoints=workers)
 
-    def worker(self, group: int, rank: int) -> PlayedWorker:
-        return self._workers[group][rank]
+    def worker(self, session: int, rank: int) -> PlayedWorker:
+        return self._workers[session][rank]
 
     def run(self, *, give_up: bool = True, **changes: Any) -> PacedRun:
         values: dict[str, Any] = {"rounds": 3, "turn_s": 0.4, "timeout_s": 5.0, "time_limit_s": 1000.0}
         values |= {"single": MAX_SINGLE, "verifies_twice": True, "limit": "--time-limit 9"}
-        by_name = {group.name: group for group in self.groups}
+        by_name = {session.name: session for session in self.sessions}
         run = PacedRun(
-            dict.fromkeys(self.cases, self.groups),
+            dict.fromkeys(self.cases, self.sessions),
             Pace(**(values | changes)),
             lambda n: Progress(n, stream=self.messages),
             give_up=(lambda session, error: by_name[session.name].fail(error)) if give_up else None,

@@ -6,16 +6,20 @@ Nothing outside `bagua` imports another module of bagua.net.bench (a contract of
 
 from __future__ import annotations
 
-from bagua.net.bench.argument_types import byte_size, names_of, within
-from bagua.net.bench.command import OptionParser, run_in_order
-from bagua.net.bench.driver_group import DriverGroup
-from bagua.net.bench.driver_process import DriverProcess
-from bagua.net.bench.endpoint import Event, ask, gather
+from bagua.net.bench.command_line import (
+    OptionParser,
+    byte_size,
+    check_output_files,
+    make_folder,
+    names_of,
+    run_in_order,
+    within,
+)
+from bagua.net.bench.driver import BASELINE, DriverRequest, DriverSettings, NetworkPath, driver_settings
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.export import check_output_files, make_folder
-from bagua.net.bench.figures import backend_label, figures, result_of, speedup
 from bagua.net.bench.gpu_sharing import GpuSharing, gpu_name, sharing_of
 from bagua.net.bench.machine import MachineFacts, describe_machine
+from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Case
 from bagua.net.bench.nccl_ab.backend import (
     DEFAULT_TUNED,
     PLUGIN_NETWORK,
@@ -29,19 +33,27 @@ from bagua.net.bench.nccl_ab.backend import (
     worker_environment,
 )
 from bagua.net.bench.nccl_ab.options import make_parser as make_nccl_parser
-from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME
-from bagua.net.bench.nccl_ab.workers import RANK_PROGRAM
+from bagua.net.bench.nccl_ab.processes import RANK_PROGRAM
+from bagua.net.bench.nccl_ab.report import BEST_TUNED_NAME
 from bagua.net.bench.nccl_log import network_error, read_proof_file
-from bagua.net.bench.network_path import NetworkPath
-from bagua.net.bench.places import LocalPlace
 from bagua.net.bench.process_tree import running, start_command
+from bagua.net.bench.processes import DriverProcess, Event, LocalPlace, ask, gather
+from bagua.net.bench.processes import Processes as DriverGroup
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.rank_process import Formed, Joining, Operation, rank_command, run_rank
-from bagua.net.bench.result_file import Figure, Label, ResultFile, read_result, write_result
+from bagua.net.bench.result_file import (
+    Figure,
+    Label,
+    ResultFile,
+    backend_label,
+    figures,
+    read_result,
+    result_of,
+    speedup,
+    write_result,
+)
 from bagua.net.bench.ring.options import make_parser as make_ring_parser
 from bagua.net.bench.ring.sessions import RawSession, RingSession
-from bagua.net.bench.sample import LATENCY_LIMIT_BYTES, Case
-from bagua.net.bench.settings import BASELINE, DriverRequest, DriverSettings, driver_settings
 from bagua.net.bench.sizes import format_size, parse_size
 from bagua.net.bench.table import MISSING, Column, format_bandwidth, format_time_us, render_rows, shows_colour
 from bagua.net.bench.turns import Turns

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Protocol
 
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Case, Sample
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.sample import LATENCY_LIMIT_BYTES, Case, Sample
 from bagua.net.bench.turns import Turns
 
 # A command may take this many times its estimate before it counts as hung.

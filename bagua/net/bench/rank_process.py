@@ -1,6 +1,6 @@
 """One rank's process: it joins the group and then does what it is asked, in its main thread.
 
-Speaks the driver's protocol (see bagua.net.bench.endpoint): a JSON object a line, from the parent and to it. Anything
+Speaks the driver's protocol (see bagua.net.bench.processes): a JSON object a line, from the parent and to it. Anything
 that a library prints goes to stderr. It never outlives its parent. torch is imported when it joins, so that one that is
 missing is an error event like any other.
 

@@ -1,7 +1,7 @@
 """The loopback self-test: two processes load the library as NCCL does and reduce a buffer over it; every element is
 compared. It proves the library and the host's TCP, not the chosen interface or the peers.
 
-[Note: what a driver is] See bagua/net/bench/endpoint.py: the processes are those of bagua-net-bench.
+[Note: what a driver is] See bagua/net/bench/processes.py: the processes are those of bagua-net-bench.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ def _failed(text: str, remedy: str) -> Section:
 def _run(
     environment: Mapping[str, str], library: Path, driver: Path
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    from bagua.net.bench.driver_process import DriverProcess
-    from bagua.net.bench.endpoint import ask, gather
+    from bagua.net.bench.processes import DriverProcess, ask, gather
 
     variables = {name: value for name, value in environment.items() if name not in _NETWORK_CHOICE}
     variables |= {"ENABLE_BAGUA_NET": "1", "NCCL_SOCKET_IFNAME": "=lo"}

@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from bagua.net.activation import original_environment
+from bagua.net.bench.driver import NetworkPath
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.launch_environment import LaunchEnvironment, detect_launch
+from bagua.net.bench.measurement import Case
 from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.command import form
-from bagua.net.bench.nccl_ab.crew import START_S
-from bagua.net.bench.nccl_ab.group import Group
-from bagua.net.bench.nccl_ab.workers import WorkerRequest, WorkerSettings
-from bagua.net.bench.network_path import NetworkPath
+from bagua.net.bench.nccl_ab.processes import START_S, RankRequest, RankSettings
+from bagua.net.bench.nccl_ab.session import NcclSession
 from bagua.net.bench.paced_run import Pace, PacedRun
-from bagua.net.bench.places import LocalPlace
+from bagua.net.bench.processes import LocalPlace
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.ranks import Ranks, follow, lead_ranks
 from bagua.net.bench.rendezvous import Member
-from bagua.net.bench.sample import Case
-from bagua.net.bench.team import Team, follow, lead_team
 from bagua.net.compare.setting import Setting, default_settings
 from bagua.net.network_test.command import Plan, emit
 from bagua.net.network_test.verdict import SIZES, Job, Results, Turn, report, rows
@@ -70,16 +69,16 @@ def _take_part(launch: LaunchEnvironment, plan: Plan) -> int:
     gpus = {"gpus": torch.cuda.device_count() if distributed.is_nccl_available() else 0}
     backends = [Backend(one.name, "", environment=one.environment) for one in settings]
     with tempfile.TemporaryDirectory(prefix="bagua-net-test-") as logs:
-        processes = WorkerSettings(backends, START_S, Path(logs), original_environment())
+        processes = RankSettings(backends, START_S, Path(logs), original_environment())
 
         def make(address: str, _local_ranks: int) -> tuple[LocalPlace, NetworkPath]:
             return LocalPlace(processes), NetworkPath(address, "")
 
         if launch.rank:
-            return follow(launch, plan.wait_s, make, WorkerRequest, gpus)
-        team = lead_team(launch, plan.wait_s, lambda _: None, make, gpus)
-        with team:
-            _measure(team, job_of(team.members), settings, backends, plan)
+            return follow(launch, plan.wait_s, make, RankRequest, gpus)
+        ranks = lead_ranks(launch, plan.wait_s, lambda _: None, make, gpus)
+        with ranks:
+            _measure(ranks, job_of(ranks.members), settings, backends, plan)
     return 0
 
 
@@ -97,56 +96,58 @@ def job_of(ranks: Sequence[Member]) -> Job:
     return Job(len(ranks), len({one.identity for one in ranks}), "gloo" if without else "nccl", without)
 
 
-def _measure(team: Team, job: Job, settings: tuple[Setting, Setting], backends: Sequence[Backend], plan: Plan) -> None:
+def _measure(
+    ranks: Ranks, job: Job, settings: tuple[Setting, Setting], backends: Sequence[Backend], plan: Plan
+) -> None:
     # The plugin has no effect on gloo: one round shows that the nodes communicate.
     rounds = plan.rounds if job.backend == "nccl" else 1
     where = "1 host" if job.hosts == 1 else f"{job.hosts} hosts"
     times = "1 round" if rounds == 1 else f"{rounds} rounds"
     emit("said", text=f"{job.ranks} ranks on {where}, {job.backend}; {times} without and with the plugin")
-    groups = [Group(backend) for backend in backends]
+    sessions = [NcclSession(backend) for backend in backends]
     device = "cuda" if job.backend == "nccl" else "cpu"
-    if errors := form(groups, team, device, "float32", _TIMEOUT_S):
+    if errors := form(sessions, ranks, device, "float32", _TIMEOUT_S):
         raise BenchError("\n".join(errors))
-    results = measure(groups, job, settings, replace(plan, rounds=rounds))
+    results = measure(sessions, job, settings, replace(plan, rounds=rounds))
     emit("result", report=report(results), rows=rows(results))
-    for group in groups:
-        group.leave(_TIMEOUT_S)
+    for session in sessions:
+        session.leave(_TIMEOUT_S)
 
 
 def measure(
-    groups: Sequence[Group], job: Job, settings: tuple[Setting, Setting], plan: Plan, **options: Any
+    sessions: Sequence[NcclSession], job: Job, settings: tuple[Setting, Setting], plan: Plan, **options: Any
 ) -> Results:
-    """`groups`: without and with the plugin. `options`: of PacedRun."""
+    """`sessions`: without and with the plugin. `options`: of PacedRun."""
     results = Results(job, settings)
     cases = [Case("all_reduce", size) for size in SIZES]
 
     def stop_reason(done: int) -> str | None:
         emit("said", text=f"round {done} of {plan.rounds}: done")
-        _fill(results, run, groups)
+        _fill(results, run, sessions)
         return "more cannot compare anything" if done == 1 and results.is_pointless() else None
 
     run = PacedRun(
-        dict.fromkeys(cases, groups),
+        dict.fromkeys(cases, sessions),
         Pace(plan.rounds, _TIMEOUT_S, math.inf, plan.seconds, most=_MAX_ITERATIONS, verifies=False),
         lambda total: Progress(total, stream=StringIO()),
         stop_reason=stop_reason,
         **options,
     )
     run.run()
-    _fill(results, run, groups)
+    _fill(results, run, sessions)
     return results
 
 
-def _fill(results: Results, run: PacedRun, groups: Sequence[Group]) -> None:
+def _fill(results: Results, run: PacedRun, sessions: Sequence[NcclSession]) -> None:
     """The rounds until now, with what NCCL's logs and the counters of the interfaces say by now."""
     found = []
-    for setting, group in enumerate(groups):
-        group.read_proofs(_TIMEOUT_S)
-        networks = sorted({proof.network for proof in group.proofs if proof.network})
-        transports = sorted({"/".join(one.split("/")[:2]) for proof in group.proofs for one in proof.transports})
-        traffic = max(group.traffic(_TIMEOUT_S), key=lambda one: one.peak_bytes_per_s)
+    for setting, session in enumerate(sessions):
+        session.read_proofs(_TIMEOUT_S)
+        networks = sorted({proof.network for proof in session.proofs if proof.network})
+        transports = sorted({"/".join(one.split("/")[:2]) for proof in session.proofs for one in proof.transports})
+        traffic = max(session.traffic(_TIMEOUT_S), key=lambda one: one.peak_bytes_per_s)
         log = tuple(networks), tuple(transports[:_MAX_TRANSPORTS]), results.job.backend == "nccl", traffic
-        times = {case.bytes: run.turns.of(case, group.name) for case in run.turn_plans}
+        times = {case.bytes: run.turns.of(case, session.name) for case in run.turn_plans}
         for number in range(min(map(len, times.values()))):
             seconds = {size: samples[number].seconds for size, samples in times.items()}
             found.append(Turn(setting, number, seconds, *log))

@@ -1,7 +1,7 @@
 """Backends of the GPU comparison: a name, the environment that makes it, and the network that its log has to show.
 
-NCCL reads its environment once per process, so a backend is a group of processes and this file decides what each
-group inherits: everything except what would make one backend into another.
+NCCL reads its environment once per process, so a backend has ranks of its own and this file decides what they
+inherit: everything except what would make one backend into another.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OWNED = (
 )
 _OWNED_PREFIX = "BAGUA_NET_"
 
-# torch.distributed would read these as a rendezvous of its own; the groups form theirs over their own store.
+# torch.distributed would read these as a rendezvous of its own; the sessions form theirs over their own store.
 _LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE")
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)

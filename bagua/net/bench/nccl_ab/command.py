@@ -1,7 +1,7 @@
 """`bagua-net-bench --nccl`: the real NCCL on GPUs, with its own transport and with the plugin, in one run.
 
-This process (rank 0's, if a launcher started several) owns the worker groups and hands out the turns; it never touches
-a GPU itself.
+This process (rank 0's, if a launcher started several) owns the sessions and hands out the turns; it never touches a
+GPU itself.
 """
 
 from __future__ import annotations
@@ -17,25 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bagua.net.bench.command import EXIT_FAILED, run_in_order
+from bagua.net.bench.command_line import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.gpu_sharing import GpuSharing
 from bagua.net.bench.launch_environment import launch_of_run
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.nccl_ab.backend import ignored_variables
-from bagua.net.bench.nccl_ab.crew import START_S, local_team, maker
-from bagua.net.bench.nccl_ab.group import MAX_SINGLE, Group
-from bagua.net.bench.nccl_ab.memory import check_memory
 from bagua.net.bench.nccl_ab.options import PROGRAM, NcclOptions, check_files, parse_options
-from bagua.net.bench.nccl_ab.outputs import write_outputs
-from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, make_cases
-from bagua.net.bench.nccl_ab.report import render_closing, render_tables
-from bagua.net.bench.nccl_ab.results import results_of
-from bagua.net.bench.nccl_ab.workers import WorkerRequest
+from bagua.net.bench.nccl_ab.processes import START_S, RankRequest, maker, own_ranks
+from bagua.net.bench.nccl_ab.report import render_closing, render_tables, results_of, write_outputs
+from bagua.net.bench.nccl_ab.session import ELEMENT_BYTES, MAX_SINGLE, NcclSession, check_memory, make_cases
 from bagua.net.bench.paced_run import Pace, PacedRun
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.ranks import Ranks, follow, lead_ranks
 from bagua.net.bench.table import shows_colour
-from bagua.net.bench.team import Team, follow, lead_team
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,16 +48,16 @@ def run_nccl_ab(options: NcclOptions) -> int:
     with _log_folder(options) as logs:
         sharing = None
         if launch is None:
-            team, sharing = local_team(options, environment, logs)
+            ranks, sharing = own_ranks(options, environment, logs)
         elif launch.rank > 0:
-            return follow(launch, options.timeout_s, maker(options, environment, logs), WorkerRequest)
+            return follow(launch, options.timeout_s, maker(options, environment, logs), RankRequest)
         else:
             say = functools.partial(print, file=sys.stderr, flush=True)
-            team = lead_team(launch, options.timeout_s, say, maker(options, environment, logs))
+            ranks = lead_ranks(launch, options.timeout_s, say, maker(options, environment, logs))
         try:
-            return _compare(team, sharing, options, environment)
+            return _compare(ranks, sharing, options, environment)
         finally:
-            team.close(failed=True)
+            ranks.close(failed=True)
 
 
 @contextlib.contextmanager
@@ -79,36 +74,36 @@ def _log_folder(options: NcclOptions) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _compare(team: Team, sharing: GpuSharing | None, options: NcclOptions, environment: Mapping[str, str]) -> int:
-    cases = make_cases(options.collectives, options.sizes, ELEMENT_BYTES[options.dtype], team.ranks)
-    tcp_only = team.hosts == 1 if options.tcp_only is None else options.tcp_only
-    groups = [Group(backend) for backend in options.backends]
-    errors = form(groups, team, options.device, options.dtype, options.timeout_s, tcp_only=tcp_only)
-    check_memory(groups, cases, options.timeout_s, 1 if sharing is None else -(-team.ranks // sharing.gpus))
+def _compare(ranks: Ranks, sharing: GpuSharing | None, options: NcclOptions, environment: Mapping[str, str]) -> int:
+    cases = make_cases(options.collectives, options.sizes, ELEMENT_BYTES[options.dtype], ranks.count)
+    tcp_only = ranks.hosts == 1 if options.tcp_only is None else options.tcp_only
+    sessions = [NcclSession(backend) for backend in options.backends]
+    errors = form(sessions, ranks, options.device, options.dtype, options.timeout_s, tcp_only=tcp_only)
+    check_memory(sessions, cases, options.timeout_s, 1 if sharing is None else -(-ranks.count // sharing.gpus))
     # The first proof is before anything is measured: no figure is shown under a wrong name.
-    proven = groups if options.backend == "nccl" else ()
+    proven = sessions if options.backend == "nccl" else ()
     errors += prove(proven, options.timeout_s)
-    by_name = {group.name: group for group in groups}
+    by_name = {session.name: session for session in sessions}
     run = PacedRun(
-        {case: [group for group in groups if group.is_alive] for case in cases},
+        {case: [session for session in sessions if session.is_alive] for case in cases},
         pace_of(options),
         Progress,
         give_up=lambda session, error: by_name[session.name].fail(error),
     )
-    if any(group.is_alive for group in groups):
+    if any(session.is_alive for session in sessions):
         run.run()
         if options.verify:
             run.verify()
     # Once more: by now every kind of connection has been opened and named in the logs.
     errors += [*run.turns.errors, *run.faults(), *prove(proven, options.timeout_s)]
-    for group in groups:
-        if group.is_alive:
+    for session in sessions:
+        if session.is_alive:
             try:
-                group.leave(options.timeout_s)
+                session.leave(options.timeout_s)
             except BenchError as error:
-                errors.append(f"{group.name} did not end in order: {error}")
-    team.close(failed=bool(errors))
-    _deliver(team, sharing, options, environment, groups, run, errors, tcp_only)
+                errors.append(f"{session.name} did not end in order: {error}")
+    ranks.close(failed=bool(errors))
+    _deliver(ranks, sharing, options, environment, sessions, run, errors, tcp_only)
     return EXIT_FAILED if errors or not run.turns.samples else 0
 
 
@@ -127,66 +122,66 @@ def pace_of(options: NcclOptions) -> Pace:
     )
 
 
-def prove(groups: Sequence[Group], timeout_s: float) -> list[str]:
-    """Ends the groups that used another network than they should have, and says so."""
+def prove(sessions: Sequence[NcclSession], timeout_s: float) -> list[str]:
+    """Ends the sessions that used another network than they should have, and says so."""
     errors = []
-    for group in groups:
-        if group.is_alive:
+    for session in sessions:
+        if session.is_alive:
             try:
-                error = group.read_proofs(timeout_s)
+                error = session.read_proofs(timeout_s)
             except BenchError as failure:
                 error = str(failure)
             if error:
-                group.fail(error)
+                session.fail(error)
                 errors.append(error)
     return errors
 
 
 def form(
-    groups: Sequence[Group], team: Team, device: str, dtype: str, timeout_s: float, *, tcp_only: bool = False
+    sessions: Sequence[NcclSession], ranks: Ranks, device: str, dtype: str, timeout_s: float, *, tcp_only: bool = False
 ) -> list[str]:
-    """Start all processes first, so that they import torch at the same time, then form group after group."""
+    """Start all processes first, so that they import torch at the same time, then form session after session."""
     errors = []
-    bind = team.path.address
-    for index, group in enumerate(groups):
-        group.endpoints = [
+    bind = ranks.path.address
+    for index, session in enumerate(sessions):
+        session.endpoints = [
             place.start(
-                WorkerRequest(
-                    *(index, rank, team.local_ranks[rank], team.ranks, device, tcp_only, bind),
-                    title=f"{group.name}, rank {rank}",
+                RankRequest(
+                    *(index, rank, ranks.local_ranks[rank], ranks.count, device, tcp_only, bind),
+                    title=f"{session.name}, rank {rank}",
                 )
             )
-            for rank, place in enumerate(team.places)
+            for rank, place in enumerate(ranks.places)
         ]
-    with Progress(len(groups)) as display:
-        for group in groups:
-            display.advance(f"starting {group.name}", 0)
+    with Progress(len(sessions)) as display:
+        for session in sessions:
+            display.advance(f"starting {session.name}", 0)
             try:
-                group.form(bind, dtype, max(timeout_s, START_S))
+                session.form(bind, dtype, max(timeout_s, START_S))
             except BenchError as error:
-                group.fail(error)
+                session.fail(error)
                 errors.append(str(error))
-            display.advance(f"starting {group.name}")
+            display.advance(f"starting {session.name}")
     return errors
 
 
 def _deliver(
-    team: Team,
+    ranks: Ranks,
     sharing: GpuSharing | None,
     options: NcclOptions,
     environment: Mapping[str, str],
-    groups: Sequence[Group],
+    sessions: Sequence[NcclSession],
     run: PacedRun,
     errors: Sequence[str],
     tcp_only: bool,
 ) -> None:
-    results = results_of(run, groups, team.ranks)
-    facts: Mapping[str, object] = next((group.facts for group in groups if group.facts), {})
+    results = results_of(run, sessions, ranks.count)
+    facts: Mapping[str, object] = next((session.facts for session in sessions if session.facts), {})
     machine = describe_machine(["bagua-net-bench", "--nccl", *sys.argv[1:]] if "--nccl" not in sys.argv else sys.argv)
     device = str(facts.get("device", options.device))
-    where = f"{team.ranks} x {device}" if sharing is None else f"{team.ranks} ranks on {device}, {sharing},"
+    where = f"{ranks.count} x {device}" if sharing is None else f"{ranks.count} ranks on {device}, {sharing},"
     setting = (
-        f"{where} on {team.hosts} host{'s' if team.hosts > 1 else ''},"
+        f"{where} on {ranks.hosts} host{'s' if ranks.hosts > 1 else ''},"
         f" {'loopback or NCCL_SOCKET_IFNAME TCP only' if tcp_only else 'every transport that NCCL has'},"
         f" {options.dtype}, torch {facts.get('torch')}, NCCL {facts.get('nccl')}"
     )
@@ -201,12 +196,12 @@ def _deliver(
     print(setting)
     print(machine.caption())
     print(machine.links(), end="\n\n")
-    backends = [group.backend for group in groups]
+    backends = [session.backend for session in sessions]
     print(render_tables(results, backends, all_columns=options.all_columns, colour=colour))
-    print(render_closing(groups, results, notes, errors, all_columns=options.all_columns), end="", flush=True)
+    print(render_closing(sessions, results, notes, errors, all_columns=options.all_columns), end="", flush=True)
     parameters = {
-        "ranks": team.ranks,
-        "hosts": team.hosts,
+        "ranks": ranks.count,
+        "hosts": ranks.hosts,
         "gpus_shared": None if sharing is None else asdict(sharing),
         "tcp_only": tcp_only,
         "datatype": options.dtype,
@@ -217,14 +212,14 @@ def _deliver(
     written = write_outputs(
         options,
         results,
-        groups,
+        sessions,
         machine,
         parameters=parameters,
         notes=notes,
         errors=errors,
         device=device,
-        ranks=team.ranks,
-        gpus=(team.ranks if sharing is None else sharing.gpus * team.hosts) if options.backend == "nccl" else 0,
+        ranks=ranks.count,
+        gpus=(ranks.count if sharing is None else sharing.gpus * ranks.hosts) if options.backend == "nccl" else 0,
         setting=setting,
     )
     if written:

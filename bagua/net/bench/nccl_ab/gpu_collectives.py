@@ -1,6 +1,6 @@
 """The collectives of the GPU comparison: buffers, launches, and verification against a closed form.
 
-Runs inside a worker process, on its main thread; owns the device buffers. The only module of the benchmark that calls
+Runs inside a rank's process, on its main thread; owns the device buffers. The only module of the benchmark that calls
 torch.distributed, so that `bagua.net` stays importable without torch.
 """
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from bagua.net.bench.memory_check import available_bytes
-from bagua.net.bench.nccl_ab.plan import buffer_bytes
+from bagua.net.bench.machine import available_bytes
+from bagua.net.bench.nccl_ab.session import buffer_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,9 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua.net.bench.argument_types import byte_size, names_of, within
+from bagua.net.bench.command_line import (
+    add_length,
+    add_network,
+    add_programs,
+    add_results,
+    add_sizes,
+    byte_size,
+    check_outputs,
+    make_folder,
+    names_of,
+    options_of,
+    parser_of,
+    series_of,
+    within,
+)
+from bagua.net.bench.driver import check_library
 from bagua.net.bench.errors import BenchError, UsageError
-from bagua.net.bench.export import check_outputs, make_folder
 from bagua.net.bench.nccl_ab.backend import (
     BEST,
     BEST_TUNED,
@@ -18,18 +32,7 @@ from bagua.net.bench.nccl_ab.backend import (
     make_backends,
     tuned_settings,
 )
-from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, GPU_COLLECTIVES
-from bagua.net.bench.settings import check_library
-from bagua.net.bench.shared_options import (
-    add_length,
-    add_network,
-    add_programs,
-    add_results,
-    add_sizes,
-    options_of,
-    parser_of,
-    series_of,
-)
+from bagua.net.bench.nccl_ab.session import ELEMENT_BYTES, GPU_COLLECTIVES
 from bagua.net.library import MissingFileError, library_path
 
 PROGRAM = "bagua-net-bench --nccl"

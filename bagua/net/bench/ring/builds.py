@@ -13,22 +13,19 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bagua.net.bench.figures import result_of
-from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.memory_check import check_memory
+from bagua.net.bench.driver import BASELINE, PLUGIN
+from bagua.net.bench.machine import check_memory, describe_machine
+from bagua.net.bench.measurement import Case
 from bagua.net.bench.paced_run import Pace, PacedRun
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import Figure, Label, ResultFile
+from bagua.net.bench.ranks import Ranks
+from bagua.net.bench.result_file import Figure, Label, ResultFile, result_of
 from bagua.net.bench.ring.options import MIN_FRESH_PROCESSES, Options
-from bagua.net.bench.ring.report import Report
+from bagua.net.bench.ring.report import Report, paired_series
 from bagua.net.bench.ring.run import describe_backend, parameters_of, title_of
 from bagua.net.bench.ring.sessions import RingSession
-from bagua.net.bench.ring.summary import paired_series
-from bagua.net.bench.sample import Case
-from bagua.net.bench.settings import BASELINE, PLUGIN
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import MISSING, Column, format_time_us, render_rows
-from bagua.net.bench.team import Team
 from bagua.net.bench.turns import Turns
 from bagua.net.bench.verdict import BUILDS_ERROR_CHANCE, PairedRatio, Verdict, ratio_of
 
@@ -154,11 +151,11 @@ class BuildReport(Report):
 
 
 def compare_builds(
-    team: Team, options: Options, environment: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+    ranks: Ranks, options: Options, environment: Mapping[str, str], clock: Callable[[], float] = time.monotonic
 ) -> BuildReport:
     """Fewer rounds, but never less than MIN_FRESH_PROCESSES, where the machine is too slow for all of them."""
     deadline = clock() + options.time_budget_s
-    ranks_here = sum(place is team.places[0] for place in team.places)
+    ranks_here = sum(place is ranks.places[0] for place in ranks.places)
     check_memory(max(options.sizes), ranks_here, len(options.backends))
     # Even, so that each order is as frequent.
     pairs = -(-(options.fresh_processes or MIN_FRESH_PROCESSES) // 2)
@@ -169,7 +166,7 @@ def compare_builds(
     wrong: list[str] = []
 
     def measure(_case: str, order: str, _pair: int) -> None:
-        sessions = [RingSession(name, team.places) for name in orders[order]]
+        sessions = [RingSession(name, ranks.places) for name in orders[order]]
         for session in sessions:
             session.connect(options.timeout_s)
             described[session.name] = describe_backend(session.name, session.listening[0], options)
@@ -201,7 +198,7 @@ def compare_builds(
 
     turns: Turns[None] = Turns()
     with Progress(2 * pairs) as display:
-        display.message(f"{2 * pairs} rounds of {team.ranks} ranks each, about {options.time_budget_s:.0f} s")
+        display.message(f"{2 * pairs} rounds of {ranks.count} ranks each, about {options.time_budget_s:.0f} s")
         turns.take(
             {"": list(orders)},
             pairs,
@@ -216,8 +213,8 @@ def compare_builds(
         )
     short = [format_size(row.bytes) for row in rows.values() if len(row.times) < MIN_FRESH_PROCESSES]
     return BuildReport(
-        title=title_of(team, options),
-        ranks=team.ranks,
+        title=title_of(ranks, options),
+        ranks=ranks.count,
         machine=describe_machine(),
         backends={name: described[name] for name in options.backends},
         notes=[
@@ -230,7 +227,7 @@ def compare_builds(
         wrong=wrong,
         verified=options.verify,
         repeats=len(verified),
-        parameters=parameters_of(team, options, environment, len(verified)),
+        parameters=parameters_of(ranks, options, environment, len(verified)),
         compared=[row for row in rows.values() if len(row.times) >= MIN_FRESH_PROCESSES],
     )
 

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.settings import BACKENDS, BASELINE, PLUGIN, RAW
-from bagua.net.bench.shared_options import (
+from bagua.net.bench.command_line import (
     add_length,
     add_network,
     add_programs,
     add_results,
     add_sizes,
+    names_of,
     options_of,
     parser_of,
     series_of,
+    within,
 )
+from bagua.net.bench.driver import BACKENDS, BASELINE, PLUGIN, RAW
 from bagua.net.bench.verdict import BUILDS_ERROR_CHANCE, least_repetitions
 from bagua.version import __version__
 

@@ -1,4 +1,4 @@
-"""A whole run of bagua-net-bench: from options to a report. Rank 0's side; the others follow (see team.py)."""
+"""A whole run of bagua-net-bench: from options to a report. Rank 0's side; the others follow (see ranks.py)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from bagua.net.bench.endpoint import Event
-from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.memory_check import check_memory
+from bagua.net.bench.driver import BASELINE, RAW
+from bagua.net.bench.machine import check_memory, describe_machine
+from bagua.net.bench.measurement import Case
 from bagua.net.bench.paced_run import Pace, PacedRun
+from bagua.net.bench.processes import Event
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.ranks import Ranks
 from bagua.net.bench.ring.options import Options
-from bagua.net.bench.ring.report import Report
+from bagua.net.bench.ring.report import Report, measurements, paired_series, raw_limit
 from bagua.net.bench.ring.sessions import RawSession, RingSession, default_raw_streams
-from bagua.net.bench.ring.summary import measurements, paired_series, raw_limit
-from bagua.net.bench.sample import Case
-from bagua.net.bench.settings import BASELINE, RAW
-from bagua.net.bench.team import Team
 
 # TCP has no messages, so raw runs only where a transfer is bandwidth and not its start.
 RAW_MIN_BYTES = 1 << 20
@@ -30,33 +28,33 @@ _END_SHARE = 0.05
 _BARE = "plain sockets, one per channel, one non-blocking thread: what NCCL's own transport does by default"
 
 
-def start_sessions(team: Team, options: Options, raw_bytes: int) -> list[RingSession | RawSession]:
-    """All drivers of all backends, connected. They stay until the team ends."""
+def start_sessions(ranks: Ranks, options: Options, raw_bytes: int) -> list[RingSession | RawSession]:
+    """All drivers of all backends, connected. They stay until the ranks ends."""
     sessions: list[RingSession | RawSession] = []
     for name in options.backends:
         if name != RAW:
-            sessions.append(RingSession(name, team.places))
+            sessions.append(RingSession(name, ranks.places))
             continue
         # One way along the ring's own direction.
-        sender = team.measured_link
-        receiver = (sender + 1) % team.ranks
+        sender = ranks.measured_link
+        receiver = (sender + 1) % ranks.count
         for streams in options.raw_streams or default_raw_streams(len(os.sched_getaffinity(0))):
-            ends = (receiver, team.places[receiver]), (sender, team.places[sender])
-            sessions.append(RawSession(streams, *ends, team.ranks, options.channels, raw_bytes))
+            ends = (receiver, ranks.places[receiver]), (sender, ranks.places[sender])
+            sessions.append(RawSession(streams, *ends, ranks.count, options.channels, raw_bytes))
     for session in sessions:
         session.connect(options.timeout_s)
     return sessions
 
 
-def run_bench(team: Team, options: Options, environment: Mapping[str, str]) -> Report:
+def run_bench(ranks: Ranks, options: Options, environment: Mapping[str, str]) -> Report:
     began = time.monotonic()
-    ranks_here = sum(place is team.places[0] for place in team.places)
+    ranks_here = sum(place is ranks.places[0] for place in ranks.places)
     check_memory(max(options.sizes), ranks_here, sum(name != RAW for name in options.backends))
     machine = describe_machine()
     raw_sizes = [size for size in options.sizes if size >= RAW_MIN_BYTES] or [RAW_ONLY_BYTES]
     with Progress(1) as display:
-        display.message(f"starting {', '.join(options.backends)}: {team.ranks} ranks each")
-        sessions = start_sessions(team, options, max(raw_sizes))
+        display.message(f"starting {', '.join(options.backends)}: {ranks.count} ranks each")
+        sessions = start_sessions(ranks, options, max(raw_sizes))
     sizes = {session.name: raw_sizes if isinstance(session, RawSession) else options.sizes for session in sessions}
     run = PacedRun(
         {
@@ -67,20 +65,20 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str]) -> R
         Progress,
     )
     run.run()
-    limit = raw_limit(run.turns, team.links)
-    rows = measurements(run, team.ranks, limit)
+    limit = raw_limit(run.turns, ranks.links)
+    rows = measurements(run, ranks.count, limit)
     repeats = max(row.repetitions for row in rows)
     turns = {str(case.bytes): plan for case, plan in run.turn_plans.items()}
     return Report(
-        title=title_of(team, options),
-        ranks=team.ranks,
+        title=title_of(ranks, options),
+        ranks=ranks.count,
         machine=machine,
         backends={
             session.name: describe_backend(session.name, session.listening[0], options)
             for session in sessions
             if isinstance(session, RingSession)
         },
-        notes=[*run.turns.notes, *_of_joined(sessions, team)],
+        notes=[*run.turns.notes, *_of_joined(sessions, ranks)],
         rows=rows,
         limit=limit,
         paired=paired_series(run.turns, [name for name in options.backends if name not in ("plugin", RAW)]),
@@ -88,21 +86,21 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str]) -> R
         verified=bool(run.verified),
         repeats=repeats,
         parameters={
-            **parameters_of(team, options, environment, repeats),
+            **parameters_of(ranks, options, environment, repeats),
             "iterations": {size: plan.iterations for size, plan in turns.items()},
             "warmup": {size: plan.warmup for size, plan in turns.items()},
         },
     )
 
 
-def parameters_of(team: Team, options: Options, environment: Mapping[str, str], repeats: int) -> dict[str, object]:
+def parameters_of(ranks: Ranks, options: Options, environment: Mapping[str, str], repeats: int) -> dict[str, object]:
     return {
-        "ranks": team.ranks,
-        "hosts": team.hosts,
+        "ranks": ranks.count,
+        "hosts": ranks.hosts,
         "channels": options.channels,
         "busy_per_cpu": options.busy_per_cpu,
-        "address": team.path.address,
-        "interface": team.path.interface or environment.get("NCCL_SOCKET_IFNAME", ""),
+        "address": ranks.path.address,
+        "interface": ranks.path.interface or environment.get("NCCL_SOCKET_IFNAME", ""),
         "repeats": repeats,
     }
 
@@ -122,15 +120,15 @@ def _pace(options: Options, elapsed_s: float) -> Pace:
     )
 
 
-def title_of(team: Team, options: Options) -> str:
-    where = f"{team.hosts} hosts" if team.hosts > 1 else "one host"
-    over = f"{team.path.interface} ({team.path.address})" if team.path.interface else team.path.address
+def title_of(ranks: Ranks, options: Options) -> str:
+    where = f"{ranks.hosts} hosts" if ranks.hosts > 1 else "one host"
+    over = f"{ranks.path.interface} ({ranks.path.address})" if ranks.path.interface else ranks.path.address
     plural = "" if options.busy_per_cpu == 1 else "es"
     busy = f", {options.busy_per_cpu} busy process{plural} per CPU" if options.busy_per_cpu else ""
-    return f"ring all-reduce, {team.ranks} ranks x {options.channels} channels on {where} over {over}{busy}"
+    return f"ring all-reduce, {ranks.count} ranks x {options.channels} channels on {where} over {over}{busy}"
 
 
-def _of_joined(sessions: Sequence[RingSession | RawSession], team: Team) -> list[str]:
+def _of_joined(sessions: Sequence[RingSession | RawSession], ranks: Ranks) -> list[str]:
     """The plugin uses several interfaces as one device, and what it is compared with has one address."""
     devices = [str(one) for session in sessions for event in session.listening[:1] for one in event.get("devices", [])]
     joined = [name for name in devices if "+" in name]
@@ -138,7 +136,7 @@ def _of_joined(sessions: Sequence[RingSession | RawSession], team: Team) -> list
     names = " and ".join(name for name in alone if name in ("bare", RAW))
     if not joined or not names:
         return []
-    return [f"{names}: over {team.path.address} alone; the plugin's device is {joined[0]}"]
+    return [f"{names}: over {ranks.path.address} alone; the plugin's device is {joined[0]}"]
 
 
 def describe_backend(name: str, listening: Event, options: Options) -> str:

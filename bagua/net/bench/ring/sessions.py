@@ -1,18 +1,82 @@
-"""A backend's running drivers: ring sessions of W ranks, and raw TCP pairs.
+"""A backend's running drivers: ring sessions of W ranks, and raw TCP pairs; where the drivers of this host are started
+from, and the processes of --busy-per-cpu beside them.
 
 Owned by the run; everything is driven from its one thread, and all sessions but the one under way are idle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
-from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
+from bagua.net.bench.driver import (
+    RAW,
+    DriverRequest,
+    NetworkPath,
+    check_baseline_library,
+    choose_path,
+    driver_settings,
+    ring_memory_bytes,
+)
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.places import Place
-from bagua.net.bench.sample import Case, Sample
-from bagua.net.bench.settings import RAW, DriverRequest
-from bagua.net.bench.traffic_pattern import ring_memory_bytes
+from bagua.net.bench.launch_environment import LOOPBACK
+from bagua.net.bench.measurement import Case, Sample
+from bagua.net.bench.processes import Endpoint, Event, LocalPlace, Place, Processes, ask, gather
+from bagua.net.bench.ranks import MakePlace, Ranks
+from bagua.net.bench.ring.options import Options
+
+
+def maker(options: Options, environment: Mapping[str, str]) -> MakePlace:
+    return partial(_make, options, environment)
+
+
+def own_ranks(options: Options, environment: Mapping[str, str]) -> Ranks:
+    ranks = options.ranks or 2
+    place, path = _make(options, environment, LOOPBACK, ranks)
+    return Ranks.local(place, ranks, path)
+
+
+def _make(
+    options: Options, environment: Mapping[str, str], address: str, local_ranks: int
+) -> tuple[LocalPlace, NetworkPath]:
+    path = choose_path(
+        address=options.address, interface=options.interface, default_address=address, environment=environment
+    )
+    library = options.library if any(name.startswith("plugin") for name in options.backends) else Path()
+    settings = driver_settings(options.driver, library, path, environment, local_ranks, options.timeout_s)
+    baseline = options.baseline_library
+    if baseline is not None:
+        check_baseline_library(baseline)
+        baseline = baseline.absolute()
+    return LocalPlace(replace(settings, channels=options.channels, baseline_library=baseline)), path
+
+
+# Reads, computes and writes 4 MiB again and again, as decoding does. What comes on stdin, or its end, ends it.
+_PROGRAM = """\
+import select, sys
+print('{"event": "burning"}', flush=True)
+work, table = bytes(4 << 20), bytes(range(1, 256)) + bytes(1)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    work = work.translate(table)
+"""
+
+
+@contextlib.contextmanager
+def busy_cpus(per_cpu: int, timeout_s: float, environment: Mapping[str, str]) -> Iterator[None]:
+    """All of them are busy when this returns. They end with this process, however that ends."""
+    count = per_cpu * len(os.sched_getaffinity(0))
+    with Processes() as processes:
+        command = [sys.executable, "-S", "-c", _PROGRAM]
+        burning = [
+            processes.start(f"busy process {index + 1} of {count}", command, environment) for index in range(count)
+        ]
+        gather(burning, "burning", timeout_s, "starting")
+        yield
 
 
 class RingSession:

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from bagua.net.bench.driver import check_driver
 from bagua.net.bench.errors import BenchError, ConnectionLostError
-from bagua.net.bench.places import LocalPlace
+from bagua.net.bench.processes import LocalPlace
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.remote_place import RemotePlace
+from bagua.net.bench.ranks import RemotePlace
 from bagua.net.bench.rendezvous import LineConnection
-from bagua.net.bench.settings import check_driver
 from bagua.net.doctor.finding import Report
 from bagua.net.doctor.peer.bandwidth import Bandwidth, measure_bandwidth, progress_steps
 from bagua.net.doctor.peer.checks import (

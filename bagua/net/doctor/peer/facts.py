@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bagua.net import native
+from bagua.net.bench.driver import interface_addresses
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.network_path import interface_addresses
 from bagua.net.bench.rendezvous import host_identity
 from bagua.net.nccl_library import find_nccl_libraries, find_torch
 from bagua.version import __version__

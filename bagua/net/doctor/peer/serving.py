@@ -9,12 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from bagua.net.bench.driver_process import DriverProcess
+from bagua.net.bench.driver import RAW, DriverRequest, DriverSettings, check_driver
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.places import LocalPlace
-from bagua.net.bench.remote_place import serve
+from bagua.net.bench.processes import DriverProcess, LocalPlace
+from bagua.net.bench.ranks import serve
 from bagua.net.bench.rendezvous import LineConnection, listen_everywhere
-from bagua.net.bench.settings import RAW, DriverRequest, DriverSettings, check_driver
 from bagua.net.doctor.peer.facts import facts_of_this_host, parse_facts
 from bagua.net.doctor.peer.handshake import HELLO_S, STEP_S, admit, keep_alive
 from bagua.net.library import driver_path

@@ -1,4 +1,6 @@
-"""Group: the worker processes of one backend, one a rank, seen from rank 0 as endpoints here or on other hosts."""
+"""The ranks of one backend, seen from rank 0, what they measure (collectives, and the sizes of their buffers), and
+whether the largest case fits on every GPU. No torch.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +10,72 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bagua.net.bench.driver_process import DriverProcess
-from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.measurement import Case, Sample
 from bagua.net.bench.nccl_ab.backend import Backend
-from bagua.net.bench.nccl_ab.plan import link_bytes
 from bagua.net.bench.nccl_log import NetworkProof, network_error
-from bagua.net.bench.sample import Case, Sample
+from bagua.net.bench.processes import DriverProcess, Endpoint, Event, ask, gather
+from bagua.net.bench.sizes import format_size
 from bagua.net.bench.traffic import Traffic
+
+GPU_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
+ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
+
+# These cut their buffer into one part for each rank, so its size is a multiple of the rank count.
+_SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
+
+
+def effective_bytes(collective: str, size_bytes: int, element_bytes: int, ranks: int) -> int:
+    """The nearest size above that holds whole elements for every rank. The meaning of a size is nccl-tests': the
+    larger of send and receive buffer."""
+    unit = element_bytes * ranks if collective in _SPLIT else element_bytes
+    return -(-size_bytes // unit) * unit
+
+
+def link_bytes(collective: str, size_bytes: int, ranks: int) -> int:
+    """Bytes that cross connections in one operation, all ranks together, in NCCL's ring (or pairwise) patterns."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) * size_bytes
+    if collective in ("all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+        return (ranks - 1) * size_bytes
+    if collective == "send_recv":
+        return ranks * size_bytes
+    raise ValueError(f"unknown collective {collective!r}; known: {', '.join(GPU_COLLECTIVES)}")
+
+
+def buffer_bytes(collective: str, size_bytes: int, ranks: int) -> tuple[int, int]:
+    """Bytes of the send and of the receive buffer; all_reduce and broadcast work in place."""
+    if collective in ("all_reduce", "broadcast"):
+        return 0, size_bytes
+    if collective == "all_gather":
+        return size_bytes // ranks, size_bytes
+    if collective == "reduce_scatter":
+        return size_bytes, size_bytes // ranks
+    if collective in ("all_to_all", "send_recv"):
+        return size_bytes, size_bytes
+    raise ValueError(f"unknown collective {collective!r}; known: {', '.join(GPU_COLLECTIVES)}")
+
+
+def make_cases(collectives: Sequence[str], sizes: Sequence[int], element_bytes: int, ranks: int) -> list[Case]:
+    """Sizes rounded to whole elements can meet (8 B of float32 on 4 ranks is 16 B): each is measured once."""
+    return [
+        Case(collective, size)
+        for collective in collectives
+        for size in dict.fromkeys(effective_bytes(collective, size, element_bytes, ranks) for size in sizes)
+    ]
+
 
 # Single iterations are timed for percentiles: more than this changes p99 little.
 MAX_SINGLE = 200
 
 
 @dataclass
-class Group:
+class NcclSession:
     backend: Backend
     endpoints: Sequence[Endpoint] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)  # rank 0's torch, NCCL and device
     proofs: list[NetworkProof] = field(default_factory=list)
-    failure: str | None = None  # the first; a group that failed takes no more turns
+    failure: str | None = None  # the first; a session that failed takes no more turns
 
     _salt: int = 0  # no two verifications look for the same data, so that a stale result is a wrong one
 
@@ -99,7 +147,7 @@ class Group:
             if isinstance(endpoint, DriverProcess):
                 endpoint.kill()
             else:
-                # Its agent ends it; a lost agent's workers ended with it.
+                # Its agent ends it; a lost agent's processes ended with it.
                 with contextlib.suppress(BenchError):
                     endpoint.post("quit")
         self.close()
@@ -116,3 +164,44 @@ def _proof(event: Event) -> NetworkProof:
         plugin_lines=tuple(event["plugin_lines"]),
         warnings=tuple(event["warnings"]),
     )
+
+
+# The verification's work space (a handful of 32 MiB arrays), and connections that open with the first operation.
+_BESIDE_BUFFERS = 512 << 20
+
+
+def needed_bytes(case: Case, ranks: int) -> int:
+    # Buffers below this are not what fills a GPU, and their verification needs less.
+    return sum(buffer_bytes(case.collective, case.bytes, ranks)) + min(_BESIDE_BUFFERS, 16 * case.bytes)
+
+
+def check_memory(
+    sessions: Sequence[NcclSession], cases: Sequence[Case], timeout_s: float, ranks_per_gpu: int = 1
+) -> None:
+    """
+    Raises:
+        BenchError: a rank has too little; names the case, the need, the rank and the remedy.
+    """
+    alive = [session for session in sessions if session.is_alive]
+    free = _free_bytes(alive, timeout_s)
+    if not free:
+        return
+    largest = max(cases, key=lambda case: needed_bytes(case, len(free)))
+    needed = ranks_per_gpu * needed_bytes(largest, len(free))
+    rank = min(range(len(free)), key=lambda index: free[index])
+    if needed > free[rank]:
+        raise BenchError(
+            f"{largest.collective} of {format_size(largest.bytes)} needs {format_size(needed)} of memory on each GPU,"
+            f" and rank {rank} has {format_size(free[rank])} left beside the processes of {len(alive)} backends;"
+            " lower -e/--maxbytes, or run fewer backends (--tuned, --variant)"
+        )
+
+
+def _free_bytes(sessions: Sequence[NcclSession], timeout_s: float) -> list[int]:
+    """By rank. All backends have a process on each GPU and see the same, so the first that answers is enough."""
+    for session in sessions:
+        try:
+            return session.free_bytes(timeout_s)
+        except BenchError:
+            continue  # The run's first question to it fails as well, and is reported there.
+    return []

@@ -1,4 +1,4 @@
-"""One rank of one backend: `python -m bagua.net.bench.nccl_ab.worker`, see bagua.net.bench.rank_process. Lives for the
+"""One rank of one backend: `python -m bagua.net.bench.nccl_ab.rank`, see bagua.net.bench.rank_process. Lives for the
 whole run, because NCCL reads its environment once per process; sleeps between commands.
 
     -> {"op": "join", ..., "dtype": "bfloat16"}
@@ -38,7 +38,7 @@ def _cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-class Worker:
+class NcclRank:
     """Its methods are the operations of the rank."""
 
     def __init__(self) -> None:
@@ -124,9 +124,9 @@ class Worker:
 
 
 def main() -> None:
-    worker = Worker()
-    operations = (worker.verify, worker.time, worker.memory, worker.proof, worker.traffic)
-    run_rank({one.__name__: one for one in operations}, worker.formed)
+    rank = NcclRank()
+    operations = (rank.verify, rank.time, rank.memory, rank.proof, rank.traffic)
+    run_rank({one.__name__: one for one in operations}, rank.formed)
 
 
 if __name__ == "__main__":
