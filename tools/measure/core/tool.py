@@ -1,63 +1,72 @@
 """`measure core`: train with torch's DDP and with Bagua's algorithms in turns, and compare step time, memory and final
-models."""
+models.
+
+One process group for all; in every round each algorithm trains a fresh copy of the model from the same start, and frees
+it. A step's time is that of its slowest rank. Errors: an algorithm that fails or breaks what it promises (the same
+parameters on all ranks, or those of torch's DDP), and a log of NCCL that shows another network.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
-import signal
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from netlab import NetlabError
-
-from bagua.net.bench.api import BenchError, Progress, ignored_variables, names_of, shows_colour, within
+from measure.bench import MISSING, Backend, Column, Event, Figure, figures, ignored_variables, names_of, within
 from measure.core.catalogue import (
     ALGORITHMS,
+    ALL_REDUCE,
     DEFAULT_ALGORITHMS,
     DEFAULT_MODELS,
     DEFAULT_MODELS_ON_CPU,
     DTYPES,
+    FLOAT32,
     GROUPS,
     MODELS,
     REFERENCE,
+    Promise,
 )
-from measure.core.ranks import start_ranks
-from measure.core.report import report_of
-from measure.core.run import CoreRun
-from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
-from measure.ranks.network import Network, add_networks
+from measure.core.compression_code import compression_notes
+from measure.network import Network, add_networks, parse_network
+from measure.processes import Ranks, bagua_net_by_activation
+from measure.runner import (
+    Measure,
+    Plan,
+    Row,
+    Sample,
+    Tool,
+    add_length,
+    add_ranks,
+    choose_device,
+    format_ms,
+    name_of,
+    number,
+    ranks_text,
+    ratio_figure,
+)
 
 # An algorithm's sums may be of another order than DDP's, and training carries the last bit's difference on. A gradient
 # that was not averaged is ten times beyond this.
 DEFAULT_TOLERANCE = 0.1
+# Of rounds of DDP against each other; three of them are hardly the largest difference there is.
+_SPREAD_FACTOR = 3.0
+# Who changes the training for less gains less than machines differ by.
+LEAST_SPEED_UP = 1.05
+# Said of those that do not train as DDP does.
+_PROMISES = {
+    Promise.EQUAL: "another training than DDP's, in which all ranks keep the same parameters",
+    Promise.OWN: "another training than DDP's, in which every rank has parameters of its own",
+}
+_MIB = 1 << 20
 
-_EPILOG = """\
-models:
-{models}
 
-algorithms:
-{algorithms}
-  or several by one name: {groups}
-
-One process group for all; in every round each algorithm trains a fresh copy of the model from the same start, in an
-order that rotates, and frees it. A step's time is that of its slowest rank.
-
-examples:
-  measure core --nproc-per-node 2                          CPUs: mlp and convnet
-  measure core --nproc-per-node 4 --json core.json
-  measure core --nproc-per-node 2 --network tcp --model vgg16,gpt2
-  measure core --nproc-per-node 4 --network tcp --share-gpus       four ranks on one GPU, say
-  measure core --nproc-per-node 2 --algorithms algorithms --baseline with-bagua --model wide
-  measure core --networks 1G,10G+5ms --algorithms algorithms --baseline with-bagua     emulated networks, as root
-
-exit status: 0, or 1 if an algorithm failed or broke what it promises (the same parameters on all ranks, or those of
-torch's DDP) or NCCL's log shows another network, or 2 if an option was wrong.
-"""
+# --- what other tools use, too ---------------------------------------------------------------------------------------
 
 
 def add_training(parser: argparse.ArgumentParser, models: Sequence[str] | None, about_models: str) -> None:
@@ -88,116 +97,393 @@ def add_steps(length: argparse._ArgumentGroup, *, steps: int, warmup: int) -> No
     )
 
 
-def add_algorithms(parser: argparse.ArgumentParser, default: Sequence[str], help_text: str) -> None:
-    parser.add_argument(
-        "--algorithms",
-        type=names_of("algorithm", list(ALGORITHMS), GROUPS),
-        default=default,
-        metavar="LIST",
-        help=help_text,
-    )
+def size_of(given: argparse.Namespace, model: str) -> dict[str, Any]:
+    """What a rank is told of the model and its size."""
+    entry = MODELS[model]
+    on_gpu = given.device == "cuda"
+    return {
+        "model": model,
+        "length": given.length or (entry.length if on_gpu else entry.length_on_cpu),
+        "batch_size": given.batch_size or (entry.batch_size if on_gpu else entry.batch_size_on_cpu),
+        "dtype": given.dtype or (entry.dtype if on_gpu else FLOAT32),
+        "seed": given.seed,
+    }
 
 
-def make_parser() -> argparse.ArgumentParser:
-    models = [f"  {name:<10} {entry.about}" for name, entry in MODELS.items()]
-    algorithms = [f"  {name:<28} {entry.about}" for name, entry in ALGORITHMS.items()]
-    parser = parser_of(
-        "core",
-        "Compares Bagua's algorithms with torch's DistributedDataParallel: step time, memory, models.",
-        _EPILOG.format(models="\n".join(models), algorithms="\n".join(algorithms), groups=", ".join(GROUPS)),
-    )
-    add_ranks(parser)
-    add_networks(parser)
-    add_algorithms(parser, DEFAULT_ALGORITHMS, f"default {','.join(DEFAULT_ALGORITHMS)}")
-    parser.add_argument(
-        "--baseline",
-        choices=list(ALGORITHMS),
-        default=REFERENCE,
-        metavar="NAME",
-        help=f"the algorithm that speed-ups are over (default {REFERENCE}); with-bagua is gradient all-reduce",
-    )
-    add_training(parser, None, f"{','.join(DEFAULT_MODELS)}; on CPUs {','.join(DEFAULT_MODELS_ON_CPU)}")
-    add_steps(add_length(parser, rounds=5, time_limit_s=420.0, timeout_s=120.0), steps=20, warmup=5)
-    parser.add_argument(
-        "--tolerance",
-        type=within(float, 0.0, 10.0),
-        default=DEFAULT_TOLERANCE,
-        metavar="X",
-        help="how far final parameters may be from DDP's, as a part of the way from the start; never less than thrice"
-        f" what rounds of DDP differ by (default {DEFAULT_TOLERANCE:g})",
-    )
-    parser.add_argument(
-        "--network",
-        choices=("nvlink", "tcp"),
-        help="with CUDA, nvlink: what NCCL takes on this host; tcp: P2P and shared memory off, loopback through"
-        " Bagua-Net (default nvlink)",
-    )
-    output = add_results(parser)
-    output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
-    return parser
+def combined(events: Sequence[Event]) -> Sample:
+    """A turn of all ranks together: what measure.core.rank returns, where ranks differ as said here."""
+    first, difference = events[0], events[0]["difference"] or {}
+    kept = [f"rank {rank}: {event['kept']}" for rank, event in enumerate(events) if event["kept"]]
+    # Of each step, or cycle of steps, that of the slowest rank.
+    step_seconds = [max(step) for step in zip(*(event["step_seconds"] for event in events), strict=True)]
+    return {
+        "seconds": statistics.median(step_seconds),
+        "step_seconds": step_seconds,
+        "steps": first["steps"],  # that rank 0 measured
+        # Of the measured steps that all ranks have, mean over the ranks.
+        "losses": [statistics.fmean(step) for step in zip(*(event["losses"] for event in events), strict=False)],
+        "parameters": first["parameters"],
+        "gradients": first["gradients"],
+        "peak_bytes": most([event["peak_bytes"] for event in events]),
+        "steps_peak_bytes": most([event["steps_peak_bytes"] for event in events]),
+        "own_cores": statistics.fmean(event["own_cores"] for event in events),
+        "machine_busy": first["machine_busy"],
+        "averagings": first["averagings"],
+        "replicas_agree": all(event["fingerprint"] == first["fingerprint"] for event in events),
+        # From DDP's final parameters; None: that is what the others are compared with.
+        "largest_difference": difference.get("largest"),
+        "relative_difference": difference.get("relative"),
+        "kept": "; ".join(kept) or None,  # what a rank did not free
+    }
 
 
-def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] | None = None) -> argparse.Namespace:
-    """Exits with code 2 and a message that names value, limit and remedy, as argparse does. `gpus` counts them."""
-    parser = make_parser()
-    given = parser.parse_args(words)
-    choose_device(parser, given, gpus, auto_is_cuda_with_any=True)
-    if given.device == "cpu" and given.network is not None:
-        parser.error(f"--network {given.network} is a choice of NCCL's; gloo on CPUs has loopback TCP: leave it out")
-    emulated = any(network.is_emulated for network in given.networks)
-    if given.device == "cuda" and emulated:
-        if given.network == "nvlink":
-            parser.error("--network nvlink is of one host; emulated --networks have a host for each rank: leave it out")
-        given.network = "tcp"
-    if given.sharing is not None and given.network != "tcp":
-        parser.error(
-            f"--share-gpus: ranks of one GPU reach each other over TCP only; add --network tcp, or give as many"
-            f" ranks as there are GPUs, {given.sharing.gpus}"
+def most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    network: str
+    model: str
+
+    def __str__(self) -> str:
+        return self.model
+
+
+def promise_of(row: Row) -> Promise:
+    return ALGORITHMS[row.variant].promise
+
+
+def steps_ms(row: Row) -> list[float]:
+    """Of all rounds."""
+    return [seconds * 1e3 for steps in row.values("step_seconds") for seconds in steps]
+
+
+def _low_to_high(row: Row) -> str:
+    """A tenth of the steps is below, a tenth above."""
+    steps = steps_ms(row)
+    tenths = statistics.quantiles(steps, n=10, method="inclusive") if len(steps) > 1 else steps
+    return f"{format_ms(tenths[0])}..{format_ms(tenths[-1])}"
+
+
+def peak_mib(row: Row, name: str) -> float | None:
+    found = most(row.values(name))
+    return None if found is None else found / _MIB
+
+
+def extra_bytes(row: Row) -> float | None:
+    """In measured steps, beyond gradient all-reduce, for each element of the parameters. Medians over rounds: on a CPU
+    a single figure may hold what the allocator happened to keep."""
+    mine, plain = row.median("steps_peak_bytes"), row.median("steps_peak_bytes", ALL_REDUCE)
+    if mine is None or plain is None or row.variant == ALL_REDUCE:
+        return None
+    return (mine - plain) / row.values("parameters")[0]
+
+
+def busy_percent(row: Row) -> float | None:
+    known = [value for value in row.values("machine_busy") if value is not None]
+    return statistics.fmean(known) * 100 if known else None
+
+
+def steps_per_averaging(row: Row) -> float | None:
+    """None: it does not average during its steps."""
+    averagings = sum(value or 0 for value in row.values("averagings"))
+    return sum(row.values("steps")) / averagings if averagings else None
+
+
+def replicas(row: Row) -> str:
+    return "agree" if all(row.values("replicas_agree")) else "own" if promise_of(row) is Promise.OWN else "DIFFER"
+
+
+def own_spread(row: Row) -> float:
+    """How far rounds of DDP end from its first: what this machine's arithmetic does by itself."""
+    own = row.values("relative_difference", REFERENCE)
+    return max((value for value in own if value is not None and math.isfinite(value)), default=0.0)
+
+
+def is_compared(row: Row) -> bool:
+    """With DDP's final parameters."""
+    return promise_of(row) is Promise.AS_DDP and row.variant != REFERENCE
+
+
+class Core(Tool):
+    name = "core"
+    about = "Compares Bagua's algorithms with torch's DistributedDataParallel: step time, memory, models"
+    epilog = "\n".join(
+        [
+            "models:",
+            *(f"  {name:<10} {entry.about}" for name, entry in MODELS.items()),
+            "\nalgorithms:",
+            *(f"  {name:<28} {entry.about}" for name, entry in ALGORITHMS.items()),
+            f"  or several by one name: {', '.join(GROUPS)}",
+        ]
+    )
+    case_type = Case
+    same = ("ranks", "device", "network", "steps", "warmup", "batch_size", "dtype", "length", "seed", "deterministic")
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        add_ranks(parser)
+        add_networks(parser)
+        parser.add_argument(
+            "--algorithms",
+            type=names_of("algorithm", list(ALGORITHMS), GROUPS),
+            default=DEFAULT_ALGORITHMS,
+            metavar="LIST",
+            help=f"default {','.join(DEFAULT_ALGORITHMS)}",
         )
-    if given.baseline not in given.algorithms:
-        if len(given.algorithms) < 2:
-            parser.error(f"--algorithms {given.algorithms[0]} has nothing to be compared with; add {given.baseline}")
-        if given.baseline != REFERENCE:
-            parser.error(f"--baseline {given.baseline} is none of --algorithms; add it there")
-    for name in given.algorithms:
-        least = ALGORITHMS[name].least_warmup
-        if given.warmup < least:
+        parser.add_argument(
+            "--baseline",
+            choices=list(ALGORITHMS),
+            default=REFERENCE,
+            metavar="NAME",
+            help=f"the algorithm that speed-ups are over (default {REFERENCE}); with-bagua is gradient all-reduce",
+        )
+        add_training(parser, None, f"{','.join(DEFAULT_MODELS)}; on CPUs {','.join(DEFAULT_MODELS_ON_CPU)}")
+        add_steps(add_length(parser, rounds=5, time_limit_s=420.0, timeout_s=120.0), steps=20, warmup=5)
+        parser.add_argument(
+            "--tolerance",
+            type=within(float, 0.0, 10.0),
+            default=DEFAULT_TOLERANCE,
+            metavar="X",
+            help="how far final parameters may be from DDP's, as a part of the way from the start; never less than"
+            f" thrice what rounds of DDP differ by (default {DEFAULT_TOLERANCE:g})",
+        )
+        parser.add_argument(
+            "--network",
+            choices=("nvlink", "tcp"),
+            help="with CUDA, nvlink: what NCCL takes on this host; tcp: P2P and shared memory off, loopback through"
+            " Bagua-Net (default nvlink)",
+        )
+        parser.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
+
+    @classmethod
+    def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+        choose_device(parser, given, auto_is_cuda_with_any=True)
+        if given.device == "cpu" and given.network is not None:
             parser.error(
-                f"--warmup {given.warmup}: {name} compresses only after some steps; give {least} or more, or leave it"
-                " out"
+                f"--network {given.network} is a choice of NCCL's; gloo on CPUs has loopback TCP: leave it out"
             )
-    check_results(parser, given, "--output-dir")
-    given.model = given.model or (DEFAULT_MODELS if given.device == "cuda" else DEFAULT_MODELS_ON_CPU)
-    if given.device == "cuda":
-        given.network = given.network or "nvlink"
-    return given
+        if given.device == "cuda" and any(network.is_emulated for network in given.networks):
+            if given.network == "nvlink":
+                parser.error(
+                    "--network nvlink is of one host; emulated --networks have a host for each rank: leave it out"
+                )
+            given.network = "tcp"
+        if given.sharing is not None and given.network != "tcp":
+            parser.error(
+                f"--share-gpus: ranks of one GPU reach each other over TCP only; add --network tcp, or give as many"
+                f" ranks as there are GPUs, {given.sharing.gpus}"
+            )
+        if given.baseline not in given.algorithms:
+            if len(given.algorithms) < 2:
+                parser.error(
+                    f"--algorithms {given.algorithms[0]} has nothing to be compared with; add {given.baseline}"
+                )
+            if given.baseline != REFERENCE:
+                parser.error(f"--baseline {given.baseline} is none of --algorithms; add it there")
+        for name in given.algorithms:
+            least = ALGORITHMS[name].least_warmup
+            if given.warmup < least:
+                parser.error(
+                    f"--warmup {given.warmup}: {name} compresses only after some steps; give {least} or more, or leave"
+                    " it out"
+                )
+        given.model = given.model or (DEFAULT_MODELS if given.device == "cuda" else DEFAULT_MODELS_ON_CPU)
+        if given.device == "cuda":
+            given.network = given.network or "nvlink"
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given)
+        self._unavailable: Mapping[str, str] = {}
+        self._settled: set[tuple[Case, int]] = set()  # models that these ranks have trained
+        if ignored := ignored_variables(os.environ):
+            self.notes.append(f"left out of the ranks' environment: {', '.join(ignored)}")
+        short = "DDP" if given.baseline == REFERENCE else given.baseline
+        self.columns = (
+            Column("network", "", lambda row: row.case.network if len(self.networks) > 1 else "", True, True),
+            Column("model", "", lambda row: row.case.model, left=True),
+            Column("algorithm", "", lambda row: row.variant, left=True),
+            Column("step", "ms", lambda row: format_ms(statistics.median(steps_ms(row)))),
+            Column("p10..p90", "ms", _low_to_high),
+            Column(f"over {short}", "x", lambda row: self._over(row, "{0.median:.3f}")),
+            Column("by round", "x", lambda row: self._over(row, "{0.low:.3f}..{0.high:.3f}")),
+            Column("samples", "/s", self._samples_per_second),
+            Column("peak", "MiB", lambda row: number(peak_mib(row, "peak_bytes"), ".0f"), optional=True),
+            Column("extra", "B/elem", lambda row: number(extra_bytes(row), "+.1f"), optional=True),
+            Column("CPU", "%", lambda row: number(busy_percent(row), ".0f"), optional=True),
+            Column(
+                "from DDP",
+                "largest",
+                lambda row: number(most(row.values("largest_difference")), ".2g") if is_compared(row) else MISSING,
+                optional=True,
+            ),
+            Column("replicas", "", replicas),
+        )
+
+    @property
+    def networks(self) -> list[str]:
+        return list(dict.fromkeys(case.network for case, _ in self.turns.samples))
+
+    def speed_up(self, row: Row) -> Any:
+        return None if row.variant == self.given.baseline else row.over(self.given.baseline)
+
+    def _over(self, row: Row, style: str) -> str:
+        found = self.speed_up(row)
+        return MISSING if found is None else style.format(found)
+
+    def _samples_per_second(self, row: Row) -> str:
+        samples = self.given.ranks * size_of(self.given, row.case.model)["batch_size"]
+        return f"{samples / (statistics.median(steps_ms(row)) * 1e-3):.4g}"
+
+    def plan(self) -> Mapping[Network, Plan]:
+        given = self.given
+        return {
+            network: {Case(network.name, model): given.algorithms for model in given.model}
+            for network in given.networks
+        }
+
+    def end_of(self, began: float, started: float, deadline: float, groups_left: int) -> float:
+        """Each network gets a round at least."""
+        return max(started + 1.0, super().end_of(began, started, deadline, groups_left))
+
+    @contextlib.contextmanager
+    def session(self, network: Network, plan: Plan) -> Iterator[Measure]:
+        given, is_tcp = self.given, self.given.network == "tcp"
+        self._settled.clear()
+        with (
+            network.placement(given) as placement,
+            Ranks(
+                given,
+                "measure.core.rank",
+                options=("algorithms", "deterministic"),
+                placement=placement,
+                backend=bagua_net_by_activation() if is_tcp else Backend("ranks", "", {"ENABLE_BAGUA_NET": "0"}),
+                logs=self.folder,
+                tcp_only=is_tcp,
+                shows_network=is_tcp,
+            ) as ranks,
+        ):
+            self.learn(ranks.ready().facts)
+            self._unavailable = ranks.facts["unavailable"]
+            self.errors += [f"{network}: {algorithm}: {reason}" for algorithm, reason in self._unavailable.items()]
+            yield lambda case, variant, _: self._turn(ranks, case, variant)
+
+    def variants(self, case: Case, planned: Sequence[str]) -> Sequence[str]:
+        return [name for name in planned if name not in self._unavailable]
+
+    def _turn(self, ranks: Ranks, case: Case, algorithm: str) -> Sample:
+        given = self.given
+        fields = {"algorithm": algorithm, "warmup": given.warmup, **size_of(given, case.model)}
+        ranks.ready()
+        # Initialization (loading kernels, allocating memory, connecting) would distort the first turn.
+        if (case, ranks.starts) not in self._settled:
+            ranks.call("settle", steps=max(1, given.warmup), **fields)
+            self._settled.add((case, ranks.starts))
+        sample = combined(ranks.call("turn", steps=given.steps, **fields))
+        note = f"{algorithm} did not free everything with {case.model}"
+        # Noted once: the memory figures of all later turns include it.
+        if sample["kept"] is not None and not any(text.startswith(note) for text in self.notes):
+            self.notes.append(f"{note} ({sample['kept']})")
+        return sample
+
+    def rows(self) -> list[Row]:
+        """Model by model, in the order in which they appeared."""
+        cases = dict.fromkeys(case for case, _ in self.turns.samples)
+        return [Row(self.turns, case, name) for case in cases for of, name in self.turns.samples if of == case]
+
+    def begins_block(self, before: Row, row: Row) -> bool:
+        return before.case != row.case
+
+    def is_loud(self, row: Row) -> bool:
+        return replicas(row) == "DIFFER"
+
+    def figures(self, row: Row) -> list[Figure]:
+        labels = {
+            "model": row.case.model,
+            "algorithm": name_of(row.variant),
+            **parse_network(row.case.network).labels(),
+        }
+        labels |= self.where
+        if self.given.network is not None:
+            labels["network"] = self.given.network
+        metrics = {
+            ("step_time", "ms"): [seconds * 1e3 for seconds in row.values()],
+            ("memory", "MiB"): [peak_mib(row, "steps_peak_bytes")],
+            ("cpu", "%"): [busy_percent(row)],
+            ("steps_per_average", "steps"): [steps_per_averaging(row)],
+        }
+        return figures(labels, metrics) + ratio_figure(labels, self.speed_up(row))
+
+    def faults(self, rows: Sequence[Row]) -> Iterator[str]:
+        """What makes figures worthless: ranks or algorithms that did not train what they promise to."""
+        for row in rows:
+            what = f"{row.case.network}: {row.variant} with {row.case.model}"
+            if replicas(row) == "DIFFER":
+                yield f"{what}: the ranks ended with different parameters"
+            yield from (
+                f"{what}: the loss became {losses[-1]}"
+                for losses in row.values("losses")
+                if not math.isfinite(losses[-1])
+            )
+            own, difference = own_spread(row), most(row.values("relative_difference"))
+            allowed = max(self.given.tolerance, _SPREAD_FACTOR * own)
+            if is_compared(row) and difference is not None and not difference <= allowed:
+                yield (
+                    f"{what}: final parameters differ from {REFERENCE}'s by {difference:.3g} of the way from the start;"
+                    f" allowed {allowed:.3g}, rounds of {REFERENCE} differ by {own:.3g}"
+                )
+
+    def closing(self, rows: Sequence[Row]) -> Iterator[str]:
+        baseline = self.given.baseline
+        yield f"over: step time of {baseline} over the algorithm's, within a round; above 1 is faster"
+        if any(extra_bytes(row) is not None for row in rows):
+            yield f"extra: peak of the measured steps beyond {ALL_REDUCE}'s, for each element of the parameters"
+        if any(busy_percent(row) is not None for row in rows):
+            yield "CPU: of this machine's CPUs, by everything on it; near 100 they are the limit"
+        for promise, meaning in _PROMISES.items():
+            if promising := list(dict.fromkeys(row.variant for row in rows if promise_of(row) is promise)):
+                yield f"{meaning}: {', '.join(promising)}"
+        for row in rows:
+            what = f"{row.case.network}, {row.case.model}: "
+            if (steps := steps_per_averaging(row)) is not None:
+                yield f"{what}{row.variant} averaged parameters once in {steps:.1f} steps"
+            if is_compared(row) and (largest := most(row.values("largest_difference"))) is not None:
+                relative = most(row.values("relative_difference"))
+                yield (
+                    f"{what}final parameters of {row.variant} are at most {largest:.2g} from those of {REFERENCE}"
+                    f" ({relative:.2g} of the way from the start)"
+                )
+            if row.variant == REFERENCE and (spread := own_spread(row)):
+                yield f"{what}rounds of {REFERENCE} end {spread:.2g} of the way from the start apart"
+        for case in dict.fromkeys(row.case for row in rows) if len(self.networks) > 1 else ():
+            equal, every = (
+                self._fastest([row for row in rows if row.case == case and promise_of(row) in promises])
+                for promises in ((Promise.EQUAL,), (Promise.EQUAL, Promise.OWN))
+            )
+            yield f"{case.network}: the fastest, {case.model}: with equal replicas {equal}, of all {every}"
+        self.notes += compression_notes(self.facts)
+
+    def _fastest(self, rows: Sequence[Row]) -> str:
+        """Of those that were faster than the baseline in every round, and by 5 % in the median, the fastest."""
+        found = {row.variant: over for row in rows if (over := self.speed_up(row)) is not None}
+        gains = {name: over.median for name, over in found.items() if over.low > 1 and over.median >= LEAST_SPEED_UP}
+        best = max(gains, key=lambda name: gains[name], default=None)
+        return "gradient all-reduce" if best is None else f"{best} {gains[best]:.2f}x"
+
+    def title(self) -> str:
+        return f"Step time of training: {', '.join(self.given.model)} on {self.given.ranks} ranks"
+
+    def heading(self) -> str:
+        given = self.given
+        network = f", network {given.network}" if given.network else ", gloo"
+        return f"{ranks_text(given, self.facts)}{network}; turns of {given.steps} steps after {given.warmup}"
+
+    def parameters(self) -> Mapping[str, Any]:
+        return {"models": {model: size_of(self.given, model) for model in self.given.model}}
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Networks share the time that is left. What was measured until Ctrl-C or SIGTERM is reported."""
-    given = parse_options(words)
-    deadline = time.monotonic() + given.time_limit
-    runs: list[tuple[Network, CoreRun]] = []
-    errors: list[str] = []
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    turns = given.rounds * len(given.model) * len(given.algorithms) * len(given.networks)
-    try:
-        with tempfile.TemporaryDirectory(prefix="measure-core-") as temporary, Progress(turns) as progress:
-            logs = given.output_dir or Path(temporary)
-            for number, network in enumerate(given.networks):
-                share = max(1.0, deadline - time.monotonic()) / (len(given.networks) - number)
-                options = argparse.Namespace(**{**vars(given), "time_limit": share})
-                try:
-                    with network.placement(given.ranks, given.device, given.sharing) as placement:
-                        run = CoreRun(options, partial(start_ranks, options, logs, placement), progress)
-                        runs.append((network, run))
-                        run.run()
-                except (BenchError, NetlabError) as error:
-                    errors.append(f"{network.name}: {error}")
-    except KeyboardInterrupt:
-        errors.append("interrupted")
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    ignored = ignored_variables(os.environ)
-    notes = [f"left out of the ranks' environment: {', '.join(ignored)}"] if ignored else []
-    return report_of(runs, given, notes, errors, colour=shows_colour(sys.stdout)).publish(given)
+main = Core.main

@@ -2,77 +2,68 @@
 and sizes.
 
 In each network, all backends start once and take turns. A run that is cut off, or that ends at its time limit, is taken
-up by the next one with the same --lines, network by network. Errors: a backend that does not start, fails, computes a
-wrong sum or used another network than its own; the others go on without it.
+up by the next one with the same --lines, network by network: one run measures a cell, a size in a network, from its
+beginning to its end. Errors: a backend that does not start, fails, computes a wrong sum or used another network than
+its own; the others go on without it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
+import math
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from netlab import TOLD, LinkPlan, NetlabError
+from netlab import TOLD, LinkPlan
 
-from bagua.net.bench.api import (
+from measure.bench import (
     BEST_TUNED_NAME,
     MISSING,
-    RANK_PROGRAM,
     Backend,
     BenchError,
     Column,
     Figure,
     Label,
-    Progress,
-    Turns,
     backend_label,
     bagua_net_variant,
-    describe_machine,
     figures,
     format_size,
-    format_time_us,
     make_backends,
     parse_size,
-    read_proof_file,
-    render_rows,
-    shows_colour,
     tuned_settings,
     within,
 )
-from measure.core.ranks import bagua_net_by_activation, network_fault, start_on_network
-from measure.networks.cells import LEAST_RATIO, RAW, Cell, CellLog, Row, Sample, Times, parse_cell, rows_of
-from measure.networks.tool import several
+from measure.network import Network, add_networks, parse_network, told_text
+from measure.networks.tool import WARM_UP_BYTES, add_warm_up, log_folder
+from measure.nics.drivers import RawTcp
 from measure.nics.nic_set import Nic, NicSet
-from measure.nics.raw_tcp import RawTcp
-from measure.options import (
-    WARM_UP_BYTES,
+from measure.processes import Placement, Ranks, bagua_net_by_activation, start_all
+from measure.runner import (
+    Measure,
+    Plan,
+    Row,
+    Sample,
+    Tool,
     add_length,
     add_ranks,
-    add_results,
-    add_warm_up,
-    check_results,
-    choose_device,
-    parser_of,
+    number,
+    several,
+    time_us,
 )
-from measure.ranks.lab_placement import LabPlacement
-from measure.ranks.network import Network, add_networks, parse_network, told_text
-from measure.ranks.placement import Placement
-from measure.ranks.team import RankTeam
-from measure.report import Report, ranks_text, sharing_notes
-from measure.results import case_of
 
 SIZES = "64K,256K,1M,4M,16M,64M,256M"
 TUNED = "2x4,2x2x8,2x2x16"
 BELOW = "below"
+RAW = "raw TCP"
+# A ratio below it is measured again, with processes started anew.
+LEAST_RATIO = 0.97
+# Medians that differ by less are level, or by less than the second if the quartiles overlap.
+_LEVEL, _LEVEL_IF_OVERLAPPING = 0.03, 0.1
 # Of processes that load torch and open connections at the same time. One that hangs must not take the others' time.
 _START_S = 60.0
 _FRESH_TURNS = 3
@@ -84,169 +75,334 @@ _RAW_STREAMS = 8
 _RAW_FROM_BYTES = 16 << 20
 
 
-def _times(times: Times) -> str:
-    low, middle, high = (format_time_us(value * 1e6) for value in (times.low, times.median, times.high))
+@dataclass(frozen=True)
+class Cell:
+    network: str
+    size_bytes: int
+    is_fresh: bool = False  # every sample is of processes of its own
+
+    def __str__(self) -> str:
+        return f"{self.network}/{format_size(self.size_bytes)}" + (", fresh starts" if self.is_fresh else "")
+
+
+def parse_cell(text: str) -> Cell:
+    """`25G:9000/1M`. Raises ValueError."""
+    network, slash, size = text.rpartition("/")
+    if not slash or not network:
+        raise ValueError(f"cell {text!r} is not NETWORK/SIZE; write for example 25G:9000/1M")
+    return Cell(network, parse_size(size))
+
+
+def quartiles(row: Row, variant: str) -> tuple[float, float, float]:
+    """Low, median, high."""
+    seconds = row.values(variant=variant)
+    if len(seconds) < 2:
+        return (*seconds * 3,)
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return low, statistics.median(seconds), high
+
+
+def best_of(row: Row) -> str | None:
+    """The fastest of NCCL's own settings. One of them that failed on the way is not the best."""
+    names = [name for case, name in row.turns.samples if case == row.case and name.startswith("NCCL ")]
+    counts = {name: len(row.values(variant=name)) for name in names}
+    whole = [name for name, count in counts.items() if count == max(counts.values())]
+    return min(whole, key=lambda name: row.median(variant=name) or math.inf, default=None)
+
+
+def over_best(row: Row) -> float:
+    """The ratio of the medians: above 1 this backend is faster."""
+    return quartiles(row, best_of(row) or "")[1] / quartiles(row, row.variant)[1]
+
+
+def verdict(row: Row) -> str:
+    (low, _, high), (best_low, _, best_high) = quartiles(row, row.variant), quartiles(row, best_of(row) or "")
+    limit = _LEVEL_IF_OVERLAPPING if low <= best_high and best_low <= high else _LEVEL
+    return "level" if abs(1 - over_best(row)) < limit else "faster" if over_best(row) > 1 else "slower"
+
+
+def _times(row: Row, variant: str) -> str:
+    low, middle, high = map(time_us, quartiles(row, variant))
     return f"{middle} ({low}..{high})"
 
 
-COLUMNS: tuple[Column[Row], ...] = (
-    Column("network", "", lambda row: row.cell.network, left=True),
-    Column("", "", lambda row: "fresh starts" if row.cell.is_fresh else "", left=True, optional=True),
-    Column("told", "Mb/s", lambda row: told_text(row.cell.network), optional=True),
-    Column("size", "", lambda row: format_size(row.cell.size_bytes)),
-    Column("backend", "", lambda row: row.backend, left=True),
-    Column("rounds", "", lambda row: str(row.rounds)),
-    Column("time", "us", lambda row: _times(row.ours)),
-    Column("best of NCCL", "us", lambda row: _times(row.best)),
-    Column("", "", lambda row: row.best_name.removeprefix("NCCL "), left=True),
-    Column("over best", "x", lambda row: f"{row.ratio:.2f}"),
-    Column("", "", lambda row: row.verdict, left=True),
-    Column("of raw TCP", "x", lambda row: MISSING if row.of_raw is None else f"{row.of_raw:.2f}", optional=True),
-)
+def _of_raw(row: Row) -> str:
+    """The rate of each direction over that of raw TCP; two ranks."""
+    raw = row.median(variant=RAW)
+    return MISSING if raw is None else number(raw / (row.median() or math.inf), ".2f")
 
 
-def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] | None = None) -> argparse.Namespace:
-    parser = parser_of("all-reduce", "All-reduce over the plugin and over NCCL's own sockets, by network and size.")
-    add_networks(parser)
-    add_ranks(parser, least=2)
-    parser.add_argument("--sizes", type=several(parse_size), default=SIZES, metavar="LIST", help=f"default {SIZES}")
-    parser.add_argument(
-        "--tuned",
-        default=TUNED,
-        metavar="LIST",
-        help=f"hand-tuned NCCL, as of bagua-net-bench --nccl --tuned (default {TUNED})",
+class AllReduce(Tool):
+    name = "all-reduce"
+    about = "All-reduce over the plugin and over NCCL's own sockets, by network and size"
+    case_type = Cell
+    keeps = "case"
+    fails_everywhere = True
+    columns = (
+        Column("network", "", lambda row: row.case.network, left=True),
+        Column("", "", lambda row: "fresh starts" if row.case.is_fresh else "", left=True, optional=True),
+        Column("told", "Mb/s", lambda row: told_text(row.case.network), optional=True),
+        Column("size", "", lambda row: format_size(row.case.size_bytes)),
+        Column("backend", "", lambda row: row.variant, left=True),
+        Column("rounds", "", lambda row: str(len(row.values()))),
+        Column("time", "us", lambda row: _times(row, row.variant)),
+        Column("best of NCCL", "us", lambda row: _times(row, best_of(row) or "")),
+        Column("", "", lambda row: (best_of(row) or "").removeprefix("NCCL "), left=True),
+        Column("over best", "x", lambda row: f"{over_best(row):.2f}"),
+        Column("", "", verdict, left=True),
+        Column("of raw TCP", "x", _of_raw, optional=True),
     )
-    parser.add_argument(
-        "--variant",
-        action="append",
-        default=[],
-        metavar="NAME:VAR=VALUE,...",
-        help="the plugin with variables set, besides the plugin without; may be repeated",
-    )
-    parser.add_argument("--raw", action="store_true", help="also raw TCP in both directions, in emulated networks")
-    length = add_length(parser, rounds=7, time_limit_s=560.0, timeout_s=60.0)
-    length.add_argument(
-        "--network-limit",
-        type=within(float, 1.0, 86400.0),
-        default=50.0,
-        metavar="S",
-        help="seconds for one network, from when all backends have started (default 50)",
-    )
-    length.add_argument(
-        "--turn", type=within(float, 0.001, 60.0), default=0.15, metavar="S", help="seconds of a turn (default 0.15)"
-    )
-    add_warm_up(length)
-    length.add_argument(
-        "--fresh",
-        type=within(int, 0, 1000),
-        default=0,
-        metavar="N",
-        help="measure --cells instead, with N starts of the plugin and of the best of NCCL's settings in --lines",
-    )
-    length.add_argument(
-        "--cells",
-        type=lambda text: text if text == BELOW else several(parse_cell)(text),
-        default=BELOW,
-        metavar="LIST",
-        help=f"of --fresh, as NETWORK/SIZE: 25G:9000/1M; {BELOW}: those of --lines below {LEAST_RATIO} (default)",
-    )
-    output = add_results(parser)
-    output.add_argument(
-        "--lines", type=Path, metavar="PATH", help="append every sample, as JSON lines, and measure what it lacks"
-    )
-    output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
-    parser.set_defaults(deterministic=False, dtype="float32")  # of start_on_network
-    given = parser.parse_args(words)
-    choose_device(parser, given, gpus)
-    check_results(parser, given, "--output-dir")
-    return given
 
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        add_networks(parser)
+        add_ranks(parser, least=2)
+        parser.add_argument("--sizes", type=several(parse_size), default=SIZES, metavar="LIST", help=f"default {SIZES}")
+        parser.add_argument(
+            "--tuned",
+            default=TUNED,
+            metavar="LIST",
+            help=f"hand-tuned NCCL, as of bagua-net-bench --nccl --tuned (default {TUNED})",
+        )
+        parser.add_argument(
+            "--variant",
+            action="append",
+            default=[],
+            metavar="NAME:VAR=VALUE,...",
+            help="the plugin with variables set, besides the plugin without; may be repeated",
+        )
+        parser.add_argument("--raw", action="store_true", help="also raw TCP in both directions, in emulated networks")
+        length = add_length(parser, rounds=7, time_limit_s=560.0, timeout_s=60.0)
+        length.add_argument(
+            "--network-limit",
+            type=within(float, 1.0, 86400.0),
+            default=50.0,
+            metavar="S",
+            help="seconds for one network, from when all backends have started (default 50)",
+        )
+        length.add_argument(
+            "--turn",
+            type=within(float, 0.001, 60.0),
+            default=0.15,
+            metavar="S",
+            help="seconds of a turn (default 0.15)",
+        )
+        add_warm_up(length)
+        length.add_argument(
+            "--fresh",
+            type=within(int, 0, 1000),
+            default=0,
+            metavar="N",
+            help="measure --cells instead, with N starts of the plugin and of the best of NCCL's settings in --lines",
+        )
+        length.add_argument(
+            "--cells",
+            type=lambda text: text if text == BELOW else several(parse_cell)(text),
+            default=BELOW,
+            metavar="LIST",
+            help=f"of --fresh, as NETWORK/SIZE: 25G:9000/1M; {BELOW}: those of --lines below {LEAST_RATIO} (default)",
+        )
+        parser.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
 
-def backends_of(given: argparse.Namespace) -> tuple[list[Backend], list[Backend]]:
-    """NCCL's own, and ours. Raises ValueError."""
-    own = make_backends(library=None, tuned=tuned_settings([given.tuned]), variants=[], with_shared_memory=False)
-    ours = bagua_net_by_activation()
-    return own, [ours, *(bagua_net_variant(text, ours) for text in given.variant)]
+    def __init__(self, given: argparse.Namespace) -> None:
+        own = make_backends(library=None, tuned=tuned_settings([given.tuned]), variants=[], with_shared_memory=False)
+        ours = bagua_net_by_activation()
+        variants = [bagua_net_variant(text, ours) for text in given.variant]
+        self.ours = ours.name
+        self.backends = {backend.name: backend for backend in (*own, ours, *variants)}
+        super().__init__(given)
+
+    @property
+    def rounds(self) -> int:
+        return self.given.fresh or self.given.rounds
+
+    @property
+    def rounds_first(self) -> bool:  # type: ignore[override]
+        """Of fresh starts, one start after the other."""
+        return bool(self.given.fresh)
+
+    def plan(self) -> Mapping[Network, Plan]:
+        given, names = self.given, list(self.backends)
+        found: dict[Network, dict[Cell, list[str]]] = {}
+        if given.fresh:
+            rows = {row.case: row for row in self.rows() if row.variant == self.ours and not row.case.is_fresh}
+            below = [cell for cell, row in rows.items() if over_best(row) < LEAST_RATIO]
+            for cell in below if given.cells == BELOW else given.cells:
+                both = [best_of(rows[cell]) or "", self.ours] if cell in rows else names
+                found.setdefault(parse_network(cell.network), {})[replace(cell, is_fresh=True)] = both
+            return found
+        for network in given.networks:
+            raw = [RAW] if given.raw and network.is_emulated else []
+            cells = [Cell(network.name, size) for size in given.sizes]
+            found[network] = {cell: [*names, *(raw if cell.size_bytes >= _RAW_FROM_BYTES else [])] for cell in cells}
+        return found
+
+    def left_out(self, left_s: float) -> str | None:
+        enough = left_s >= self.given.network_limit
+        return None if enough else "left for the next run with the same --lines: --time-limit"
+
+    def end_of(self, began: float, started: float, deadline: float, groups_left: int) -> float:
+        given = self.given
+        self._is_last = bool(given.fresh) or deadline - started < given.network_limit
+        limit = "--time-limit" if self._is_last else "--network-limit"
+        self.limit = f"{limit} {given.time_limit if self._is_last else given.network_limit:g}"
+        return deadline if self._is_last else started + given.network_limit
+
+    def is_final(self, case: Cell, variants: Sequence[str]) -> bool:
+        """A cell that another run can measure with more time is not left with a part of its rounds."""
+        needed = [name for name in variants if name == self.ours or name.startswith("NCCL ")]
+        enough = self.rounds if self._is_last else 1
+        return all(len(self.turns.of(case, name)) >= enough for name in needed)
+
+    @contextlib.contextmanager
+    def session(self, network: Network, plan: Plan) -> Iterator[Measure]:
+        names = {name for found in plan.values() for name in found}
+        backends = [backend for name, backend in self.backends.items() if name in names]
+        with network.placement(self.given) as placement, contextlib.ExitStack() as stack:
+            raw = self._raw(network, placement, stack) if RAW in names else None
+
+            def start(number: int) -> Contest:
+                contest = stack.enter_context(Contest(self, network, backends, placement))
+                self.errors += [f"{network}: {error}" for error in contest.errors]
+                contests.clear()
+                contests[number] = contest
+                return contest
+
+            contests: dict[int, Contest] = {}
+            contest = start(0)
+            self.learn(contest.facts)
+            self._usable = {*contest.ranks, *([RAW] if raw is not None else [])}
+
+            def measure(cell: Cell, name: str, number: int) -> Sample:
+                (contest,) = contests.values()
+                if self.given.fresh and number not in contests:
+                    contest.close(failed=False)
+                    contest = start(number)
+                if name == RAW:
+                    assert raw is not None
+                    return {"seconds": cell.size_bytes / raw.rate([0], self.given.turn), "single_seconds": None}
+                count = _FRESH_TURNS if self.given.fresh else 1
+                found = [contest.measure(name, cell.size_bytes, self.given.turn) for _ in range(count)]
+                singles = [single for _, single in found if single is not None]
+                return {
+                    "seconds": statistics.median(seconds for seconds, _ in found),
+                    "single_seconds": statistics.median(singles) if singles else None,
+                }
+
+            yield measure
+            if self.given.device == "cuda":
+                (contest,) = contests.values()
+                self.lines += [f"{network}, {name}: {ranks.network_seen()}" for name, ranks in contest.ranks.items()]
+
+    def variants(self, case: Cell, planned: Sequence[str]) -> Sequence[str]:
+        return [name for name in planned if name in self._usable]
+
+    def _raw(self, network: Network, placement: Placement, stack: contextlib.ExitStack) -> RawTcp | None:
+        told = LinkPlan(network.rate_mbit).speed_mbit(TOLD)
+        try:
+            nics = NicSet(network.name, (Nic(told),))
+            return stack.enter_context(RawTcp(nics, placement.lab, self.given.timeout, streams=_RAW_STREAMS))
+        except BenchError as error:
+            self.errors.append(f"{network}: {RAW} did not start: {error}")
+            return None
+
+    def rows(self) -> list[Row]:
+        """Network by network, size by size. None of a cell without one of NCCL's own settings."""
+        found = dict.fromkeys(case for case, _ in self.turns.samples)
+        networks = list(dict.fromkeys(cell.network for cell in found))
+        cells = sorted(found, key=lambda cell: (networks.index(cell.network), cell.size_bytes, cell.is_fresh))
+        rows = [Row(self.turns, cell, name) for cell in cells for of, name in self.turns.samples if of == cell]
+        return [row for row in rows if not row.variant.startswith("NCCL ") and row.variant != RAW and best_of(row)]
+
+    def begins_block(self, before: Row, row: Row) -> bool:
+        return before.case.network != row.case.network
+
+    def is_loud(self, row: Row) -> bool:
+        return verdict(row) == "slower"
+
+    def figures(self, row: Row) -> list[Figure]:
+        cell, found = row.case, []
+        fresh: dict[str, Label] = {"fresh_starts": True} if cell.is_fresh else {}
+        labels = {"collective": "all_reduce", "size_bytes": cell.size_bytes, **fresh}
+        labels |= {**parse_network(cell.network).labels(), **self.where}
+        others = [name for of, name in self.turns.samples if of == cell and (name.startswith("NCCL ") or name == RAW)]
+        for name in [*(others if row.variant == self.ours else []), row.variant]:
+            times = [seconds * 1e6 for seconds in row.values(variant=name)]
+            found += figures({"backend": backend_label(name), **labels}, {("time", "us"): times})
+        case = {"backend": backend_label(row.variant), "baseline": backend_label(BEST_TUNED_NAME)}
+        case |= {"setting": best_of(row) or "", "verdict": verdict(row), **labels}
+        return [*found, Figure(case, "speedup", "x", over_best(row), repetitions=len(row.values()))]
+
+    def closing(self, rows: Sequence[Row]) -> Iterator[str]:
+        for name in dict.fromkeys(row.variant for row in rows):
+            mine = {row.case: row for row in rows if row.variant == name}
+            for fresh in [cell for cell in mine if cell.is_fresh]:
+                mine.pop(replace(fresh, is_fresh=False), None)  # measured again, which is what counts
+            below = [row for row in mine.values() if over_best(row) < LEAST_RATIO]
+            slower = [row for row in below if not (row.case.is_fresh and verdict(row) == "level")]
+            cells = ", ".join(f"{row.case} {over_best(row):.2f}" for row in slower)
+            yield f"{name}: {len(mine)} cells, {len(slower)} below {LEAST_RATIO}" + (f": {cells}" if cells else "")
+
+    def parameters(self) -> Mapping[str, Any]:
+        return {"backends": {name: backend.settings for name, backend in self.backends.items()}}
+
+    def title(self) -> str:
+        return f"All-reduce on {self.given.ranks} ranks, by network and size"
 
 
 class Contest:
-    """The backends in one network, alive together until `close`."""
+    """The backends in one network, alive together. A context manager.
 
-    def __init__(
-        self, given: argparse.Namespace, network: Network, backends: Sequence[Backend], placement: Placement, logs: Path
-    ) -> None:
-        """Starts them; those that cannot be started are in `errors`."""
-        self._given, self._network = given, network
-        self._backends = {backend.name: backend for backend in backends}
-        self._teams: dict[str, tuple[RankTeam, list[Path]]] = {}
+    Attributes:
+        ranks: Of the backends that have started, and have not failed since.
+        errors: Why others have not started.
+    """
+
+    def __init__(self, tool: AllReduce, network: Network, backends: Sequence[Backend], placement: Placement) -> None:
+        self._given = tool.given
         self._seconds: dict[tuple[str, int], float] = {}
-        self.errors: list[str] = []
-        self.facts: Mapping[str, Any] = {}
-        pool = ThreadPoolExecutor(len(backends))
-        try:
-            for name, backend in self._backends.items():
-                folder = logs / "".join(one if one.isalnum() else "-" for one in f"{network.name}-{name}")
-                folder.mkdir(parents=True, exist_ok=True)
-                with self._giving_up(name):
-                    self._teams[name] = start_on_network(
-                        given,
-                        backend,
-                        folder,
-                        tcp_only=True,
-                        placement=placement,
-                        form=False,
-                        module=RANK_PROGRAM,
-                        join=("dtype",),
-                    )
-            list(pool.map(self._form, list(self._teams)))
-        except BaseException:
-            self.close(failed=True)  # ends what the threads wait for
-            raise
-        finally:
-            pool.shutdown()
+        self.ranks = {
+            backend.name: Ranks(
+                tool.given,
+                "",
+                placement=placement,
+                backend=backend,
+                logs=log_folder(tool.folder, f"{network}-{backend.name}"),
+                renews=False,
+                program="bagua.net.bench.nccl_ab.worker",
+            )
+            for backend in backends
+        }
+        failures = start_all(self.ranks, self._form)
+        for name in failures:
+            del self.ranks[name]
+        self.errors = [f"{name} did not start: {failure}" for name, failure in failures.items()]
+        self.facts = next((ranks.facts for ranks in self.ranks.values()), {})
+
+    def __enter__(self) -> Contest:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
 
     def close(self, *, failed: bool) -> None:
-        while self._teams:
-            self._teams.popitem()[1][0].close(failed=failed)
-
-    @property
-    def alive(self) -> list[str]:
-        return [name for name in self._backends if name in self._teams]
-
-    def networks_seen(self) -> list[str]:
-        """As NCCL's logs have them."""
-        return [
-            f"{self._network.name}, {name}: " + "; ".join(dict.fromkeys(read_proof_file(log).summary() for log in logs))
-            for name, (_, logs) in self._teams.items()
-        ]
+        for ranks in self.ranks.values():
+            ranks.close(failed=failed)
 
     def _form(self, name: str) -> None:
-        team, logs = self._teams[name]
-        with self._giving_up(name):
-            team.form(_START_S)
-            self.facts = team.facts
-            # Opens the connections.
-            answers = team.ask("verify", _START_S, collective="all_reduce", bytes=_VERIFIED_BYTES, salt=1)
-            if wrong := sum(answer["wrong_elements"] for answer in answers):
-                raise BenchError(f"{wrong} elements of an all-reduce of {format_size(_VERIFIED_BYTES)} are wrong")
-            if self._given.device == "cuda" and (fault := network_fault(name, self._backends[name], logs)):
-                raise BenchError(fault)
-
-    @contextlib.contextmanager
-    def _giving_up(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except BenchError as error:
-            self.errors.append(f"{name} did not start: {error}")
-            if name in self._teams:
-                self._teams.pop(name)[0].close(failed=True)
+        ranks = self.ranks[name]
+        ranks.form(_START_S, dtype="float32")
+        # Opens the connections.
+        answers = ranks.ask("verify", _START_S, collective="all_reduce", bytes=_VERIFIED_BYTES, salt=1)
+        if wrong := sum(answer["wrong_elements"] for answer in answers):
+            raise BenchError(f"{wrong} elements of an all-reduce of {format_size(_VERIFIED_BYTES)} are wrong")
+        if self._given.device == "cuda" and (fault := ranks.network_fault(name)):
+            raise BenchError(fault)
 
     def measure(self, name: str, size_bytes: int, seconds: float) -> tuple[float, float | None]:
         """Seconds of one of several all-reduces that take about `seconds` together, and of one alone, None if there was
         no time for several. The first time at a size, as many go before, and before the first size, those of --warm-up.
         Raises BenchError, after which the backend has ended."""
-        if name not in self._teams:
-            raise BenchError("it has ended")
         if not any(measured == name for measured, _ in self._seconds):
             end, each = time.monotonic() + self._given.warm_up, seconds
             while time.monotonic() < end:
@@ -265,219 +421,13 @@ class Contest:
         return max(1, min(_MAX_ITERATIONS, round(seconds / each)))
 
     def _ask(self, name: str, size_bytes: int, count: int) -> tuple[float, float | None]:
-        team, _ = self._teams[name]
+        if name not in self.ranks:
+            raise BenchError("it has ended")
         fields = {"collective": "all_reduce", "bytes": size_bytes, "iterations": count, "warmup": min(count, 2)}
-        try:
-            answers = team.ask("time", self._given.timeout, **fields, single=min(count - 1, _SINGLE))
-        except BenchError:
-            self._teams.pop(name)[0].close(failed=True)
-            raise
+        answers = self.ranks[name].ask("time", **fields, single=min(count - 1, _SINGLE))
         seconds = max(answer["seconds"] for answer in answers) / count
         singles = [max(ranks) for ranks in zip(*(answer["single_seconds"] for answer in answers), strict=True)]
         return seconds, statistics.median(singles) if singles else None
 
 
-class Measurement:
-    """The cells of one network, one after the other; of fresh starts, one start after the other."""
-
-    def __init__(self, given: argparse.Namespace, network: Network, backends: Sequence[Backend], log: CellLog) -> None:
-        self._given, self._network, self._log = given, network, log
-        self._backends = backends
-        self.notes: list[str] = []
-        self.errors: list[str] = []
-        self.lines: list[str] = []
-
-    def run(self, plan: Mapping[Cell, Sequence[str]], deadline: float, logs: Path, progress: Progress) -> None:
-        """Raises BenchError or NetlabError where nothing can be measured."""
-        given = self._given
-        names = {name for found in plan.values() for name in found}
-        backends = [backend for backend in self._backends if backend.name in names]
-        turns: Turns[Sample] = Turns()
-        with (
-            self._network.placement(given.ranks, given.device, given.sharing) as placement,
-            contextlib.ExitStack() as stack,
-        ):
-            raw = self._raw(placement, stack) if RAW in names else None
-
-            def start() -> Contest:
-                contest = Contest(given, self._network, backends, placement, logs)
-                self.errors += contest.errors
-                return contest
-
-            contests = {0: start()}
-            stack.callback(lambda: [contest.close(failed=True) for contest in contests.values()])
-
-            def turn(cell: Cell, name: str, number: int) -> Sample:
-                if given.fresh and number not in contests:
-                    contests.popitem()[1].close(failed=False)
-                    contests[number] = start()
-                (contest,) = contests.values()
-                if name == RAW:
-                    assert raw is not None
-                    found = [(cell.size_bytes / raw.rate([0], given.turn), None)]
-                else:
-                    count = _FRESH_TURNS if given.fresh else 1
-                    found = [contest.measure(name, cell.size_bytes, given.turn) for _ in range(count)]
-                singles = [single for _, single in found if single is not None]
-                sample = Sample(
-                    cell,
-                    name,
-                    number,
-                    statistics.median(seconds for seconds, _ in found),
-                    statistics.median(singles) if singles else None,
-                )
-                self._log.add(sample)
-                return sample
-
-            usable = {*contests[0].alive, *([RAW] if raw is not None else [])}
-            usable_plan = {cell: [name for name in found if name in usable] for cell, found in plan.items()}
-            facts = {"facts": dict(contests[0].facts), "told_mbps": self._network.told_mbit}
-            self._log.begin(list(plan), **facts, machine=describe_machine().as_dict())
-            left_s = max(0.0, deadline - time.monotonic())
-            is_last = bool(given.fresh) or left_s < given.network_limit
-            # A cell that another run can measure with more time is not left with a part of its rounds.
-            enough = given.fresh or given.rounds
-            try:
-                turns.take(
-                    usable_plan,
-                    given.fresh or given.rounds,
-                    turn,
-                    time_limit_s=left_s if is_last else given.network_limit,
-                    rounds_first=bool(given.fresh),
-                    fails_everywhere=not given.fresh,
-                    limit=f"--time-limit {given.time_limit:g}"
-                    if is_last
-                    else f"--network-limit {given.network_limit:g}",
-                    progress=progress,
-                )
-                enough = enough if is_last else 1
-            finally:
-                needed = {backend.name for backend in backends if backend.is_own_tcp or backend.is_ours}
-                done = [
-                    cell
-                    for cell, found in plan.items()
-                    if all(len(turns.of(cell, name)) >= enough for name in needed.intersection(found))
-                ]
-                self._log.end(done)
-                self.notes += turns.notes
-                self.errors += turns.errors
-            if given.device == "cuda":
-                self.lines += next(iter(contests.values())).networks_seen()
-
-    def _raw(self, placement: Placement, stack: contextlib.ExitStack) -> RawTcp | None:
-        assert isinstance(placement, LabPlacement)
-        told = LinkPlan(self._network.rate_mbit).speed_mbit(TOLD)
-        try:
-            nics = NicSet(self._network.name, (Nic(told),))
-            return stack.enter_context(RawTcp(nics, placement.lab, self._given.timeout, streams=_RAW_STREAMS))
-        except BenchError as error:
-            self.errors.append(f"{RAW} did not start: {error}")
-            return None
-
-
-def plan_of(
-    given: argparse.Namespace, log: CellLog, names: Sequence[str], ours: str
-) -> dict[Network, dict[Cell, list[str]]]:
-    """What is to be measured: in each network the cells that `log` lacks, each with its backends."""
-    found: dict[Network, dict[Cell, list[str]]] = {}
-    if given.fresh:
-        rows = {row.cell: row for cell in log.cells() if not cell.is_fresh for row in rows_of(log.turns, cell)}
-        rows = {cell: row for cell, row in rows.items() if row.backend == ours}
-        below = [cell for cell, row in rows.items() if row.ratio < LEAST_RATIO]
-        for cell in below if given.cells == BELOW else given.cells:
-            both = [rows[cell].best_name, ours] if cell in rows else list(names)
-            found.setdefault(parse_network(cell.network), {})[replace(cell, is_fresh=True)] = both
-    else:
-        for network in given.networks:
-            raw = [RAW] if given.raw and network.is_emulated else []
-            cells = [Cell(network.name, size) for size in given.sizes]
-            found[network] = {cell: [*names, *(raw if cell.size_bytes >= _RAW_FROM_BYTES else [])] for cell in cells}
-    left = {network: {c: n for c, n in plan.items() if c not in log.finished} for network, plan in found.items()}
-    return {network: plan for network, plan in left.items() if plan}
-
-
-def figures_of(given: argparse.Namespace, log: CellLog, rows: Sequence[Row]) -> list[Figure]:
-    found = []
-    where = case_of(given.ranks, given.device, given.sharing)
-    for cell in log.cells():
-        fresh: dict[str, Label] = {"fresh_starts": True} if cell.is_fresh else {}
-        labels = {"collective": "all_reduce", "size_bytes": cell.size_bytes, **fresh}
-        labels |= {**parse_network(cell.network).labels(), **where}
-        for of, name in log.turns.samples:
-            if of == cell:
-                times = [sample.seconds * 1e6 for sample in log.turns.of(cell, name)]
-                found += figures({"backend": backend_label(name), **labels}, {("time", "us"): times})
-        for row in rows:
-            if row.cell == cell:
-                case = {"backend": backend_label(row.backend), "baseline": backend_label(BEST_TUNED_NAME)}
-                case |= {"setting": row.best_name, "verdict": row.verdict, **labels}
-                found.append(Figure(case, "speedup", "x", row.ratio, repetitions=row.rounds))
-    return found
-
-
-def summary_of(rows: Sequence[Row]) -> list[str]:
-    lines = []
-    for name in dict.fromkeys(row.backend for row in rows):
-        mine = {row.cell: row for row in rows if row.backend == name}
-        for fresh in [cell for cell in mine if cell.is_fresh]:
-            mine.pop(replace(fresh, is_fresh=False), None)  # measured again, which is what counts
-        below = [row for row in mine.values() if row.ratio < LEAST_RATIO]
-        slower = [row for row in below if not (row.cell.is_fresh and row.verdict == "level")]
-        cells = ", ".join(f"{row.cell} {row.ratio:.2f}" for row in slower)
-        lines.append(f"{name}: {len(mine)} cells, {len(slower)} below {LEAST_RATIO}" + (f": {cells}" if cells else ""))
-    return lines
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    given = parse_options(words)
-    deadline = time.monotonic() + given.time_limit
-    try:
-        own, ours = backends_of(given)
-        log = CellLog(given.lines)
-    except ValueError as error:
-        print(f"measure all-reduce: {error}", file=sys.stderr)
-        return 2
-    backends = [*own, *ours]
-    plans = plan_of(given, log, [backend.name for backend in backends], ours[0].name)
-    lines: list[str] = []
-    notes: list[str] = []
-    errors: list[str] = []
-    # Of a scheduler or `timeout`: the report is written, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    turns = sum(len(names) for plan in plans.values() for names in plan.values()) * (given.fresh or given.rounds)
-    with tempfile.TemporaryDirectory(prefix="measure-all-reduce-") as temporary, Progress(turns) as progress:
-        try:
-            for network, plan in plans.items():
-                if deadline - time.monotonic() < given.network_limit:
-                    notes.append(f"{network.name} is left for the next run with the same --lines: --time-limit")
-                    continue
-                measurement = Measurement(given, network, backends, log)
-                try:
-                    measurement.run(plan, deadline, given.output_dir or Path(temporary), progress)
-                except (BenchError, NetlabError) as error:
-                    measurement.errors.append(str(error))
-                lines += measurement.lines
-                notes += [f"{network.name}: {note}" for note in measurement.notes]
-                errors += [f"{network.name}: {error}" for error in measurement.errors]
-        except KeyboardInterrupt:
-            errors.append("interrupted: the table has what was measured until then")
-    rows = [row for cell in log.cells() for row in rows_of(log.turns, cell)]
-    return Report(
-        title=f"All-reduce on {given.ranks} ranks, by network and size",
-        heading=ranks_text(given, log.facts),
-        table=render_rows(
-            rows,
-            COLUMNS,
-            begins_block=lambda before, row: before.cell.network != row.cell.network,
-            is_loud=lambda row: row.verdict == "slower",
-            colour=shows_colour(sys.stdout),
-        ),
-        figures=figures_of(given, log, rows),
-        lines=summary_of(rows) + lines,
-        notes=notes + sharing_notes(given),
-        errors=errors,
-        facts=log.facts,
-        parameters={"backends": {backend.name: backend.settings for backend in backends}},
-        rows=rows,
-        samples=log.turns.all(),
-    ).publish(given)
+main = AllReduce.main

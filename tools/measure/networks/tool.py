@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
-import statistics
-import sys
-import tempfile
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from netlab import NetlabError
-
-from bagua.net.bench.api import (
+from measure.bench import (
     BEST_TUNED_NAME,
     DEFAULT_TUNED,
     MISSING,
@@ -29,302 +25,315 @@ from bagua.net.bench.api import (
     BenchError,
     Column,
     Figure,
+    Label,
     PairedRatio,
-    Progress,
-    Turns,
-    format_time_us,
+    backend_label,
+    figures,
+    format_size,
     make_backends,
     names_of,
     parse_size,
-    read_proof_file,
-    render_rows,
-    shows_colour,
     tuned_settings,
+    within,
 )
 from measure.core.catalogue import ALGORITHMS, FSDP, GROUPS, REFERENCE
-from measure.core.ranks import bagua_net_by_activation, network_fault, start_on_network
-from measure.core.run import size_of
-from measure.core.step_statistics import turn_result
-from measure.core.tool import add_steps, add_training
-from measure.networks.comparison import Row, Sample, figures_of, model_case, row_of, size_case, training_faults
-from measure.options import (
-    WARM_UP_BYTES,
+from measure.core.tool import add_steps, add_training, combined, size_of
+from measure.network import Network, add_networks, parse_network, told_text
+from measure.processes import Ranks, bagua_net_by_activation, start_all
+from measure.runner import (
+    Measure,
+    Plan,
+    Row,
+    Sample,
+    Tool,
     add_length,
     add_ranks,
-    add_results,
-    add_warm_up,
-    check_results,
-    choose_device,
-    parser_of,
+    ratio,
+    ratio_figure,
+    several,
+    time_us,
 )
-from measure.ranks.network import Network, add_networks, told_text
-from measure.ranks.placement import Placement
-from measure.ranks.team import RankTeam
-from measure.report import Report, ranks_text
-from measure.results import case_of
 
+OURS = bagua_net_by_activation().name
+DEFAULT = "NCCL default"
 # Two ranks add two numbers in either order to the same sum; more ranks add in the order of NCCL's rings, which differs
 # with the number of channels, and bf16 training carries the last bit's difference on. So do kernels that add in any
 # order, which --deterministic excludes.
 EXACT_RANKS = 2
 DEFAULT_TOLERANCE = 0.05
+WARM_UP_BYTES = 1 << 20
 # Of one turn of all-reduce.
 _ALL_REDUCE_SECONDS = 0.3
 
 
-def _time(seconds: float | None) -> str:
-    return MISSING if seconds is None else format_time_us(seconds * 1e6)
+@dataclass(frozen=True)
+class Case:
+    """A size of all-reduce or a model, in a network."""
+
+    network: str
+    size_bytes: int | None = None
+    model: str = ""
+    wrapper: str = REFERENCE  # of the model
+
+    def __str__(self) -> str:
+        if self.size_bytes is not None:
+            return f"all-reduce {format_size(self.size_bytes)}"
+        return self.model if self.wrapper == REFERENCE else f"{self.model}, {self.wrapper}"
+
+    def labels(self) -> dict[str, Label]:
+        network = parse_network(self.network).labels()
+        if self.size_bytes is not None:
+            return {"collective": "all_reduce", "size_bytes": self.size_bytes, **network}
+        return {"model": self.model, **({} if self.wrapper == REFERENCE else {"wrapper": self.wrapper}), **network}
 
 
-def _times(ratio: PairedRatio | None) -> str:
-    return MISSING if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}..{ratio.high:.2f})"
+def best_tuned(row: Row) -> str | None:
+    """The fastest of NCCL's own settings. A setting that failed has fewer rounds and is not considered."""
+    found = {name: row.values(variant=name) for case, name in row.turns.samples if case == row.case}
+    own = {name: values for name, values in found.items() if name.startswith("NCCL ")}
+    most = max(map(len, own.values()), default=0)
+    whole = [name for name, values in own.items() if len(values) == most]
+    return min(whole, key=lambda name: row.median(variant=name) or math.inf) if len(own) > 1 and most else None
 
 
-def _algorithm(row: Row) -> str:
-    name = row.best_algorithm
-    return MISSING if name is None else f"{name} {_times(row.algorithms[name][1])}"
+def algorithms_of(row: Row) -> dict[str, PairedRatio]:
+    """Those over Bagua-Net, the fastest first, with the ratio to the baseline over Bagua-Net."""
+    names = [name for case, name in row.turns.samples if case == row.case and name in ALGORITHMS]
+    found = {name: ratio for name in names if (ratio := row.over(OURS, variant=name)) is not None}
+    return dict(sorted(found.items(), key=lambda one: row.median(variant=one[0]) or math.inf))
 
 
-COLUMNS: tuple[Column[Row], ...] = (
-    Column("network", "", lambda row: row.network, left=True),
-    Column("told", "Mb/s", lambda row: told_text(row.network), optional=True),
-    Column("", "", lambda row: row.case, left=True),
-    Column("NCCL default", "us", lambda row: _time(row.default)),
-    Column(BEST_TUNED_NAME, "us", lambda row: _time(row.best), optional=True),
-    Column("bagua-net", "us", lambda row: _time(row.ours)),
-    Column("over default", "x", lambda row: _times(row.over_default)),
-    Column(f"over {BEST_TUNED_NAME}", "x", lambda row: _times(row.over_best), optional=True),
-    Column("best algorithm", "x over bagua-net", _algorithm, left=True, optional=True),
-)
+def _best_algorithm(row: Row) -> str:
+    return next((f"{name} {ratio(found)}" for name, found in algorithms_of(row).items()), MISSING)
 
 
-def several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    def convert(text: str) -> tuple[Any, ...]:
-        try:
-            return tuple(dict.fromkeys(parse(part) for part in text.split(",") if part != "none"))
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return convert
-
-
-def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] | None = None) -> argparse.Namespace:
-    parser = parser_of("networks", "What the plugin and the algorithms gain in each of several networks.")
-    add_networks(parser)
-    add_ranks(parser)
-    parser.add_argument(
-        "--sizes", type=several(parse_size), default=(), metavar="LIST", help="of all-reduce (default none)"
+def add_warm_up(length: argparse._ArgumentGroup) -> None:
+    """Leaves `warm_up`."""
+    length.add_argument(
+        "--warm-up",
+        type=within(float, 0.0, 3600.0),
+        default=1.5,
+        metavar="S",
+        help="seconds of all-reduces of 1 MiB with which each backend begins in a network, not counted: in the first "
+        "second of a job the plugin finds out how many connections pay (default 1.5)",
     )
-    add_training(parser, ("mlp",), "mlp")
-    parser.add_argument(
-        "--algorithms",
-        type=names_of("algorithm", list(ALGORITHMS), GROUPS),
-        default=(),
-        metavar="LIST",
-        help="of Bagua, to train with over Bagua-Net (default none)",
+
+
+class Networks(Tool):
+    name = "networks"
+    about = "What the plugin and the algorithms gain, network by network"
+    case_type = Case
+    columns = (
+        Column("network", "", lambda row: row.case.network, left=True),
+        Column("told", "Mb/s", lambda row: told_text(row.case.network), optional=True),
+        Column("", "", lambda row: str(row.case), left=True),
+        Column(DEFAULT, "us", lambda row: time_us(row.median(variant=DEFAULT))),
+        Column(BEST_TUNED_NAME, "us", lambda row: time_us(row.median(variant=best_tuned(row) or "")), optional=True),
+        Column(OURS, "us", lambda row: time_us(row.median())),
+        Column("over default", "x", lambda row: ratio(row.over(DEFAULT))),
+        Column(f"over {BEST_TUNED_NAME}", "x", lambda row: ratio(row.over(best_tuned(row))), optional=True),
+        Column("best algorithm", "x over bagua-net", _best_algorithm, left=True, optional=True),
     )
-    parser.add_argument(
-        "--baseline",
-        choices=(REFERENCE, FSDP),
-        default=REFERENCE,
-        help=f"what all backends train with, and speed-ups of algorithms are over (default {REFERENCE})",
-    )
-    length = add_length(parser, rounds=3, time_limit_s=420.0, timeout_s=180.0)
-    add_steps(length, steps=10, warmup=3)
-    add_warm_up(length)
-    parser.add_argument(
-        "--tuned",
-        default=DEFAULT_TUNED,
-        help="hand-tuned NCCL as THREADSxSOCKETS[xCHANNELS], or several with commas; best: the settings of"
-        f" bagua-net-bench --nccl --tuned best; none (default {DEFAULT_TUNED})",
-    )
-    parser.add_argument(
-        "--tolerance", type=float, help="allowed relative difference of a loss (default: 0 where sums have one order)"
-    )
-    output = add_results(parser)
-    output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
-    given = parser.parse_args(words)
-    choose_device(parser, given, gpus)
-    check_results(parser, given, "--output-dir")
-    given.algorithms = tuple(name for name in given.algorithms if name != given.baseline)
-    if given.tolerance is None:
-        is_exact = given.ranks <= EXACT_RANKS and (given.deterministic or given.device == "cpu")
-        given.tolerance = 0.0 if is_exact else DEFAULT_TOLERANCE
-    return given
+    same = ("ranks", "device", "steps", "warmup", "batch_size", "dtype", "length", "seed", "deterministic")
 
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        add_networks(parser)
+        add_ranks(parser)
+        parser.add_argument(
+            "--sizes", type=several(parse_size), default=(), metavar="LIST", help="of all-reduce (default none)"
+        )
+        add_training(parser, ("mlp",), "mlp")
+        parser.add_argument(
+            "--algorithms",
+            type=names_of("algorithm", list(ALGORITHMS), GROUPS),
+            default=(),
+            metavar="LIST",
+            help="of Bagua, to train with over Bagua-Net (default none)",
+        )
+        parser.add_argument(
+            "--baseline",
+            choices=(REFERENCE, FSDP),
+            default=REFERENCE,
+            help=f"what all backends train with, and speed-ups of algorithms are over (default {REFERENCE})",
+        )
+        length = add_length(parser, rounds=3, time_limit_s=420.0, timeout_s=180.0)
+        add_steps(length, steps=10, warmup=3)
+        add_warm_up(length)
+        parser.add_argument(
+            "--tuned",
+            default=DEFAULT_TUNED,
+            help="hand-tuned NCCL as THREADSxSOCKETS[xCHANNELS], or several with commas; best: the settings of"
+            f" bagua-net-bench --nccl --tuned best; none (default {DEFAULT_TUNED})",
+        )
+        parser.add_argument(
+            "--tolerance",
+            type=float,
+            help="allowed relative difference of a loss (default: 0 where sums have one order)",
+        )
+        parser.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
 
-def backends_of(given: argparse.Namespace) -> list[Backend]:
-    """NCCL's default first, Bagua-Net last. Raises ValueError: --tuned names no setting."""
-    own = make_backends(library=None, tuned=tuned_settings([given.tuned]), variants=[], with_shared_memory=False)
-    return [*own, bagua_net_by_activation()]
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given)
+        given.algorithms = tuple(name for name in given.algorithms if name != given.baseline)
+        if given.tolerance is None:
+            is_exact = given.ranks <= EXACT_RANKS and (given.deterministic or given.device == "cpu")
+            given.tolerance = 0.0 if is_exact else DEFAULT_TOLERANCE
+        own = make_backends(library=None, tuned=tuned_settings([given.tuned]), variants=[], with_shared_memory=False)
+        self.backends = {one.name: one for one in (*own, bagua_net_by_activation())}
 
-
-class NetworkRun:
-    """The turns in one network. Use as `with run.ranks(...): run.take(...)`."""
-
-    def __init__(self, given: argparse.Namespace, network: Network, backends: Sequence[Backend], folder: Path) -> None:
-        self._given, self._network, self._folder = given, network, folder
-        self._backends = {backend.name: backend for backend in backends}
-        self._ours = backends[-1].name
-        self._teams: dict[str, tuple[RankTeam, list[Path]]] = {}
-        self.turns: Turns[Sample] = Turns()
-        self.cases = [*map(size_case, given.sizes), *(model_case(model, given.baseline) for model in given.model)]
+    def plan(self) -> Mapping[Network, Plan]:
+        given = self.given
+        return {
+            network: {
+                **{Case(network.name, size): [*self.backends] for size in given.sizes},
+                **{
+                    Case(network.name, None, model, given.baseline): [*self.backends, *given.algorithms]
+                    for model in given.model
+                },
+            }
+            for network in given.networks
+        }
 
     @contextlib.contextmanager
-    def ranks(self, placement: Placement) -> Iterator[None]:
-        """The ranks of all backends. Raises BenchError when they cannot be started."""
-        failed = True
-        all_given, baseline = vars(self._given), self._given.baseline
-        options = argparse.Namespace(**{**all_given, "algorithms": (baseline,)})
-        ours = argparse.Namespace(**{**all_given, "algorithms": (baseline, *self._given.algorithms)})
-        try:
-            for name, backend in self._backends.items():
-                logs = self._folder / self._network.name / "".join(one if one.isalnum() else "-" for one in name)
-                logs.mkdir(parents=True, exist_ok=True)
-                given = ours if name == self._ours else options
-                self._teams[name] = start_on_network(
-                    given, backend, logs, tcp_only=True, placement=placement, form=False
-                )
-            for team, _ in self._teams.values():
-                team.form()
-            if self._given.device == "cuda":  # gloo has no connections to find
-                for team, _ in self._teams.values():
-                    self._warm_up(team)
-            yield
-            failed = False
-        finally:
-            for team, _ in self._teams.values():
-                team.close(failed=failed)
+    def session(self, network: Network, plan: Plan) -> Iterator[Measure]:
+        with network.placement(self.given) as placement, contextlib.ExitStack() as stack:
+            ranks = {
+                name: stack.enter_context(self._ranks(network, backend, placement))
+                for name, backend in self.backends.items()
+            }
+            failures = start_all(ranks, lambda name: ranks[name].form())
+            for name, failure in failures.items():
+                raise BenchError(f"{name} did not start: {failure}")
+            self.learn(ranks[OURS].facts)
+            if self.given.device == "cuda":  # gloo has no connections to find
+                for one in ranks.values():
+                    self._warm_up(one)
+            yield lambda case, variant, _: self._turn(ranks, case, variant)
+            if self.given.device == "cuda":
+                for name, one in ranks.items():
+                    self.lines.append(f"{network}, {name}: {one.network_seen()}")
+                    if fault := one.network_fault(f"{name}, {network}"):
+                        self.errors.append(fault)
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return self._teams[self._ours][0].facts
+    def _ranks(self, network: Network, backend: Backend, placement: Any) -> Ranks:
+        given = self.given
+        algorithms = given.algorithms if backend.name == OURS else ()
+        options = argparse.Namespace(**{**vars(given), "algorithms": (given.baseline, *algorithms)})
+        return Ranks(
+            options,
+            "measure.core.rank",
+            options=("algorithms", "deterministic"),
+            placement=placement,
+            backend=backend,
+            logs=log_folder(self.folder, network.name, backend.name),
+            renews=False,
+        )
 
-    def take(self, time_limit_s: float, progress: Progress) -> None:
-        given = self._given
-        plan = {
-            case.name: [*self._backends, *(given.algorithms if case.size_bytes is None else ())] for case in self.cases
-        }
-        self.turns.take(plan, given.rounds, self._turn, time_limit_s=time_limit_s, progress=progress)
-        if given.device == "cuda":
-            for name, (_, logs) in self._teams.items():
-                if error := network_fault(f"{name}, {self._network.name}", self._backends[name], logs):
-                    self.turns.errors.append(error)
-        for case in self.cases:
-            if case.size_bytes is None:
-                self.turns.errors += training_faults(
-                    self.turns, case.name, next(iter(self._backends)), given.algorithms, given.tolerance
-                )
+    def _warm_up(self, ranks: Ranks) -> None:
+        end = time.monotonic() + self.given.warm_up
+        while (left := end - time.monotonic()) > 0:
+            ranks.call("all_reduce", size_bytes=WARM_UP_BYTES, seconds=min(left, _ALL_REDUCE_SECONDS))
 
-    def networks_seen(self) -> dict[str, str]:
-        """Of each backend, as NCCL's logs have them."""
-        return {
-            name: "; ".join(dict.fromkeys(read_proof_file(log).summary() for log in logs))
-            for name, (_, logs) in self._teams.items()
-        }
+    def _turn(self, ranks: Mapping[str, Ranks], case: Case, variant: str) -> Sample:
+        given, mine = self.given, ranks[variant if variant in ranks else OURS]
+        if case.size_bytes is not None:
+            events = mine.call("all_reduce", size_bytes=case.size_bytes, seconds=_ALL_REDUCE_SECONDS)
+            return {"seconds": max(event["seconds"] for event in events)}
+        algorithm = given.baseline if variant in ranks else variant
+        fields = {"algorithm": algorithm, "steps": given.steps, "warmup": given.warmup}
+        return combined(mine.call("turn", **fields, **size_of(given, case.model)))
 
     def rows(self) -> list[Row]:
-        *own, ours = self._backends
-        algorithms = self._given.algorithms
-        rows = [row_of(self.turns, self._network.name, case.name, own, ours, algorithms) for case in self.cases]
-        return [row for row in rows if row is not None]
+        """Of the cases that NCCL's default and Bagua-Net have."""
+        cases = dict.fromkeys(case for case, _ in self.turns.samples)
+        rows = [Row(self.turns, case, OURS) for case in cases]
+        return [row for row in rows if row.over(DEFAULT) is not None]
 
-    def figures(self) -> list[Figure]:
-        given = self._given
-        where = case_of(given.ranks, given.device, given.sharing)
-        cases = {case.name: case for case in self.cases}
+    def begins_block(self, before: Row, row: Row) -> bool:
+        return before.case.network != row.case.network
+
+    def figures(self, row: Row) -> list[Figure]:
+        labels, best = {**row.case.labels(), **self.where}, best_tuned(row)
+        metric, factor = (("step_time", "ms"), 1e3) if row.case.size_bytes is None else (("time", "us"), 1e6)
+        setting: dict[str, Label] = {} if best is None else {"setting": best}
+        algorithms = algorithms_of(row)
+        columns = [(DEFAULT, DEFAULT), (BEST_TUNED_NAME, best), (OURS, OURS)]
+        found = []
+        for label, variant in (*columns, *((f"{OURS} {name}", name) for name in algorithms)):
+            if variant is not None:
+                mine = {"backend": backend_label(label), **(setting if label == BEST_TUNED_NAME else {}), **labels}
+                found += figures(mine, {metric: [one * factor for one in row.values(variant=variant)]})
+                if row.case.size_bytes is None:
+                    found += figures(mine, {("loss", ""): [one[-1] for one in row.values("losses", variant)]})
+        ratios = [(OURS, DEFAULT, row.over(DEFAULT)), (OURS, BEST_TUNED_NAME, row.over(best))]
+        for variant, baseline, over in (
+            *ratios,
+            *((f"{OURS} {name}", OURS, over) for name, over in algorithms.items()),
+        ):
+            names = {"backend": backend_label(variant), "baseline": backend_label(baseline)}
+            found += ratio_figure({**names, **labels, **(setting if baseline == BEST_TUNED_NAME else {})}, over)
+        return found
+
+    def closing(self, rows: Sequence[Row]) -> Iterable[str]:
         return [
-            figure
-            for row in self.rows()
-            for figure in figures_of(row, cases[row.case], self.turns, self._network, where)
+            f"{row.case.network}, {row.case}: {BEST_TUNED_NAME} is {best}" for row in rows if (best := best_tuned(row))
         ]
 
-    def _warm_up(self, team: RankTeam) -> None:
-        end = time.monotonic() + self._given.warm_up
-        while (left := end - time.monotonic()) > 0:
-            seconds = min(left, _ALL_REDUCE_SECONDS)
-            team.ask("all_reduce", self._given.timeout, size_bytes=WARM_UP_BYTES, seconds=seconds)
+    def faults(self, rows: Sequence[Row]) -> list[str]:
+        return [
+            f"{row.case.network}: {fault}"
+            for row in rows
+            if row.case.size_bytes is None
+            for fault in training_faults(row, self.given.tolerance)
+        ]
 
-    def _turn(self, name: str, variant: str, number: int) -> Sample:
-        case = next(case for case in self.cases if case.name == name)
-        team, _ = self._teams[variant if variant in self._backends else self._ours]
-        network = self._network.name
-        if case.size_bytes is not None:
-            events = team.ask(
-                "all_reduce", self._given.timeout, size_bytes=case.size_bytes, seconds=_ALL_REDUCE_SECONDS
+    def title(self) -> str:
+        names = ", ".join(map(str, self.given.networks))
+        return f"All-reduce and training steps on {self.given.ranks} ranks, by network: {names}"
+
+
+def log_folder(folder: Path, *names: str) -> Path:
+    return folder.joinpath(*("".join(one if one.isalnum() else "-" for one in name) for name in names))
+
+
+def training_faults(row: Row, tolerance: float) -> list[str]:
+    """What makes step times worthless: losses that are not those of NCCL's default, or are not numbers.
+
+    Args:
+        tolerance: Relative to the first loss; rounds of the default that differ by more raise it.
+    """
+    default = row.values("losses", DEFAULT)
+    own = max(relative_difference(default[0], losses) for losses in default)
+    # If even the default's losses are NaN, nothing can be compared, and nothing may pass.
+    allowed = max(tolerance, own) if math.isfinite(own) else tolerance
+    faults = []
+    for name in [name for case, name in row.turns.samples if case == row.case]:
+        mine = row.values("losses", name)
+        if name in ALGORITHMS:  # trains differently
+            faults += [
+                f"the loss of {name} with {row.case} became {losses[-1]}"
+                for losses in mine
+                if not all(map(math.isfinite, losses))
+            ]
+            continue
+        if (gap := max(relative_difference(default[0], losses) for losses in mine)) > allowed:
+            faults.append(
+                f"losses of {name} with {row.case} differ from those of {DEFAULT} by {gap:.3g} (relative to the first"
+                f" loss); allowed {allowed:.3g}, rounds of {DEFAULT} differ by {own:.3g}"
             )
-            return Sample(network, name, variant, number, max(event["seconds"] for event in events))
-        given = self._given
-        algorithm = given.baseline if variant in self._backends else variant
-        fields = {"algorithm": algorithm, "warmup": given.warmup, **size_of(given, case.model)}
-        trained = turn_result(name, variant, number, team.ask("turn", given.timeout, **fields, steps=given.steps))
-        return Sample(network, name, variant, number, statistics.median(trained.step_seconds), trained)
+        if not all(row.values("replicas_agree", name)):
+            faults.append(f"{name} with {row.case}: the ranks ended with different parameters")
+    return faults
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    given = parse_options(words)
-    deadline = time.monotonic() + given.time_limit
-    try:
-        backends = backends_of(given)
-    except ValueError as error:
-        print(f"measure networks: {error}", file=sys.stderr)
-        return 2
-    rows: list[Row] = []
-    figures: list[Figure] = []
-    samples: list[Sample] = []
-    lines: list[str] = []
-    notes: list[str] = []
-    errors: list[str] = []
-    facts: Mapping[str, Any] = {}
-    models = len(given.model)
-    turns_each = (len(given.sizes) + models) * len(backends) + models * len(given.algorithms)
-    # Of a scheduler or `timeout`: the report is written, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    is_interrupted = False
-    with (
-        tempfile.TemporaryDirectory(prefix="measure-networks-") as temporary,
-        Progress(given.rounds * turns_each * len(given.networks)) as progress,
-    ):
-        for left, network in zip(range(len(given.networks), 0, -1), given.networks, strict=True):
-            run = NetworkRun(given, network, backends, given.output_dir or Path(temporary))
-            now = time.monotonic()
-            end = now + max(deadline - now, 0.0) / left  # starting the ranks included
-            try:
-                with network.placement(given.ranks, given.device, given.sharing) as placement, run.ranks(placement):
-                    facts = run.facts
-                    run.take(max(end - time.monotonic(), 0.0), progress)
-                    if given.device == "cuda":
-                        lines += [f"{network.name}, {name}: {seen}" for name, seen in run.networks_seen().items()]
-            except (BenchError, NetlabError) as error:
-                errors.append(f"{network.name}: {error}")
-            except KeyboardInterrupt:
-                is_interrupted = True
-                errors.append(f"interrupted in {network.name}: the table has what was measured until then")
-            rows += run.rows()
-            figures += run.figures()
-            samples += run.turns.all()
-            notes += [f"{network.name}: {note}" for note in run.turns.notes]
-            errors += [f"{network.name}: {error}" for error in run.turns.errors]
-            if is_interrupted:
-                break
-    lines = [
-        f"{row.network}, {row.case}: {BEST_TUNED_NAME} is {row.best_name}" for row in rows if row.best_name
-    ] + lines
-    names = ", ".join(network.name for network in given.networks)
-    return Report(
-        title=f"All-reduce and training steps on {given.ranks} ranks, by network: {names}",
-        heading=ranks_text(given, facts),
-        table=render_rows(
-            rows,
-            COLUMNS,
-            begins_block=lambda before, row: before.network != row.network,
-            colour=shows_colour(sys.stdout),
-        ),
-        figures=figures,
-        lines=lines,
-        notes=notes,
-        errors=errors,
-        facts=facts,
-        rows=rows,
-        samples=samples,
-    ).publish(given)
+def relative_difference(left: Sequence[float], right: Sequence[float]) -> float:
+    """The largest difference of any step, relative to the first loss, because late losses are close to zero."""
+    gaps = [abs(a - b) for a, b in zip(left, right, strict=True)]
+    # NaN compares as false with everything, so it would pass any limit.
+    if not all(math.isfinite(gap) for gap in gaps):
+        return math.inf
+    return max(gaps) / max(abs(left[0]), 1e-12)
+
+
+main = Networks.main

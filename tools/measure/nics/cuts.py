@@ -15,10 +15,11 @@ from typing import Any
 
 from netlab import NIC_CUTS, Lab, NetlabError, cut_nic
 
-from bagua.net.bench.api import Event
+from measure.bench import Event
 from measure.core.catalogue import REFERENCE
-from measure.nics.lab_ranks import DriverRanks, GpuRanks
+from measure.nics.drivers import DriverRanks
 from measure.nics.nic_set import HOSTS
+from measure.processes import Ranks
 
 # A NIC carries again when each host has sent so much over it.
 _CARRIES_BYTES = 256 << 10
@@ -165,13 +166,12 @@ def all_reduce_with_cuts(
 
 
 def train_with_cuts(
-    ranks: GpuRanks, lab: Lab, nics: int, *, size: Mapping[str, Any], seconds: float, down_s: float, timeout_s: float
+    ranks: Ranks, lab: Lab, nics: int, *, size: Mapping[str, Any], seconds: float, down_s: float, timeout_s: float
 ) -> CutReport:
     """Trains for about `seconds` without cuts, and as many steps with them. Raises BenchError: a rank failed."""
 
     def train(steps: int) -> list[Event]:
-        fields = {"algorithm": REFERENCE, "warmup": 3, **size, "steps": steps}
-        return ranks.team.ask("turn", timeout_s, **fields)
+        return ranks.call("turn", timeout_s, algorithm=REFERENCE, steps=steps, warmup=3, **size)
 
     probe = statistics.median(train(_PROBE_STEPS)[0]["step_seconds"])
     steps = max(_PROBE_STEPS, round(seconds / probe))

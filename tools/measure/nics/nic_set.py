@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import re
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from netlab import Lab, parse_delay_ms, parse_rate_mbit
 from netlab.link_plan import parse_loss
 from netlab.offload import disable_segmentation_offload
 
-from measure.ranks.network import Network
+from measure.network import Network
 
 HOSTS = 2
 MOST_NICS = 8
@@ -39,6 +38,9 @@ class NicSet:
 
     name: str
     nics: tuple[Nic, ...]
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def interfaces(self) -> list[str]:
@@ -87,10 +89,3 @@ def parse_nic_set(text: str) -> NicSet:
     if not 2 <= len(nics) <= MOST_NICS:
         raise ValueError(f"{text!r} has {len(nics)} NICs; give 2 to {MOST_NICS} with a slash between them: 10G/2500M")
     return NicSet(text, tuple(nics))
-
-
-def parse_nic_sets(text: str) -> tuple[NicSet, ...]:
-    try:
-        return tuple(dict.fromkeys(parse_nic_set(part) for part in text.split(",")))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -10,252 +10,354 @@ no joined device, and training with cuts that does not give the same bits as wit
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from netlab import NetlabError
+from netlab import Lab
 
-from bagua.net.bench.api import (
+from measure.bench import (
+    MIN_REPETITIONS,
     MISSING,
+    PLUGIN_NETWORK,
+    SOCKET_NETWORK,
+    Backend,
     BenchError,
     Column,
     Figure,
-    Progress,
+    Verdict,
     figures,
     format_bandwidth,
     format_size,
-    format_time_us,
     parse_size,
-    render_rows,
-    shows_colour,
+    speedup,
     within,
 )
-from measure.core.run import size_of
-from measure.core.tool import add_training
-from measure.networks.tool import several
-from measure.nics.comparison import (
-    RAW_ALL,
-    RAW_BEST,
-    RAW_CASE,
-    Row,
-    Sample,
-    figures_of,
-    median,
-    raw_figures,
-    slower_lines,
-)
+from measure.core.catalogue import REFERENCE
+from measure.core.tool import add_training, size_of
+from measure.networks.tool import log_folder
 from measure.nics.cuts import CutReport, all_reduce_with_cuts, train_with_cuts
-from measure.nics.lab_ranks import DriverRanks, GpuRanks
+from measure.nics.drivers import DriverRanks, RawTcp
 from measure.nics.mptcp import missing_mptcp, mptcp_rate
-from measure.nics.nic_set import HOSTS, parse_nic_sets
-from measure.nics.run import NicRun
-from measure.nics.setups import ALL, BEST, JOINED, OWN_ALL, OWN_BEST, Setup, setups_for
-from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
-from measure.report import Report, ranks_text
-from measure.results import case_of
+from measure.nics.nic_set import HOSTS, NicSet, parse_nic_set
+from measure.processes import Placement, Ranks, start_all
+from measure.runner import Measure, Plan, Row, Sample, Tool, add_length, add_ranks, number, ratio, several, time_us
 
+RAW_BEST, RAW_ALL = "best NIC", "all NICs"
 _NETWORKS = "10G/2500M"
 _SIZES = "8,1K,64K,1M,16M,256M"
+_OWN = {"NCCL_NET": SOCKET_NETWORK, "ENABLE_BAGUA_NET": "0"}
+_JOIN = "BAGUA_NET_JOIN_NICS"
+# Of one turn.
+_ALL_REDUCE_SECONDS = 0.1
+_RAW_SECONDS = 0.3
+# An all-reduce is done so often in a turn, at least: checked, tried, timed.
+_LEAST_RUNS = 5
+# A setup that would take longer for a turn is left out: with a NIC that loses packets, one may take a minute.
+_MOST_TURN_SECONDS = 8.0
+# The time of this size or more grows with the size.
+_TELLING_BYTES = 1 << 20
+# Of two NICs that differ by less, either may be the better one in a round.
+_FLOOR = 0.02
 _CUT_SIZE_BYTES = 4 << 20
 _MPTCP_SECONDS = 1.0
 # Of cut training beyond its steps without cuts.
 _CUTS_TIMEOUT_FACTOR = 4
-_STARTS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A way to use the NICs of a host. The best NIC alone, or all; all NICs may be one device."""
+
+    backend: Backend
+    all_nics: bool
+    joins: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.backend.name
+
+
+def _plugin(name: str, join: str) -> Backend:
+    return Backend(name, PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1", _JOIN: join}, is_ours=True)
+
+
+OWN_BEST = Setup(Backend("NCCL best NIC", SOCKET_NETWORK, _OWN), all_nics=False)
+OWN_ALL = Setup(Backend("NCCL all NICs", SOCKET_NETWORK, _OWN), all_nics=True)
+BEST = Setup(_plugin("bagua-net best NIC", "off"), all_nics=False)
+ALL = Setup(_plugin("bagua-net all NICs", "off"), all_nics=True)
+JOINED = Setup(_plugin("bagua-net joined", "auto"), all_nics=True, joins=True)
+SETUPS = (OWN_BEST, OWN_ALL, BEST, ALL, JOINED)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An all-reduce, or raw TCP, of which the sample is the time of a gigabyte in each direction."""
+
+    network: str
+    size_bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"all-reduce {format_size(self.size_bytes)}" if self.size_bytes else "raw TCP, 1 GB"
+
+
+def raw(row: Row, variant: str) -> float | None:
+    """Seconds of a gigabyte, median."""
+    return Row(row.turns, Case(row.case.network)).median(variant=variant)
+
+
+def _rate(row: Row) -> float | None:
+    """Of the joined device in each direction, in GB/s: two ranks each send as many bytes as they reduce."""
+    joined = row.median()
+    return None if joined is None else row.case.size_bytes / joined / 1e9
+
+
+def _of_raw(row: Row) -> str:
+    rate, raw_seconds = _rate(row), raw(row, RAW_ALL)
+    return MISSING if rate is None or raw_seconds is None else f"{rate * raw_seconds * 100:.0f}"
 
 
 def _time(setup: Setup) -> Column[Row]:
-    def cell(row: Row) -> str:
-        return format_time_us(row.seconds[setup.name] * 1e6) if setup.name in row.seconds else MISSING
-
-    return Column(setup.name, "us", cell, optional=True)
+    return Column(setup.name, "us", lambda row: time_us(row.median(variant=setup.name)), optional=True)
 
 
 def _over(setup: Setup) -> Column[Row]:
-    def cell(row: Row) -> str:
-        ratio = row.over.get(setup.name)
-        return MISSING if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}..{ratio.high:.2f})"
-
-    return Column(f"over {setup.name}", "x", cell, optional=True)
+    return Column(f"over {setup.name}", "x", lambda row: ratio(row.over(setup.name)), optional=True)
 
 
-COLUMNS: tuple[Column[Row], ...] = (
-    Column("NICs", "", lambda row: row.network, left=True),
-    Column("size", "", lambda row: format_size(row.size_bytes)),
-    *map(_time, (OWN_BEST, OWN_ALL, BEST, ALL, JOINED)),
-    *map(_over, (OWN_BEST, OWN_ALL, BEST, ALL)),
-    Column(
-        "joined",
-        "GB/s",
-        lambda row: MISSING if (rate := row.bytes_per_second) is None else format_bandwidth(rate / 1e9),
-    ),
-    Column("of raw TCP", "%", lambda row: MISSING if row.of_raw is None else f"{row.of_raw * 100:.0f}"),
-)
-
-
-def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] | None = None) -> argparse.Namespace:
-    parser = parser_of("nics", "What several NICs of a host carry together, in each of several emulated networks.")
-    parser.add_argument(
-        "--networks",
-        type=parse_nic_sets,
-        default=_NETWORKS,
-        metavar="LIST",
-        help="the NICs of each host as RATE[+DELAY][~LOSS], the best one first, with slashes between them:"
-        f" 10G/2500M,10G/10G+5ms,10G/1G~1%% (default {_NETWORKS}); needs root",
+class Nics(Tool):
+    name = "nics"
+    about = "What several NICs of a host carry together, in each of several emulated networks"
+    case_type = Case
+    columns = (
+        Column("NICs", "", lambda row: row.case.network, left=True),
+        Column("size", "", lambda row: format_size(row.case.size_bytes)),
+        *map(_time, SETUPS),
+        *map(_over, SETUPS[:-1]),
+        Column("joined", "GB/s", lambda row: MISSING if (rate := _rate(row)) is None else format_bandwidth(rate)),
+        Column("of raw TCP", "%", _of_raw),
     )
-    add_ranks(parser, least=HOSTS, most=HOSTS)
-    parser.add_argument(
-        "--sizes", type=several(parse_size), default=_SIZES, metavar="LIST", help=f"of all-reduce (default {_SIZES})"
-    )
-    parser.add_argument(
-        "--cuts",
-        type=within(float, 0.0, 3600.0),
-        default=0.0,
-        metavar="S",
-        help="then, in the first network, cut one NIC after the other during so many seconds of training (on CPUs: of"
-        " all-reduces)",
-    )
-    parser.add_argument(
-        "--down", type=within(float, 0.1, 600.0), default=2.0, metavar="S", help="how long a cut lasts (default 2)"
-    )
-    add_training(parser, ("wide",), "wide; what --cuts trains")
-    add_length(parser, rounds=3, time_limit_s=60.0, timeout_s=30.0)
-    output = add_results(parser)
-    output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
-    given = parser.parse_args(words)
-    choose_device(parser, given, gpus)
-    check_results(parser, given, "--output-dir")
-    return given
 
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--networks",
+            type=several(parse_nic_set),
+            default=_NETWORKS,
+            metavar="LIST",
+            help="the NICs of each host as RATE[+DELAY][~LOSS], the best one first, with slashes between them:"
+            f" 10G/2500M,10G/10G+5ms,10G/1G~1%% (default {_NETWORKS}); needs root",
+        )
+        add_ranks(parser, least=HOSTS, most=HOSTS)
+        parser.add_argument(
+            "--sizes",
+            type=several(parse_size),
+            default=_SIZES,
+            metavar="LIST",
+            help=f"of all-reduce (default {_SIZES})",
+        )
+        parser.add_argument(
+            "--cuts",
+            type=within(float, 0.0, 3600.0),
+            default=0.0,
+            metavar="S",
+            help="then, in the first network, cut one NIC after the other during so many seconds of training (on CPUs:"
+            " of all-reduces)",
+        )
+        parser.add_argument(
+            "--down", type=within(float, 0.1, 600.0), default=2.0, metavar="S", help="how long a cut lasts (default 2)"
+        )
+        add_training(parser, ("wide",), "wide; what --cuts trains")
+        add_length(parser, rounds=3, time_limit_s=60.0, timeout_s=30.0)
+        parser.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
 
-class _Findings:
-    """What is reported, network by network."""
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given)
+        # NCCL's own transport needs GPUs.
+        self.setups = {setup.name: setup for setup in (SETUPS[2:] if given.device == "cpu" else SETUPS)}
+        self._ranks: Mapping[str, Any] = {}
+        self._more_figures: list[Figure] = []
+        self._lacking_mptcp = missing_mptcp()
+        if self._lacking_mptcp is not None:
+            self.lines.append(self._lacking_mptcp)
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.figures: list[Figure] = []
-        self.samples: list[Sample] = []
-        self.lines: list[str] = []
-        self.notes: list[str] = []
-        self.errors: list[str] = []
-        self.facts: dict[str, object] = {}
+    def plan(self) -> Mapping[NicSet, Plan]:
+        """Raw TCP, then all-reduces by size, smallest first."""
+        return {
+            network: {
+                Case(network.name): [RAW_BEST, RAW_ALL],
+                **{Case(network.name, size): [*self.setups] for size in sorted(self.given.sizes)},
+            }
+            for network in self.given.networks
+        }
 
-    def add(self, run: NicRun, given: argparse.Namespace) -> None:
-        name, turns = run.nic_set.name, run.turns
-        rows = run.rows()
-        where = case_of(given.ranks, given.device, given.sharing)
-        self.rows += rows
-        self.figures += raw_figures(name, turns)
-        self.figures += [figure for row in rows for figure in figures_of(row, turns, where)]
-        self.samples += turns.all()
-        rates = {variant: median(turns, RAW_CASE, variant) for variant in (RAW_BEST, RAW_ALL)}
-        carried = ", ".join(f"{variant} {8 / seconds:.2f}" for variant, seconds in rates.items() if seconds)
-        self.lines.append(f"{name}, raw TCP in Gb/s each way: {carried or 'not measured'}")
-        self.lines += slower_lines(rows)
-        self.notes += [f"{name}: {note}" for note in turns.notes]
-        self.errors += [f"{name}: {error}" for error in turns.errors]
+    def end_of(self, began: float, started: float, deadline: float, groups_left: int) -> float:
+        return started + self.given.time_limit / len(self.given.networks)
 
-    def add_mptcp(self, run: NicRun) -> None:
-        name = run.nic_set.name
+    @contextlib.contextmanager
+    def session(self, network: NicSet, plan: Plan) -> Iterator[Measure]:
+        given = self.given
+        with (
+            network.lab() as lab,
+            RawTcp(network, lab, given.timeout) as raw_tcp,
+            contextlib.ExitStack() as stack,
+        ):
+            ranks = {name: self._ranks_of(network, setup, lab) for name, setup in self.setups.items()}
+            self._ranks = ranks
+            stack.push(lambda kind, *_: [one.close(failed=kind is not None) for one in ranks.values()] and None)
+            for name, failure in start_all(ranks, lambda name: ranks[name].form()).items():
+                self.errors.append(f"{network}: {name}: {failure}")
+                del ranks[name]
+            self.learn(next((one.facts for one in ranks.values()), {}))
+
+            def measure(case: Case, variant: str, _: int) -> Sample:
+                if not case.size_bytes:
+                    nics = range(len(network.nics) if variant == RAW_ALL else 1)
+                    return {"seconds": 1e9 / raw_tcp.rate(nics, _RAW_SECONDS)}
+                return {"seconds": self._all_reduce(ranks[variant], case.size_bytes)}
+
+            yield measure
+            self.errors += [
+                f"{network}: {name}: {fault}"
+                for name, one in ranks.items()
+                if (fault := self._fault(network, name, one))
+            ]
+            if self._lacking_mptcp is None:
+                self._measure_mptcp(network, lab)
+            if given.cuts and network is given.networks[0]:
+                self._report_cuts(network.name, self._with_cuts(ranks.get(JOINED.name), lab, len(network.nics)))
+
+    def _ranks_of(self, network: NicSet, setup: Setup, lab: Lab) -> DriverRanks | Ranks:
+        given = self.given
+        interfaces = network.interfaces if setup.all_nics else network.interfaces[:1]
+        if given.device == "cpu":
+            return DriverRanks(lab, interfaces, setup.backend.settings, given.timeout)
+        gpus = given.ranks if given.sharing is None else given.sharing.gpus
+        return Ranks(
+            argparse.Namespace(**{**vars(given), "algorithms": (REFERENCE,), "deterministic": True}),
+            "measure.core.rank",
+            options=("algorithms", "deterministic"),
+            placement=Placement(lab, gpus=gpus, interfaces=None if setup.all_nics else interfaces),
+            backend=setup.backend,
+            logs=log_folder(self.folder, network.name, setup.name),
+            renews=False,
+        )
+
+    @staticmethod
+    def _all_reduce(ranks: DriverRanks | Ranks, size_bytes: int) -> float:
+        if isinstance(ranks, DriverRanks):
+            return ranks.all_reduce(size_bytes, _ALL_REDUCE_SECONDS)
+        events = ranks.call("all_reduce", size_bytes=size_bytes, seconds=_ALL_REDUCE_SECONDS)
+        return max(event["seconds"] for event in events)
+
+    def _fault(self, network: NicSet, name: str, ranks: DriverRanks | Ranks) -> str | None:
+        """What of the setup is not there: its network, or the joined device."""
+        if isinstance(ranks, Ranks):
+            if fault := ranks.network_fault(name):
+                return fault
+            said = [log.read_text(errors="replace") for log in ranks.logs]
+        else:
+            said = ranks.devices()
+        device = "+".join(network.interfaces)
+        missing = [rank for rank, text in enumerate(said) if device not in text]
+        return f"rank {missing[0]} has no device {device}" if missing and self.setups[name].joins else None
+
+    def variants(self, case: Case, planned: Sequence[str]) -> Sequence[str]:
+        """The setups of which a turn is not too long, by the size before this one where it tells."""
+        if not case.size_bytes:
+            return planned
+        before = max((size for size in self.given.sizes if size < case.size_bytes), default=0)
+        found = []
+        for name in (name for name in planned if name in self._ranks):
+            known = Row(self.turns, Case(case.network, before), name).median() if before >= _TELLING_BYTES else 0.0
+            expected = math.inf if known is None else known * case.size_bytes / max(1, before) * _LEAST_RUNS
+            if expected <= _MOST_TURN_SECONDS:
+                found.append(name)
+            elif math.isfinite(expected):
+                self.notes.append(
+                    f"{case.network}, {case} with {name} was left out: a turn would take {expected:.0f} s"
+                )
+        return found
+
+    def _measure_mptcp(self, network: NicSet, lab: Lab) -> None:
         try:
-            rate = mptcp_rate(run.nic_set, run.lab, _MPTCP_SECONDS)
+            rate = mptcp_rate(network, lab, _MPTCP_SECONDS)
         except OSError as error:
-            self.lines.append(f"{name}, MPTCP could not be measured: {error}")
+            self.lines.append(f"{network}, MPTCP could not be measured: {error}")
             return
-        self.lines.append(f"{name}, MPTCP in Gb/s each way, one connection over all NICs: {rate * 8e-9:.2f}")
-        self.figures += figures({"backend": "mptcp", "nics": name}, {("busbw", "GB/s"): [rate / 1e9]})
+        self.lines.append(f"{network}, MPTCP in Gb/s each way, one connection over all NICs: {rate * 8e-9:.2f}")
+        self._more_figures += figures({"backend": "mptcp", "nics": network.name}, {("busbw", "GB/s"): [rate / 1e9]})
 
-    def add_cuts(self, report: CutReport, network: str) -> None:
+    def _with_cuts(self, ranks: DriverRanks | Ranks | None, lab: Lab, nics: int) -> CutReport:
+        given = self.given
+        if isinstance(ranks, Ranks):
+            timeout = _CUTS_TIMEOUT_FACTOR * given.cuts + given.timeout
+            size = size_of(given, given.model[0])
+            return train_with_cuts(
+                ranks, lab, nics, size=size, seconds=given.cuts, down_s=given.down, timeout_s=timeout
+            )
+        if ranks is None:
+            raise BenchError("the ranks with joined NICs were not started, so no NIC is cut")
+        return all_reduce_with_cuts(ranks, lab, nics, size_bytes=_CUT_SIZE_BYTES, seconds=given.cuts, down_s=given.down)
+
+    def _report_cuts(self, network: str, report: CutReport) -> None:
         self.lines += [f"{network}, {line}" for line in report.lines()]
         self.errors += [f"{network}, cuts: {difference}" for difference in report.differences]
         if not report.cuts:
             self.errors.append(f"{network}: no NIC was cut in the time there was; allow more with --cuts")
         case = {"backend": JOINED.name, "nics": network}
-        self.figures += figures({**case, "cuts": False}, {("step_time", "ms"): [1e3 * s for s in report.undisturbed_s]})
-        self.figures += figures({**case, "cuts": True}, {("step_time", "ms"): [1e3 * s for s in report.disturbed_s]})
-        self.figures += figures(case, {("lost_by_cut", "s"): report.lost_s})
+        for cuts, seconds in ((False, report.undisturbed_s), (True, report.disturbed_s)):
+            self._more_figures += figures({**case, "cuts": cuts}, {("step_time", "ms"): [1e3 * s for s in seconds]})
+        self._more_figures += figures(case, {("lost_by_cut", "s"): report.lost_s})
+
+    def rows(self) -> list[Row]:
+        cases = dict.fromkeys(case for case, _ in self.turns.samples if case.size_bytes)
+        return [Row(self.turns, case, JOINED.name) for case in cases]
+
+    def begins_block(self, before: Row, row: Row) -> bool:
+        return before.case.network != row.case.network
+
+    def figures(self, row: Row) -> list[Figure]:
+        labels = {"collective": "all_reduce", "size_bytes": row.case.size_bytes, "nics": row.case.network, **self.where}
+        found = []
+        for name in self.setups:
+            times = [one * 1e6 for one in row.values(variant=name)]
+            found += figures({"backend": name, **labels}, {("time", "us"): times})
+        for name in self.setups:
+            if name != JOINED.name and (over := row.over(name)) is not None:
+                found.append(speedup(labels, JOINED.name, name, over))
+        return found
+
+    def all_figures(self, rows: Sequence[Row]) -> list[Figure]:
+        found = []
+        for case, name in self.turns.samples:
+            if not case.size_bytes:
+                rates = [1 / seconds for seconds in Row(self.turns, case, name).values()]
+                found += figures({"backend": f"raw, {name}", "nics": case.network}, {("busbw", "GB/s"): rates})
+        return found + super().all_figures(rows) + self._more_figures
+
+    def closing(self, rows: Sequence[Row]) -> Iterator[str]:
+        for network, row in {row.case.network: row for row in rows}.items():
+            rates = {variant: raw(row, variant) for variant in (RAW_BEST, RAW_ALL)}
+            carried = ", ".join(
+                f"{variant} {number(8 / seconds, '.2f')}" for variant, seconds in rates.items() if seconds
+            )
+            yield f"{network}, raw TCP in Gb/s each way: {carried or 'not measured'}"
+        for row in rows:
+            over = row.over(BEST.name)
+            if over is None or over.median >= 1 - _FLOOR:
+                continue
+            rounds = "" if over.repetitions >= MIN_REPETITIONS else f", {over.repetitions} rounds"
+            yield (
+                f"{row.case.network}, {row.case}: joined NICs have {over.median:.2f}x the speed of the best NIC alone"
+                f" ({over.low:.2f}..{over.high:.2f}{rounds})"
+            ) + ("" if over.verdict(floor=_FLOOR) is Verdict.LESS else ", which may be noise")
+
+    def title(self) -> str:
+        return f"All-reduce over several NICs of two hosts: {', '.join(map(str, self.given.networks))}"
 
 
-def _with_cuts(given: argparse.Namespace, run: NicRun) -> CutReport:
-    ranks, nics = run.ranks.get(JOINED.name), len(run.nic_set.nics)
-    if isinstance(ranks, GpuRanks):
-        size = size_of(given, given.model[0])
-        timeout = _CUTS_TIMEOUT_FACTOR * given.cuts + given.timeout
-        return train_with_cuts(
-            ranks, run.lab, nics, size=size, seconds=given.cuts, down_s=given.down, timeout_s=timeout
-        )
-    if isinstance(ranks, DriverRanks):
-        return all_reduce_with_cuts(
-            ranks, run.lab, nics, size_bytes=_CUT_SIZE_BYTES, seconds=given.cuts, down_s=given.down
-        )
-    raise BenchError("the ranks with joined NICs were not started, so no NIC is cut")
-
-
-def _measure(given: argparse.Namespace, setups: Sequence[Setup], found: _Findings, logs: Path) -> None:
-    runs: list[NicRun] = []
-    turns = given.rounds * (2 + len(given.sizes) * len(setups)) * len(given.networks)
-    with ExitStack() as stack, Progress(turns) as progress:
-        for network in given.networks:
-            try:
-                runs.append(stack.enter_context(NicRun(given, network, setups, logs)))
-            except (BenchError, NetlabError) as error:
-                found.errors.append(f"{network.name}: {error}")
-        pool = ThreadPoolExecutor(_STARTS_AT_ONCE)
-        # Not waited for, so that an interruption is reported at once.
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        forming = [run.form(pool) for run in runs]
-        for run, ranks in zip(runs, forming, strict=True):
-            run.keep_formed(ranks)
-            found.facts |= run.facts
-        lacking = missing_mptcp()
-        if lacking is not None:
-            found.lines.append(lacking)
-        for number, run in enumerate(runs):
-            try:
-                run.take(given.time_limit / len(runs), progress)
-                if lacking is None:
-                    found.add_mptcp(run)
-            finally:
-                found.add(run, given)
-            if number == 0 and given.cuts:
-                try:
-                    found.add_cuts(_with_cuts(given, run), run.nic_set.name)
-                except BenchError as error:
-                    found.errors.append(f"{run.nic_set.name}, cuts: {error}")
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """What was measured until Ctrl-C or SIGTERM is reported."""
-    given = parse_options(words)
-    setups = setups_for(given.device)
-    found = _Findings()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with tempfile.TemporaryDirectory(prefix="measure-nics-") as temporary:
-            _measure(given, setups, found, given.output_dir or Path(temporary))
-    except KeyboardInterrupt:
-        found.errors.append("interrupted")
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    names = ", ".join(network.name for network in given.networks)
-    return Report(
-        title=f"All-reduce over several NICs of two hosts: {names}",
-        heading=ranks_text(given, found.facts),
-        table=render_rows(
-            found.rows,
-            COLUMNS,
-            begins_block=lambda row_before, row: row_before.network != row.network,
-            colour=shows_colour(sys.stdout),
-        ),
-        figures=found.figures,
-        lines=found.lines,
-        notes=found.notes,
-        errors=found.errors,
-        facts=found.facts,
-        rows=found.rows,
-        samples=found.samples,
-    ).publish(given)
+main = Nics.main

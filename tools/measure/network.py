@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from netlab import SPEEDS, TOLD, Lab, LinkPlan, parse_delay_ms, parse_rate_mbit
 from netlab.link_plan import UNLIMITED_MBIT
 
-from bagua.net.bench.api import MISSING, GpuSharing, Label
-from measure.ranks.lab_placement import LabPlacement
-from measure.ranks.placement import HostPlacement, Placement
+from measure.bench import MISSING, Label
+from measure.processes import Placement
+from measure.runner import several
 
 LOOPBACK = "loopback"
 FREE = "free"
@@ -48,6 +48,9 @@ class Network:
     mtu: int = 1500
     speed: str = TOLD
 
+    def __str__(self) -> str:
+        return self.name
+
     def labels(self) -> dict[str, Label]:
         """As result files name a network."""
         rate = None if self.rate_mbit is None else self.rate_mbit / 1e3
@@ -74,42 +77,35 @@ class Network:
         return int(min(high, max(low, _ROUND_TRIPS_BUFFERED * product)))
 
     @contextlib.contextmanager
-    def placement(self, ranks: int, device: str, sharing: GpuSharing | None) -> Iterator[Placement]:
-        """Where ranks run that are joined by this network. Emulation needs root."""
+    def placement(self, given: argparse.Namespace) -> Iterator[Placement]:
+        """Where ranks run that are joined by this network. Emulation needs root; raises NetlabError."""
         if not self.is_emulated:
-            yield HostPlacement(sharing)
+            yield Placement(sharing=given.sharing)
             return
-        gpus = None if device == "cpu" else ranks if sharing is None else sharing.gpus
+        gpus = None if given.device == "cpu" else given.ranks if given.sharing is None else given.sharing.gpus
         with Lab(
-            ranks,
+            given.ranks,
             rate_mbit=self.rate_mbit,
             delay_ms=self.delay_ms,
             per_flow_mbit=self.per_flow_mbit,
             mtu=self.mtu,
             speed=self.speed,
             tcp_buffer_bytes=self.tcp_buffer_bytes,
-            own_cpus=len(os.sched_getaffinity(0)) >= ranks * _CPUS_OF_A_HOST,
+            own_cpus=len(os.sched_getaffinity(0)) >= given.ranks * _CPUS_OF_A_HOST,
         ) as lab:
-            yield LabPlacement(lab, gpus=gpus)
+            yield Placement(lab, gpus=gpus)
 
 
 def add_networks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--networks",
-        type=parse_networks,
+        type=several(parse_network),
         default=LOOPBACK,
         metavar="LIST",
         help="loopback, or emulated as RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED], which needs root:"
         " 25G,10G+5ms,3200M@400M,free:9000:unknown. free: no limit; SPEED: what /sys tells, as netlab run --speed"
         " (default loopback)",
     )
-
-
-def parse_networks(text: str) -> tuple[Network, ...]:
-    try:
-        return tuple(dict.fromkeys(parse_network(part) for part in text.split(",")))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parse_network(text: str) -> Network:

@@ -1,0 +1,269 @@
+"""The ranks of a run: where they run, how they are started, asked and ended. Their own side is measure.rank.
+
+Started by the main thread only: they die with the thread that started them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from netlab import Lab
+
+import bagua
+from measure.bench import (
+    PLUGIN_NETWORK,
+    Backend,
+    BenchError,
+    DriverGroup,
+    Event,
+    ask,
+    gather,
+    gpu_name,
+    network_error,
+    rank_process,
+    read_proof_file,
+    worker_environment,
+)
+
+# Interpreters load torch, and the process group forms.
+START_TIMEOUT_S = 180.0
+# Of a launcher that the tool itself may run under. Ranks get theirs from measure.rank.
+_LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_PORT"}
+_LAUNCHER_OF_LAB = _LAUNCHER | {"MASTER_ADDR"}
+
+
+class RanksLostError(Exception):
+    """Ranks cannot be started, so no further measurement is possible."""
+
+
+class Placement:
+    """Where ranks run.
+
+    Args:
+        lab: Each rank is a node of its own, on a host of this emulated network. None: all are one node, this host, and
+            meet over loopback.
+        sharing: How ranks of this host share GPUs.
+        gpus: In a lab, rank k sees GPU k alone, modulo their number.
+        interfaces: In a lab, those that NCCL may use; None: all.
+    """
+
+    def __init__(
+        self, lab: Lab | None = None, *, sharing: Any = None, gpus: int | None = None, interfaces: Any = None
+    ) -> None:
+        self.lab = lab
+        self._sharing, self._gpus, self._interfaces = sharing, gpus, interfaces
+        self.store_host = "127.0.0.1" if lab is None else lab.hosts[0].address()
+        self.alone_on_node = lab is not None
+
+    def command(self, rank: int, command: Sequence[str]) -> list[str]:
+        """Starts `command` where the rank runs. The process that is started becomes it."""
+        return list(command) if self.lab is None else self.lab.entering(rank, command)
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Variables of one rank, which override those that all ranks have."""
+        if self.lab is None:
+            return {} if self._sharing is None else self._sharing.environment(rank)
+        settings = self.lab.rank_environment(rank)
+        found = {name: value for name, value in settings.items() if name not in _LAUNCHER_OF_LAB}
+        if self._interfaces is not None:
+            found["NCCL_SOCKET_IFNAME"] = "=" + ",".join(self._interfaces)
+        return found if self._gpus is None else {**found, "CUDA_VISIBLE_DEVICES": gpu_name(rank % self._gpus)}
+
+
+def bagua_net_by_activation() -> Backend:
+    """What a user does, unlike bagua-net-bench, which names the library: the package's own activation is tested."""
+    return Backend("bagua-net", PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1"}, is_ours=True)
+
+
+class Ranks:
+    """The ranks of one process group: started on first use or by `start` and `form`, and anew after a failure, because
+    those that remain may be stuck in a collective. A context manager. Whatever goes wrong with one of them is a
+    BenchError.
+
+    Args:
+        tool: The module whose functions the ranks call; see measure.rank.
+        options: What the ranks are told of `given`.
+        timeout_s: Of a collective, and of a call.
+        backend: The network that NCCL uses, with a log of each rank in the folder `logs`. NCCL reads its settings once
+            per process, so each backend has ranks of its own.
+        tcp_only: NCCL uses neither P2P nor shared memory.
+        shows_network: It is an error at the start if NCCL's logs show another network than the backend's.
+        renews: Whether they are started anew.
+        settings: Environment variables, on top of all others.
+        program: The module that each rank runs.
+
+    Attributes:
+        starts: How often ranks were started. Each start repeats the initialization of the processes.
+        facts: What the last ones reported about themselves.
+    """
+
+    def __init__(
+        self,
+        given: argparse.Namespace,
+        tool: str,
+        *,
+        options: Sequence[str] = (),
+        timeout_s: float | None = None,
+        placement: Placement | None = None,
+        backend: Backend | None = None,
+        logs: Path | None = None,
+        tcp_only: bool = True,
+        shows_network: bool = False,
+        renews: bool = True,
+        settings: Mapping[str, str] | None = None,
+        program: str = "measure.rank",
+    ) -> None:
+        self._given, self._program, self._renews = given, program, renews
+        self._timeout_s = given.timeout if timeout_s is None else timeout_s
+        self._placement = placement or Placement(sharing=given.sharing)
+        self._backend, self._tcp_only, self._shows_network = backend, tcp_only, shows_network
+        self._settings = dict(settings or {})
+        self._join = {"tool": tool, "options": {name: getattr(given, name) for name in options}}
+        self.logs: list[Path] = [] if logs is None else [logs / f"rank{rank}.log" for rank in range(given.ranks)]
+        self._drivers = DriverGroup()
+        self._ranks: list[Any] = []
+        self._is_formed = False
+        self.starts = 0
+        self.facts: Mapping[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+    def start(self) -> None:
+        """Starts the interpreters, which load torch."""
+        for log in self.logs:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.unlink(missing_ok=True)  # of ranks before these
+        self.starts += 1
+        given, placement = self._given, self._placement
+        try:
+            for rank in range(given.ranks):
+                command = rank_process.rank_command(
+                    self._program,
+                    rank,
+                    given.ranks,
+                    local_rank=0 if placement.alone_on_node else rank,
+                    device=given.device,
+                    backend="cpu:gloo,cuda:nccl" if given.device == "cuda" else "gloo",
+                    timeout_s=self._timeout_s,
+                    bind="127.0.0.1",
+                )
+                environment = {**self._environment(rank), **placement.environment(rank)}
+                self._ranks.append(self._drivers.start(f"rank {rank}", placement.command(rank, command), environment))
+        except BaseException:
+            self.close(failed=True)
+            raise
+
+    def form(self, timeout_s: float = START_TIMEOUT_S, **join: object) -> None:
+        """Makes the process group of the started interpreters. Any thread.
+
+        Args:
+            join: What the ranks of another `program` are told.
+        """
+        store = gather(self._ranks[:1], "store", timeout_s, "starting")[0]
+        line = {"op": "join", "host": self._placement.store_host, "port": store["port"], **self._join, **join}
+        line["alone_on_node"] = self._placement.alone_on_node
+        self.facts = ask(self._ranks, json.dumps(line), "ready", timeout_s)[0]
+        self._is_formed = True
+        if self._shows_network and self._given.ranks > 1 and (fault := self.network_fault("--network tcp")):
+            raise BenchError(fault)
+
+    def ready(self) -> Self:
+        """Raises RanksLostError: they cannot be started."""
+        if not self._is_formed and (self._renews or not self.starts):
+            try:
+                self.start()
+                self.form()
+            except BenchError as error:
+                self.close(failed=True)
+                raise RanksLostError(f"the ranks could not be started: {error}") from error
+        return self
+
+    def ask(self, operation: str, timeout_s: float | None = None, **fields: object) -> list[Event]:
+        """One answer of each rank, in their order. A failure ends all ranks."""
+        self.ready()
+        if not self._is_formed:
+            raise BenchError("its ranks have ended")
+        line = json.dumps({"op": operation, **fields})
+        try:
+            return ask(self._ranks, line, operation, self._timeout_s if timeout_s is None else timeout_s)
+        except BenchError:
+            self.close(failed=True)
+            raise
+
+    def call(self, function: str, timeout_s: float | None = None, **fields: object) -> list[Event]:
+        """What a function of the tool's module returns on each rank."""
+        return self.ask("call", timeout_s, function=function, fields=fields)
+
+    def network_fault(self, name: str) -> str | None:
+        """What NCCL's logs show of another network than the backend's."""
+        assert self._backend is not None
+        return network_error(name, self._backend.network, [read_proof_file(log) for log in self.logs])
+
+    def network_seen(self) -> str:
+        return "; ".join(dict.fromkeys(read_proof_file(log).summary() for log in self.logs))
+
+    def close(self, *, failed: bool) -> None:
+        self._drivers.close(failed=failed)
+        self._ranks.clear()
+        self._is_formed = False
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        inherited: Mapping[str, str] = os.environ
+        settings = self._settings
+        if self._backend is not None:
+            inherited = worker_environment(
+                self._backend, os.environ, tcp_only=self._tcp_only, debug_file=self.logs[rank]
+            )
+            local = 1 if self._placement.alone_on_node else self._given.ranks
+            # As launchers say it: the plugin shares the CPUs out by it.
+            settings = {**self._backend.settings, **settings, "LOCAL_WORLD_SIZE": str(local)}
+        found = {name: value for name, value in inherited.items() if name not in _LAUNCHER}
+        # The package is found where the parent found it, also when that is no installation.
+        paths = [Path(bagua.__file__).resolve().parents[1], Path(__file__).resolve().parents[1]]
+        further = found.get("PYTHONPATH")
+        found["PYTHONPATH"] = ":".join([*map(str, paths), *([further] if further else [])])
+        found["PYTHONSAFEPATH"] = "1"  # the working directory may be a checkout, without compiled modules
+        found["ENABLE_BAGUA_NET"] = "0"
+        found["OMP_NUM_THREADS"] = "1"
+        found.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # A program that uses NVLink multicast can harm other users of a host's GPUs.
+        found.setdefault("NCCL_NVLS_ENABLE", "0")
+        if getattr(self._given, "deterministic", False):
+            found.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        return {**found, **settings}
+
+
+def start_all(ranks: Mapping[str, Ranks], form: Callable[[str], None]) -> dict[str, str]:
+    """Starts several groups of ranks at the same time. Returns the failures by name; those ranks are closed."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    failures: dict[str, str] = {}
+
+    def guarded(step: Callable[[str], None], name: str) -> None:
+        try:
+            step(name)
+        except BenchError as error:
+            failures[name] = str(error)
+            ranks[name].close(failed=True)
+
+    for name in ranks:
+        guarded(lambda one: ranks[one].start(), name)
+    pool = ThreadPoolExecutor(max(1, len(ranks)))
+    try:
+        list(pool.map(lambda name: guarded(form, name), [name for name in ranks if name not in failures]))
+    except BaseException:
+        for one in ranks.values():
+            one.close(failed=True)  # ends what the threads wait for
+        raise
+    finally:
+        pool.shutdown()
+    return failures
