@@ -1,42 +1,125 @@
 """`measure memory`: the memory that each algorithm needs in addition to plain training, in bytes per parameter,
-compared with what the documentation states.
+compared with what docs/reference/algorithms states.
 
 Plain training is the same model and optimizer without Bagua: parameters, gradients and the state of the optimizer.
 `kept` is allocated between steps, `at the peak` is the maximum within a step; both with gradients that are reused. With
 `fresh gradients`, which autograd allocates in each step after zero_grad(set_to_none=True), the gradients that wait for
 their bucket are added. An algorithm that needs more than is stated is an error. If the model is so small that noise
 would hide a copy of its parameters, the verdict is "too small to tell".
+
+What is stated is for float32 and ranks that are not nodes (`hierarchical=False`). What an algorithm *keeps* is there
+between the steps. Its *scratch* is there only while it works; but on CPUs the communication thread keeps that of
+communication, up to THREAD_KEEPS_BYTES. What is stated of scratch are the algorithm's tensors; gloo's buffers are
+neither stated nor, where they would matter, small.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from bagua.net.bench.api import (
-    BenchError,
-    Column,
-    Event,
-    Figure,
-    Label,
-    Progress,
-    Turns,
-    figures,
-    names_of,
-    render_rows,
-    shows_colour,
-    within,
-)
-from measure.memory.catalogue import ADAM, CASES, QADAM, SGD
+from measure.bench import Column, Figure, figures, names_of, within
 from measure.memory_probe import ALLOCATOR_SETTINGS
-from measure.options import add_ranks, add_results, check_results, choose_device, parser_of
-from measure.ranks.renewed_team import RenewedTeam, keeping
-from measure.ranks.team import on_this_host
-from measure.report import Report, ranks_text, sharing_notes
-from measure.results import case_of, name_of
+from measure.processes import Ranks
+from measure.runner import Measure, Plan, Row, Sample, Tool, add_ranks, name_of, ranks_text
 
+SGD, ADAM, QADAM = "sgd", "adam", "qadam"
+# With which QAdam begins to compress; it is over when steps are measured.
+QADAM_WARMUP_STEPS = 2
+# bagua.kernels.scratch_memory.KEPT_BYTES and bagua.comm_ops.all_reduce.WINDOW_BYTES, which need torch.
+THREAD_KEEPS_BYTES = 64 << 20
+SUMMED_AT_ONCE_BYTES = 32 << 20
+_ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Stated:
+    """
+    kept, kept_of_bucket: bytes per parameter, and per element of the largest bucket.
+    scratch: of the optimizer, bytes per parameter; on CPUs it steps a few parameters at a time, and needs next to none.
+    exchanged: scratch of communication, bytes per element of the largest bucket with so many ranks on such a device.
+    sums: buckets are summed over the ranks, at least at first, which on CPUs takes others' versions of the own part.
+    """
+
+    kept: float = 0.0
+    kept_of_bucket: float = 0.0
+    scratch: float = 0.0
+    exchanged: Callable[[int, str], float] = lambda _ranks, _device: 0.0
+    sums: bool = False
+
+    def kept_bytes(self, parameters: int, largest_bucket: int, ranks: int, device: str) -> float:
+        own = self.kept * parameters + self.kept_of_bucket * largest_bucket
+        return own + self._thread_bytes(largest_bucket, ranks, device)
+
+    def peak_bytes(self, parameters: int, largest_bucket: int, ranks: int, device: str) -> float:
+        communication = self._communication_bytes(largest_bucket, ranks, device)
+        beyond = communication - self._thread_bytes(largest_bucket, ranks, device)
+        # The optimizer steps when communication is over.
+        stepping = 0.0 if device == "cpu" else self.scratch * parameters
+        return self.kept_bytes(parameters, largest_bucket, ranks, device) + max(stepping, beyond)
+
+    def _communication_bytes(self, largest_bucket: int, ranks: int, device: str) -> float:
+        exchanged = self.exchanged(ranks, device) * largest_bucket
+        if not self.sums or device != "cpu":
+            return exchanged
+        return max(exchanged, (1 - 1 / ranks) * min(_ELEMENT_BYTES * largest_bucket, SUMMED_AT_ONCE_BYTES))
+
+    def _thread_bytes(self, largest_bucket: int, ranks: int, device: str) -> float:
+        if device != "cpu":
+            return 0.0
+        return min(self._communication_bytes(largest_bucket, ranks, device), THREAD_KEEPS_BYTES)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """optimizer: Of the plain training that it is compared with, too (Adam for QAdam)."""
+
+    algorithm: str
+    stated: Stated
+    options: Mapping[str, object] = field(default_factory=dict)
+    optimizer: str = SGD
+
+
+FLAT = {"hierarchical": False}
+# Of an element that is compressed.
+BYTE = 1 + 8 / 1024
+
+
+def _chunks(ranks: int, _device: str) -> float:
+    """What is sent, what is received, and the sum of the own chunk."""
+    return (2 + 1 / ranks) * BYTE
+
+
+def _differences(ranks: int, device: str) -> float:
+    """The difference in float32, on GPUs with that of a neighbour, and then the messages: the own one and those of the
+    neighbours."""
+    messages = (1 + min(2, ranks - 1)) * BYTE
+    return 4 + messages if device == "cpu" else 4 + max(4, messages)
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    # Gradients lie in the buckets, where they are summed.
+    "gradient_allreduce": Algorithm("gradient_allreduce", Stated(sums=True)),
+    "bytegrad": Algorithm("bytegrad", Stated(exchanged=_chunks), FLAT),
+    # Momenta have buckets of their own, which are sent as those of bytegrad are, and summed during warm-up. On GPUs the
+    # step has the square roots of all variances at once.
+    "qadam": Algorithm("qadam", Stated(kept=4, scratch=4, exchanged=_chunks, sums=True), FLAT, QADAM),
+    "decentralized": Algorithm("decentralized", Stated(kept=4, sums=True), FLAT),
+    "decentralized-shift_one": Algorithm(
+        "decentralized",
+        Stated(kept=4, exchanged=lambda _ranks, _device: 4),
+        {**FLAT, "peer_selection_mode": "shift_one"},
+    ),
+    # W, L and R.
+    "low_precision_decentralized": Algorithm(
+        "low_precision_decentralized", Stated(kept=12, exchanged=_differences), FLAT
+    ),
+    # A contribution and a difference, and one mean for all buckets.
+    "async": Algorithm("async", Stated(kept=8, kept_of_bucket=4), {"sync_interval_ms": 1}),
+}
+PLAIN = "plain training"
 _TIMEOUT_S = 120.0
 _MIB = 1 << 20
 # What Python's objects, threads, groups of an algorithm's own and the allocator's rounding may add.
@@ -44,169 +127,143 @@ _NOISE_BYTES = 4 * _MIB
 # gloo's own buffers are in what is measured on a CPU; gradient_allreduce, without scratch, shows how large they are.
 GLOO_BYTES = 6 * _MIB
 _COPY_BYTES = 4  # of a parameter
-PLAIN = "plain training"
 
 
 @dataclass(frozen=True)
-class Row:
-    """All in bytes, beyond what plain training with the same optimizer has; the rank with most."""
+class Case:
+    """Of plain training."""
 
-    case: str
-    parameters: int
-    largest_bucket: int  # elements
-    kept: int
-    kept_stated: float
-    peak: int
-    peak_stated: float
-    peak_with_fresh_gradients: int
-    transport: int  # what the library that communicates may have in the peak
+    optimizer: str
 
-    @property
-    def exceeds(self) -> bool:
+    def __str__(self) -> str:
+        return self.optimizer
+
+
+def beyond(row: Row, name: str) -> int:
+    """Bytes beyond what plain training with the same optimizer has; the rank with most."""
+    (mine,), (plain,) = row.values(name), row.values(name, PLAIN)
+    return max(one - other for one, other in zip(mine, plain, strict=True))
+
+
+class Memory(Tool):
+    name = "memory"
+    about = "What each algorithm needs beyond plain training, measured and as stated"
+    case_type = Case
+    same = ("ranks", "device", "layers", "width", "steps")
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--algorithms",
+            type=names_of("algorithm", list(ALGORITHMS)),
+            default=tuple(ALGORITHMS),
+            metavar="LIST",
+            help=f"of {', '.join(ALGORITHMS)} (default all)",
+        )
+        add_ranks(parser, most=16)
+        for name, limit, default, about in (
+            ("--layers", 10_000, 24, "linear layers"),
+            ("--width", 65_536, 1024, "of each"),
+            ("--steps", 1000, 6, "that are measured"),
+        ):
+            parser.add_argument(name, type=within(int, 1, limit), default=default, help=f"{about} (default {default})")
+        parser.set_defaults(rounds=1, time_limit=86400.0)
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given)
+        # What the library that communicates may have in the peak.
+        self._allowance = (GLOO_BYTES if given.device == "cpu" else 0) + _NOISE_BYTES
+
+        def of(row: Row, count: float) -> str:
+            return f"{count / row.values('parameters')[0]:+.2f}"
+
+        self.columns = (
+            Column("algorithm", "", lambda row: row.variant, left=True),
+            Column("kept", "B/parameter", lambda row: of(row, beyond(row, "kept"))),
+            Column("stated", "B/parameter", lambda row: of(row, self._stated(row)[0])),
+            Column("at the peak", "B/parameter", lambda row: of(row, beyond(row, "peak"))),
+            Column("stated", "at most", lambda row: of(row, self._stated(row)[1])),
+            Column("fresh gradients", "at the peak", lambda row: of(row, beyond(row, "fresh_peak"))),
+            Column("largest bucket", "MiB", lambda row: f"{row.values('largest_bucket')[0] * 4 / _MIB:.1f}"),
+            Column("", "", self._verdict, left=True),
+        )
+
+    def plan(self) -> Mapping[str, Plan]:
+        found: dict[Case, list[str]] = {}
+        for name in self.given.algorithms:
+            kind = ALGORITHMS[name].optimizer
+            found.setdefault(Case(ADAM if kind == QADAM else kind), [PLAIN]).append(name)
+        return {"": found}
+
+    @contextlib.contextmanager
+    def session(self, group: str, plan: Plan) -> Iterator[Measure]:
+        given, warmed_up = self.given, set()
+        size = {"layers": given.layers, "width": given.width, "steps": given.steps}
+        with Ranks(given, "measure.memory.rank", timeout_s=_TIMEOUT_S, settings=ALLOCATOR_SETTINGS) as ranks:
+            self.learn(ranks.ready().facts)
+
+            def measure(case: Case, name: str, number: int) -> Sample:
+                kind = case.optimizer if name == PLAIN else ALGORITHMS[name].optimizer
+                fields = {"algorithm": None if name == PLAIN else name, "optimizer": kind, **size}
+                in_place, fresh = (
+                    ranks.call("measure", set_to_none=set_to_none, **fields) for set_to_none in (False, True)
+                )
+                if ranks.starts not in warmed_up:  # what these processes do once is in no figure
+                    warmed_up.add(ranks.starts)
+                    return measure(case, name, number)
+                return {
+                    "parameters": in_place[0]["parameters"],
+                    "largest_bucket": max(in_place[0]["buckets"], default=0),
+                    **{key: [event[key] for event in in_place] for key in ("kept", "peak")},
+                    "fresh_peak": [event["peak"] for event in fresh],
+                }
+
+            yield measure
+
+    def rows(self) -> list[Row]:
+        found = self.turns.samples
+        return [Row(self.turns, case, name) for case, name in found if name != PLAIN and (case, PLAIN) in found]
+
+    def _stated(self, row: Row) -> tuple[float, float]:
+        """Bytes kept, and at the peak."""
+        stated, given = ALGORITHMS[row.variant].stated, self.given
+        size = row.values("parameters")[0], row.values("largest_bucket")[0], given.ranks, given.device
+        return stated.kept_bytes(*size), stated.peak_bytes(*size)
+
+    def is_loud(self, row: Row) -> bool:
         """More than is stated, by more than noise."""
-        return self.kept > self.kept_stated + _NOISE_BYTES or self.peak > self.peak_stated + self.allowance
+        kept, peak = self._stated(row)
+        return beyond(row, "kept") > kept + _NOISE_BYTES or beyond(row, "peak") > peak + self._allowance
 
-    @property
-    def allowance(self) -> int:
-        """Bytes that may come on top without being the algorithm's."""
-        return self.transport + _NOISE_BYTES
-
-    @property
-    def verdict(self) -> str:
-        if self.exceeds:
+    def _verdict(self, row: Row) -> str:
+        if self.is_loud(row):
             return "MORE"
         # In a smaller model one more copy of all parameters, the least fault worth finding, would go unseen.
-        tells = _COPY_BYTES * self.parameters > self.allowance
-        return f"as stated, within {self.allowance / _MIB:g} MiB" if tells else "too small to tell"
+        tells = _COPY_BYTES * row.values("parameters")[0] > self._allowance
+        return f"as stated, within {self._allowance / _MIB:g} MiB" if tells else "too small to tell"
 
-    def figures(self, case: dict[str, Label]) -> list[Figure]:
+    def figures(self, row: Row) -> list[Figure]:
+        (parameters,) = row.values("parameters")
+        peak = beyond(row, "peak")
         return figures(
-            {"model": "linear", "algorithm": name_of(self.case), "parameters": self.parameters, **case},
+            {"model": "linear", "algorithm": name_of(row.variant), "parameters": parameters, **self.where},
             {
-                ("memory", "MiB"): [self.peak / _MIB],
-                ("memory_kept", "MiB"): [self.kept / _MIB],
-                ("memory_kept_stated", "MiB"): [self.kept_stated / _MIB],
-                ("memory_fresh_gradients", "MiB"): [self.peak_with_fresh_gradients / _MIB],
-                ("memory_per_parameter", "B"): [self.peak / self.parameters],
+                ("memory", "MiB"): [peak / _MIB],
+                ("memory_kept", "MiB"): [beyond(row, "kept") / _MIB],
+                ("memory_kept_stated", "MiB"): [self._stated(row)[0] / _MIB],
+                ("memory_fresh_gradients", "MiB"): [beyond(row, "fresh_peak") / _MIB],
+                ("memory_per_parameter", "B"): [peak / parameters],
             },
         )
 
+    def faults(self, rows: Sequence[Row]) -> list[str]:
+        return [f"{row.variant} needs more than is stated" for row in rows if self.is_loud(row)]
 
-@dataclass(frozen=True)
-class Measured:
-    """Of one case, by rank: with gradients that stay where they are, and with ones that are made anew in each step."""
+    def title(self) -> str:
+        return f"Memory of training beyond plain training, {self.given.ranks} ranks"
 
-    in_place: Sequence[Event]
-    fresh: Sequence[Event]
-
-
-def row_of(case: str, found: Measured, plain: Measured, ranks: int, device: str, transport: int) -> Row:
-    """`plain`: of the same model without Bagua."""
-
-    def most(name: str, events: Sequence[Event], without: Sequence[Event]) -> int:
-        return max(int(event[name]) - int(other[name]) for event, other in zip(events, without, strict=True))
-
-    events = found.in_place
-    stated = CASES[case].stated
-    parameters, largest = int(events[0]["parameters"]), max(events[0]["buckets"])
-    return Row(
-        case=case,
-        parameters=parameters,
-        largest_bucket=largest,
-        kept=most("kept", events, plain.in_place),
-        kept_stated=stated.kept_bytes(parameters, largest, ranks, device),
-        peak=most("peak", events, plain.in_place),
-        peak_stated=stated.peak_bytes(parameters, largest, ranks, device),
-        peak_with_fresh_gradients=most("peak", found.fresh, plain.fresh),
-        transport=transport,
-    )
+    def heading(self) -> str:
+        return f"{ranks_text(self.given, self.facts)}; {self.given.layers} layers of float32"
 
 
-def _per_parameter(count: float, row: Row) -> str:
-    return f"{count / row.parameters:+.2f}"
-
-
-COLUMNS: tuple[Column[Row], ...] = (
-    Column("algorithm", "", lambda row: row.case, left=True),
-    Column("kept", "B/parameter", lambda row: _per_parameter(row.kept, row)),
-    Column("stated", "B/parameter", lambda row: _per_parameter(row.kept_stated, row)),
-    Column("at the peak", "B/parameter", lambda row: _per_parameter(row.peak, row)),
-    Column("stated", "at most", lambda row: _per_parameter(row.peak_stated, row)),
-    Column("fresh gradients", "at the peak", lambda row: _per_parameter(row.peak_with_fresh_gradients, row)),
-    Column("largest bucket", "MiB", lambda row: f"{row.largest_bucket * 4 / _MIB:.1f}"),
-    Column("", "", lambda row: row.verdict, left=True),
-)
-
-
-def parse_options(words: Sequence[str] | None, gpus: Callable[[], int] | None = None) -> argparse.Namespace:
-    parser = parser_of("memory", "What each algorithm needs beyond plain training, measured and as stated.")
-    parser.add_argument(
-        "--algorithms",
-        type=names_of("algorithm", list(CASES)),
-        default=tuple(CASES),
-        metavar="LIST",
-        help=f"of {', '.join(CASES)} (default all)",
-    )
-    add_ranks(parser, most=16)
-    parser.add_argument("--layers", type=within(int, 1, 10_000), default=24, help="linear layers (default 24)")
-    parser.add_argument("--width", type=within(int, 1, 65_536), default=1024, help="of each (default 1024)")
-    parser.add_argument("--steps", type=within(int, 1, 1000), default=6, help="that are measured (default 6)")
-    add_results(parser)
-    given = parser.parse_args(words)
-    choose_device(parser, given, gpus)
-    check_results(parser, given)
-    return given
-
-
-def _optimizer(case: str) -> str:
-    """Of the plain training that a case is compared with."""
-    return ADAM if CASES[case].optimizer in (ADAM, QADAM) else SGD
-
-
-def main(words: Sequence[str] | None = None, gpus: Callable[[], int] | None = None) -> int:
-    given = parse_options(words, gpus)
-    plan = {
-        kind: [PLAIN, *(case for case in given.algorithms if _optimizer(case) == kind)]
-        for kind in (SGD, ADAM)
-        if kind in map(_optimizer, given.algorithms)
-    }
-
-    ranks = RenewedTeam(on_this_host("measure.memory.worker", given, _TIMEOUT_S, ALLOCATOR_SETTINGS))
-
-    def measure(optimizer: str, name: str, _round: int) -> Measured:
-        case, kind = (None, optimizer) if name == PLAIN else (name, CASES[name].optimizer)
-        size = {"layers": given.layers, "width": given.width, "steps": given.steps}
-        first = ranks.starts == 0
-        in_place, fresh = (
-            ranks.ask("measure", _TIMEOUT_S, case=case, optimizer=kind, set_to_none=set_to_none, **size)
-            for set_to_none in (False, True)
-        )
-        # What these processes do once is in no figure.
-        return measure(optimizer, name, _round) if first else Measured(in_place, fresh)
-
-    turns: Turns[Measured] = Turns()
-    try:
-        with Progress(sum(map(len, plan.values()))) as progress, keeping(turns, ranks):
-            turns.take(plan, 1, measure, progress=progress)
-    except BenchError as error:
-        print(f"measure memory: {error}", file=sys.stderr)
-        return 1
-    transport = GLOO_BYTES if given.device == "cpu" else 0
-    rows = [
-        row_of(name, found, plain, given.ranks, given.device, transport)
-        for kind, names in plan.items()
-        for name in names[1:]
-        for found, plain in turns.pairs(kind, name, PLAIN)
-    ]
-    labels = case_of(given.ranks, given.device, given.sharing)
-    return Report(
-        title=f"Memory of training beyond plain training, {given.ranks} ranks",
-        heading=f"{ranks_text(given, ranks.facts)}; {given.layers} layers of float32",
-        table=render_rows(rows, COLUMNS, is_loud=lambda row: row.exceeds, colour=shows_colour(sys.stdout)),
-        figures=[figure for row in rows for figure in row.figures(labels)],
-        notes=sharing_notes(given),
-        errors=[*turns.errors, *(f"{row.case} needs more than is stated" for row in rows if row.exceeds)],
-        facts=ranks.facts,
-        parameters={"dtype": "float32"},
-        rows=rows,
-    ).publish(given)
+main = Memory.main

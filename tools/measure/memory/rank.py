@@ -1,29 +1,26 @@
-"""One rank: `python -m measure.memory.worker`, see measure.ranks.rank_process. All measurements are made in it.
-
-    -> {"op": "measure", "case": "bytegrad", "optimizer": "sgd", "layers": 24, "width": 1024, "steps": 6,
-        "set_to_none": false}
-    <- {"event": "measure", "parameters": 25190400, "kept": ..., "peak": ..., "buckets": [elements, ...]}
-case null: plain training, without Bagua. set_to_none: zero_grad's.
-"""
+"""What a rank does for `measure memory`: see measure.rank. All measurements are made in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from bagua.torch_api.algorithms import Algorithm
-from measure.memory.catalogue import ADAM, CASES, QADAM, QADAM_WARMUP_STEPS
+from measure.memory.tool import ADAM, ALGORITHMS, QADAM, QADAM_WARMUP_STEPS
 from measure.memory_probe import Probe
-from measure.ranks.rank_process import run_rank
+from measure.rank import join_bagua
 
 # Until gradients, states and buffers exist, and QAdam compresses.
 SETTLING_STEPS = QADAM_WARMUP_STEPS + 3
 
 
-def build(layers: int, width: int, device: torch.device) -> nn.Sequential:
+def prepare(_: torch.device) -> None:
+    join_bagua()
+
+
+def _build(layers: int, width: int, device: torch.device) -> nn.Sequential:
     """Much of it is parameters, and next to nothing activations: batches have one sample."""
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(width, width, device=device) for _ in range(layers)))
@@ -41,8 +38,8 @@ def _optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, foreach=False)
 
 
-def _wrap(case: str, model: Any, optimizer: torch.optim.Optimizer) -> None:
-    chosen = CASES[case]
+def _wrap(name: str, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    chosen = ALGORITHMS[name]
     options = dict(chosen.options)
     if chosen.algorithm == "qadam":
         options["q_adam_optimizer"] = optimizer
@@ -60,33 +57,35 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _measure(device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
+def measure(
+    device: torch.device, algorithm: str | None, optimizer: str, layers: int, width: int, steps: int, set_to_none: bool
+) -> dict[str, Any]:
+    """
+    Args:
+        algorithm: None: plain training, without Bagua.
+        set_to_none: zero_grad's.
+    """
     probe = Probe(device)
-    sample = torch.ones(1, command["width"], device=device)
+    sample = torch.ones(1, width, device=device)
     probe.begin()
-    model: Any = build(command["layers"], command["width"], device)
-    optimizer = _optimizer(command["optimizer"], model)
-    case = command["case"]
-    if case is not None:
-        _wrap(case, model, optimizer)
+    model: Any = _build(layers, width, device)
+    stepping = _optimizer(optimizer, model)
+    if algorithm is not None:
+        _wrap(algorithm, model, stepping)
     try:
         for _ in range(SETTLING_STEPS):
-            _step(model, optimizer, sample, command["set_to_none"])
+            _step(model, stepping, sample, set_to_none)
         _wait(device)
         probe.restart()
-        for _ in range(command["steps"]):
-            _step(model, optimizer, sample, command["set_to_none"])
+        for _ in range(steps):
+            _step(model, stepping, sample, set_to_none)
         _wait(device)
         use = probe.use()
-        if case is not None and CASES[case].algorithm == "async":
+        if algorithm is not None and ALGORITHMS[algorithm].algorithm == "async":
             model.bagua_algorithm.abort(model)
-        buckets = [] if case is None else [bucket.flattened_tensor().numel() for bucket in model.bagua_buckets]
+        buckets = [] if algorithm is None else [bucket.flattened_tensor().numel() for bucket in model.bagua_buckets]
     finally:
-        if case is not None:
+        if algorithm is not None:
             model.bagua_ddp.detach()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return {"parameters": parameters, "kept": use.kept, "peak": use.peak, "buckets": buckets}
-
-
-if __name__ == "__main__":
-    run_rank({"measure": _measure})
