@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,12 @@ pytestmark = pytest.mark.skipif(
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 
+def trainings(details: Path) -> dict[str, dict[str, Any]]:
+    """By algorithm, of one seed."""
+    records = [json.loads(line) for line in details.read_text().splitlines()]
+    return {record["variant"]: record["sample"] for record in records if "sample" in record}
+
+
 DIGITS_PARAMETERS = 9610
 # That a rank of two sends in a step. Compression adds lengths, ranges and padding.
 BYTES_PER_PARAMETER = {
@@ -36,30 +43,28 @@ BYTES_PER_PARAMETER = {
 @pytest.mark.deep
 @pytest.mark.timeout(240)
 def test_algorithms_train_from_the_same_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    details, result, plot = tmp_path / "details.json", tmp_path / "convergence.json", tmp_path / "curves.png"
+    details, result, plot = tmp_path / "details.jsonl", tmp_path / "convergence.json", tmp_path / "curves.png"
     words = ["--device", "cpu", "--tasks", "digits", "--algorithms", ",".join(BYTES_PER_PARAMETER)]
     words += ["--seeds", "1", "--steps", "60", "--details", str(details), "--json", str(result), "--plot", str(plot)]
     from measure.convergence import tool
 
     code = tool.main(words)
-    document = json.loads(details.read_text())
-    assert document["errors"] == [], capsys.readouterr().out
-    trainings = document["turns"]
-    assert [one["case"] for one in trainings] == [row["case"] for row in document["summary"]]
-    assert [one["case"] for one in trainings] == list(BYTES_PER_PARAMETER)
-    assert len({one["curve_loss"][0] for one in trainings}) == 1, "all algorithms begin with the same model"
-    for one in trainings:
+    printed = capsys.readouterr().out
+    turns = trainings(details)
+    assert list(turns) == list(BYTES_PER_PARAMETER), printed
+    assert len({one["curve_loss"][0] for one in turns.values()}) == 1, "all algorithms begin with the same model"
+    for name, one in turns.items():
         assert one["curve_steps"] == sorted(one["curve_steps"])
         assert one["curve_bytes"] == sorted(one["curve_bytes"])
-        least, most = BYTES_PER_PARAMETER[one["case"]]
+        least, most = BYTES_PER_PARAMETER[name]
         assert least <= one["curve_bytes"][-1] / one["steps"] / DIGITS_PARAMETERS <= most, one
         assert one["curve_loss"][-1] == one["test_loss"] < one["curve_loss"][0] / 2, one
-        differ = one["case"] in ("decentralized", "diloco-started")
+        differ = name in ("decentralized", "diloco-started")
         assert (0 < one["spread"] < 1e-2) if differ else one["spread"] == 0, one
-    verdicts = {row["case"]: row["verdict"] for row in document["summary"]}
-    # So few steps are no training to the end: whether an algorithm holds is not asked here.
-    assert verdicts.pop("gradient_allreduce") == ""
-    assert code == (0 if set(verdicts.values()) == {"holds"} else 1)
+    # So few steps are no training to the end: an algorithm may fall short, and nothing else may be wrong.
+    errors = [line for line in printed.splitlines() if line.startswith("ERROR")]
+    assert all("falls short" in line for line in errors), errors
+    assert code == (1 if errors else 0)
     assert read_result(result).find("loss_difference", algorithm="bytegrad", model="digits").repetitions == 1
     assert plot.read_bytes().startswith(b"\x89PNG")
 
@@ -69,17 +74,15 @@ def test_algorithms_train_from_the_same_start(tmp_path: Path, capsys: pytest.Cap
 def test_fsdp_trains_as_it_does_without_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from measure.convergence import tool
 
-    details = tmp_path / "details.json"
+    details = tmp_path / "details.jsonl"
     chosen = ["fsdp", "fsdp_weights-int4-differences"]
     words = ["--device", "cpu", "--tasks", "text-small", "--algorithms", ",".join(chosen), "--seeds", "1"]
     tool.main([*words, "--steps", "24", "--details", str(details)])
-    document = json.loads(details.read_text())
-    assert document["errors"] == [], capsys.readouterr().out
-    trainings = document["turns"]
-    assert [one["case"] for one in trainings] == chosen
-    assert len({one["curve_loss"][0] for one in trainings}) == 1
-    plain, compressed = (one["curve_bytes"][-1] for one in trainings)
+    turns = trainings(details)
+    assert list(turns) == chosen, capsys.readouterr().out
+    assert len({one["curve_loss"][0] for one in turns.values()}) == 1
+    plain, compressed = (one["curve_bytes"][-1] for one in turns.values())
     assert plain > 3 * compressed
-    for one in trainings:
-        assert one["test_loss"] == pytest.approx(trainings[0]["test_loss"], rel=0.05)
+    for one in turns.values():
+        assert one["test_loss"] == pytest.approx(turns["fsdp"]["test_loss"], rel=0.05)
         assert one["test_loss"] < one["curve_loss"][0] - 0.3

@@ -29,7 +29,6 @@ ASYNC_WARMUP_SHARE = WARMUP_SHARE
 @dataclass(frozen=True)
 class TaskSettings:
     """
-    builder: module of this folder and function, which makes the task.
     batch_size: of all ranks together, which 2, 3 and 4 ranks can share: their number changes nothing but who computes
         what.
     epochs: how long is trained; None: so many steps, a part of an epoch.
@@ -37,7 +36,6 @@ class TaskSettings:
     learning_rates: by optimizer; SGD has momentum 0.9, Adam its defaults.
     """
 
-    builder: str
     batch_size: int
     epochs: int | None
     optimizer: str
@@ -51,11 +49,8 @@ class TaskSettings:
 
 
 TASKS: dict[str, TaskSettings] = {
-    "digits": TaskSettings(
-        "digits:build", 60, 50, SGD, {SGD: 0.1, ADAM: 0.01}, "scikit-learn's 1,797 handwritten digits, an MLP"
-    ),
+    "digits": TaskSettings(60, 50, SGD, {SGD: 0.1, ADAM: 0.01}, "scikit-learn's 1,797 handwritten digits, an MLP"),
     "photographs": TaskSettings(
-        "photographs:build",
         120,
         12,
         SGD,
@@ -63,7 +58,6 @@ TASKS: dict[str, TaskSettings] = {
         "26,000 patches of scikit-learn's two photographs, denoised by an MLP",
     ),
     "text": TaskSettings(
-        "text:build",
         24,
         None,
         ADAM,
@@ -72,7 +66,6 @@ TASKS: dict[str, TaskSettings] = {
         steps=1000,
     ),
     "text-small": TaskSettings(
-        "text:build_small",
         24,
         None,
         ADAM,
@@ -81,7 +74,6 @@ TASKS: dict[str, TaskSettings] = {
         steps=3000,
     ),
     "text-large": TaskSettings(
-        "text:build_large",
         48,
         None,
         ADAM,

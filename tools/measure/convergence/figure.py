@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from measure.convergence.catalogue import CASES, TASKS
-from measure.convergence.statistics import TrainingResult
+from measure.runner import Row
 
 # Of algorithms: Okabe and Ito's colours, which people with colour-blindness tell apart; markers do so in grey.
 _COLOURS = (
@@ -44,11 +44,11 @@ def _family_of(case: str) -> str:
     return case.partition("-")[0]
 
 
-def write_figure(path: Path, trainings: Sequence[TrainingResult], title: str, caption: str) -> None:
+def write_figure(path: Path, rows: Sequence[Row], title: str, caption: str) -> None:
     matplotlib: Any = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
-    tasks = [task for task in TASKS if any(one.task == task for one in trainings)]
+    tasks = [task for task in TASKS if any(row.case.task == task for row in rows)]
     settings = {
         "font.size": 9,
         "axes.titlesize": 10,
@@ -62,7 +62,7 @@ def write_figure(path: Path, trainings: Sequence[TrainingResult], title: str, ca
         figure, panels = pyplot.subplots(1, len(tasks), figsize=(width, 5.2), squeeze=False, layout="constrained")
         handles: dict[str, Any] = {}
         for axes, task in zip(panels[0], tasks, strict=True):
-            _draw(axes, [one for one in trainings if one.task == task], task)
+            _draw(axes, {row.variant: row for row in rows if row.case.task == task}, task)
             handles.update(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         panels[0][0].set_ylabel("test loss")
         names = [name for name in CASES if name in handles]
@@ -73,15 +73,15 @@ def write_figure(path: Path, trainings: Sequence[TrainingResult], title: str, ca
         pyplot.close(figure)
 
 
-def _draw(axes: Any, trainings: Sequence[TrainingResult], task: str) -> None:
+def _draw(axes: Any, rows: Mapping[str, Row], task: str) -> None:
     """Without the start, where nothing was sent."""
     for place, case in enumerate(CASES):
-        found = [one for one in trainings if one.case == case]
-        if not found:
+        if case not in rows:
             continue
+        curves = rows[case].values("curve_bytes"), rows[case].values("curve_loss")
         colour, marker, dash = style_of(case)
-        sent = [statistics.fmean(point) / 1e6 for point in zip(*(one.curve_bytes[1:] for one in found), strict=True)]
-        losses = list(zip(*(one.curve_loss[1:] for one in found), strict=True))
+        sent = [statistics.fmean(point) / 1e6 for point in zip(*(one[1:] for one in curves[0]), strict=True)]
+        losses = list(zip(*(one[1:] for one in curves[1]), strict=True))
         axes.fill_between(sent, [min(p) for p in losses], [max(p) for p in losses], color=colour, alpha=0.1, lw=0)
         means = [statistics.fmean(point) for point in losses]
         # Curves that lie on each other have their markers in different places.

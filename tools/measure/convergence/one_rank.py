@@ -14,7 +14,7 @@ import torch
 
 import bagua.torch_api as bagua
 from measure.convergence.catalogue import CASES, TASKS
-from measure.convergence.task import build_task
+from measure.convergence.tasks import build_task
 from measure.convergence.training import Trained, Training
 
 _SEED = 1

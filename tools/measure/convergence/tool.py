@@ -1,15 +1,25 @@
 """`measure convergence`: train with every algorithm to the end and compare final losses and accuracies with gradient
-all-reduce's, and bytes sent. Nothing is downloaded: the data comes with scikit-learn and Python."""
+all-reduce's, and bytes sent. Nothing is downloaded: the data comes with scikit-learn and Python.
+
+One process group for all; with every seed each algorithm trains each task from the same start with the same batches,
+until the learning rate is zero. What is evaluated is the mean of the ranks' models. Differences are paired: an
+algorithm's training is compared with the baseline's of the same seed. An algorithm holds if its mean over the seeds is
+within ACCURACY_LIMIT_POINTS and LOSS_LIMIT_PERCENT of gradient all-reduce with the same optimizer; better than that is
+not an error.
+"""
 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bagua.net.bench.api import BenchError, Progress, Turns, describe_machine, names_of, shows_colour, within
+from measure.bench import MISSING, Column, Figure, describe_machine, figures, names_of, within
 from measure.convergence.catalogue import (
     ACCURACY_LIMIT_POINTS,
     CASES,
@@ -18,171 +28,375 @@ from measure.convergence.catalogue import (
     DEFAULT_TASKS,
     LOSS_LIMIT_PERCENT,
     TASKS,
+    baseline_of,
     cases_of,
+    learning_rate_of,
+    optimizer_of,
 )
-from measure.convergence.earlier import NO_RUN, EarlierRun, read_earlier, still_to_train, together
 from measure.convergence.figure import write_figure
-from measure.convergence.report import report_of
-from measure.convergence.statistics import TrainingResult, software_of, training_result
-from measure.options import add_ranks, add_results, check_results, choose_device, parser_of
-from measure.ranks.renewed_team import RenewedTeam, Team, keeping
-from measure.ranks.team import on_this_host
+from measure.processes import Ranks
+from measure.runner import Measure, Plan, Row, Sample, Tool, add_ranks, choose_device, name_of, number
 
-_EPILOG = """\
-tasks:
-{tasks}
-
-One process group for all; with every seed each algorithm trains each task from the same start with the same batches, in
-an order that rotates, until the learning rate is zero. What is evaluated is the mean of the ranks' models. An algorithm
-holds if its mean over the seeds is at most {points:g} points of accuracy and {percent:g} % of loss worse than gradient
-all-reduce with the same optimizer.
-
-examples:
-  measure convergence --nproc-per-node 4 --json convergence.json --plot convergence.png
-  measure convergence --tasks digits --algorithms bytegrad,async --seeds 3
-
-exit status: 0, or 1 if a training failed, figures are missing or an algorithm falls short, or 2 if an option was wrong.
-"""
+HOLDS = "holds"
+# Of a training, what all ranks have in common; see training.Trained.
+_COMMON = ("steps", "train_loss", "test_loss", "accuracy", "replica_test_loss", "spread", "averages", "staleness")
+_COMMON += ("curve_steps", "curve_loss", "source", "train_samples", "test_samples", "parameters")
 
 
-def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] | None = None) -> argparse.Namespace:
-    """Exits with code 2 and a message that names value, limit and remedy, as argparse does. `gpus` counts them."""
-    tasks = "\n".join(f"  {name:<12} {task.about}, {task.length}" for name, task in TASKS.items())
-    parser = parser_of(
-        "convergence",
-        "Does an algorithm train as well as gradient all-reduce? On data that packages ship, to the end.",
-        _EPILOG.format(tasks=tasks, points=ACCURACY_LIMIT_POINTS, percent=LOSS_LIMIT_PERCENT),
+@dataclass(frozen=True)
+class Case:
+    task: str
+
+    def __str__(self) -> str:
+        return self.task
+
+
+def pairs(row: Row) -> list[tuple[Sample, Sample]] | None:
+    """Trainings and those of the baseline with the same seeds; None: it is compared with nothing."""
+    baseline = baseline_of(row.case.task, row.variant)
+    return None if baseline is None else row.turns.pairs(row.case, row.variant, baseline)
+
+
+def mean_and_deviation(row: Row, name: str, factor: float = 1.0) -> tuple[float, float] | None:
+    """Of a single training over the seeds."""
+    values = [value * factor for value in row.values(name) if value is not None]
+    if not values:
+        return None
+    if not all(map(math.isfinite, values)):
+        return math.inf, math.inf
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """mean: Of the paired differences from the baseline. error: The standard error of that mean; None of one pair."""
+
+    mean: float
+    error: float | None
+
+
+def difference(row: Row, name: str) -> Difference | None:
+    """From the baseline: of losses in per cent of the baseline's mean, of accuracy in points; more loss and more
+    accuracy is positive. A value that is not a number makes it infinite: it is close to nothing."""
+    found = pairs(row)
+    if found is None or None in row.values(name):
+        return None
+    gaps = [mine[name] - base[name] for mine, base in found]
+    unit = 0.01 if name == "accuracy" else 0.01 * statistics.fmean([base[name] for _, base in found] or [math.nan])
+    if not gaps or not all(map(math.isfinite, gaps)) or not unit > 0:
+        return Difference(math.inf, None)
+    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) / unit if len(gaps) > 1 else None
+    return Difference(statistics.fmean(gaps) / unit, error)
+
+
+def reached(training: Sample, baseline: Sample) -> tuple[float, float] | None:
+    """The step, and the bytes that a rank has sent until then, when the test loss is first no more than
+    LOSS_LIMIT_PERCENT above the baseline's final one; None: never. Between two evaluations the loss is taken for
+    linear."""
+    loss = baseline["test_loss"] * (1 + LOSS_LIMIT_PERCENT / 100)
+    before: tuple[float, float, float] | None = None
+    curve = (training[name] for name in ("curve_steps", "curve_bytes", "curve_loss"))
+    for step, sent, now in zip(*curve, strict=True):
+        if now <= loss:
+            if before is None:
+                return step, sent
+            step_before, sent_before, loss_before = before
+            part = (loss_before - loss) / (loss_before - now) if math.isfinite(loss_before) else 1.0
+            return step_before + part * (step - step_before), sent_before + part * (sent - sent_before)
+        before = step, sent, now
+    return None
+
+
+def all_reached(row: Row) -> list[tuple[float, float]]:
+    """By seed; empty if one of them never is."""
+    own = [(one, one) for one in row.turns.of(row.case, row.variant)]
+    found = pairs(row)
+    times = [reached(one, base) for one, base in (own if found is None else found)]
+    return [] if None in times else times
+
+
+def verdict(row: Row) -> str:
+    """HOLDS, or in what the algorithm is worse than its baseline by more than the limits; empty without a baseline."""
+    if pairs(row) is None:
+        return ""
+    losses = row.values("test_loss")
+    if diverged := sum(not math.isfinite(loss) for loss in losses):
+        return f"falls short: diverged with {diverged} of {len(losses)} seeds"
+    short = [
+        f"{what} {gap.mean:+.2g} %"
+        for what, name in (("train loss", "train_loss"), ("test loss", "test_loss"))
+        if (gap := difference(row, name)) is not None and not gap.mean <= LOSS_LIMIT_PERCENT
+    ]
+    gap = difference(row, "accuracy")
+    if gap is not None and not gap.mean >= -ACCURACY_LIMIT_POINTS:
+        short.append(f"accuracy {gap.mean:+.2g} points")
+    return "falls short: " + ", ".join(short) if short else HOLDS
+
+
+def steps_per_average(row: Row) -> float | None:
+    averages = sum(value or 0 for value in row.values("averages"))
+    return sum(row.values("steps")) / averages if averages else None
+
+
+def kilobytes_per_step(row: Row) -> list[float]:
+    return [one["curve_bytes"][-1] / one["steps"] / 1e3 for one in row.turns.of(row.case, row.variant)]
+
+
+# --- cells -----------------------------------------------------------------------------------------------------------
+
+
+def _loss(name: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        mean, _ = mean_and_deviation(row, name) or (math.inf, 0.0)
+        return f"{mean:#.4g}" if math.isfinite(mean) else "none"
+
+    return cell
+
+
+def _spread(name: str, style: str, factor: float = 1.0) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        found = mean_and_deviation(row, name, factor)
+        if found is None:
+            return MISSING
+        return f"{found[0]:{style}} ± {found[1]:.2g}" if math.isfinite(found[0]) else "none"
+
+    return cell
+
+
+def _difference(name: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        found = difference(row, name)
+        if found is None or not math.isfinite(found.mean):
+            return MISSING if found is None else "none"
+        return f"{found.mean:+.2f}" + ("" if found.error is None else f" ± {found.error:.2f}")
+
+    return cell
+
+
+def _reached(position: int, style: str, unit: float = 1.0) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        found = [one[position] / unit for one in all_reached(row)]
+        return format(statistics.fmean(found), style) if found else MISSING
+
+    return cell
+
+
+def _apart(row: Row) -> float:
+    return max(row.values("spread"))
+
+
+class Convergence(Tool):
+    name = "convergence"
+    about = "Does an algorithm train as well as gradient all-reduce? On data that packages ship, to the end"
+    epilog = "\n".join(["tasks:", *(f"  {name:<12} {task.about}, {task.length}" for name, task in TASKS.items())])
+    case_type = Case
+    keeps = "turn"
+    rounds_first = True
+    same = ("ranks", "device", "steps")
+    columns = (
+        Column("task", "", lambda row: row.case.task, left=True),
+        Column("algorithm", "", lambda row: row.variant, left=True),
+        Column("seeds", "", lambda row: str(len(row.values()))),
+        Column("train loss", "", _loss("train_loss")),
+        Column("to baseline", "%", _difference("train_loss")),
+        Column("test loss", "± of one", _spread("test_loss", "#.4g")),
+        Column("to baseline", "%", _difference("test_loss")),
+        Column("accuracy", "%, ± of one", _spread("accuracy", ".2f", 100), optional=True),
+        Column("to baseline", "points", _difference("accuracy"), optional=True),
+        Column("apart", "part", lambda row: f"{_apart(row):.1e}" if _apart(row) else MISSING, optional=True),
+        Column(
+            "one rank",
+            "test loss",
+            lambda row: _loss("replica_test_loss")(row) if _apart(row) else MISSING,
+            optional=True,
+        ),
+        Column("averaged", "each steps", lambda row: number(steps_per_average(row), ".1f"), optional=True),
+        Column("sent", "kB/step", lambda row: f"{statistics.fmean(kilobytes_per_step(row)):.4g}"),
+        Column("same loss", "steps", _reached(0, ".0f")),
+        Column("same loss", "MB sent", _reached(1, ".3g", 1e6)),
+        Column("speed", "steps/s", lambda row: f"{statistics.median(row.values('steps_per_second')):.0f}"),
+        Column("verdict", "", verdict, left=True),
     )
-    parser.add_argument(
-        "--tasks",
-        type=names_of("task", list(TASKS)),
-        metavar="LIST",
-        help=_default({device: ",".join(names) for device, names in DEFAULT_TASKS.items()}),
-    )
-    parser.add_argument(
-        "--algorithms",
-        type=names_of("algorithm", list(CASES)),
-        default=DEFAULT_CASES,
-        metavar="LIST",
-        help=f"of {', '.join(CASES)} (default all); what they are compared with is trained as well",
-    )
-    add_ranks(parser, least=2, most=4)
-    length = parser.add_argument_group("how long")
-    length.add_argument("--seeds", type=within(int, 1, 100), metavar="N", help=_default(DEFAULT_SEEDS))
-    length.add_argument(
-        "--steps",
-        type=within(int, 1, 10_000_000),
-        metavar="N",
-        help="steps of each training, with the schedule made for them (default: the task's own number)",
-    )
-    length.add_argument(
-        "--time-limit",
-        type=within(float, 1.0, 86400.0),
-        default=3600.0,
-        metavar="S",
-        help="seconds for the whole run; no seed begins that is longer than what is left (default 3600)",
-    )
-    length.add_argument(
-        "--timeout", type=within(float, 1.0, 3600.0), default=300.0, metavar="S", help="for one training (default 300)"
-    )
-    output = add_results(parser, plot=True)
-    output.add_argument(
-        "--earlier",
-        type=Path,
-        metavar="PATH",
-        help="a file of --details: its trainings are put in the same table, and not repeated; refused if their data or"
-        " software was another",
-    )
-    given = parser.parse_args(words)
-    choose_device(parser, given, gpus)
-    given.tasks = given.tasks or DEFAULT_TASKS[given.device]
-    given.seeds = given.seeds or DEFAULT_SEEDS[given.device]
-    check_results(parser, given)
-    try:
-        given.earlier = read_earlier(given.earlier, given.ranks) if given.earlier else NO_RUN
-    except ValueError as error:
-        parser.error(str(error))
-    return given
 
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        def default(values: Mapping[str, object]) -> str:
+            return "default: " + "; ".join(f"{value} on {device}" for device, value in values.items())
 
-def _default(values: Mapping[str, object]) -> str:
-    """By device, for --help."""
-    return "default: " + "; ".join(f"{value} on {device}" for device, value in values.items())
-
-
-class ConvergenceRun:
-    """Tasks are the cases, algorithms the variants, seeds the rounds.
-
-    Attributes:
-        sizes: of each task's splits.
-    """
-
-    def __init__(
-        self,
-        given: argparse.Namespace,
-        start: Callable[[], Team],
-        progress: Progress,
-        clock: Callable[[], float] = time.monotonic,
-        earlier: EarlierRun = NO_RUN,
-    ) -> None:
-        self._given, self._progress, self._clock, self._earlier = given, progress, clock, earlier
-        self._ranks = RenewedTeam(start)
-        self.turns: Turns[TrainingResult] = Turns()
-        self.sizes: dict[str, Mapping[str, int]] = {}
-
-    @property
-    def facts(self) -> Mapping[str, object]:
-        return self._ranks.facts or self._earlier.facts
-
-    @property
-    def trainings(self) -> list[TrainingResult]:
-        return together(self._earlier.trainings, self.turns.all())
-
-    def run(self) -> None:
-        """Raises BenchError only when no ranks can be started at all; later on it is one of the errors."""
-        given = self._given
-        with keeping(self.turns, self._ranks):
-            self.turns.take(
-                plan_of(given, self._earlier),
-                given.seeds,
-                self._train,
-                time_limit_s=given.time_limit,
-                rounds_first=True,
-                progress=self._progress,
-                clock=self._clock,
+        parser.add_argument(
+            "--tasks",
+            type=names_of("task", list(TASKS)),
+            metavar="LIST",
+            help=default({device: ",".join(names) for device, names in DEFAULT_TASKS.items()}),
+        )
+        parser.add_argument(
+            "--algorithms",
+            type=names_of("algorithm", list(CASES)),
+            default=DEFAULT_CASES,
+            metavar="LIST",
+            help=f"of {', '.join(CASES)} (default all); what they are compared with is trained as well",
+        )
+        add_ranks(parser, least=2, most=4)
+        length = parser.add_argument_group("how long")
+        length.add_argument("--seeds", type=within(int, 1, 100), metavar="N", help=default(DEFAULT_SEEDS))
+        length.add_argument(
+            "--steps",
+            type=within(int, 1, 10_000_000),
+            metavar="N",
+            help="steps of each training, with the schedule made for them (default: the task's own number)",
+        )
+        for name, about, seconds in (
+            ("--time-limit", "for the whole run; no seed begins that is longer than what is left", 3600.0),
+            ("--timeout", "for one training", 300.0),
+        ):
+            kind = within(float, 1.0, 86400.0)
+            length.add_argument(
+                name, type=kind, default=seconds, metavar="S", help=f"seconds {about} (default {seconds:g})"
             )
+        parser.add_argument("--plot", type=Path, metavar="PATH", help="a picture (.png, .svg or .pdf)")
 
-    def _train(self, task: str, case: str, number: int) -> TrainingResult:
-        given, seed = self._given, number + 1
-        events = self._ranks.ask("train", given.timeout, task=task, case=case, seed=seed, steps=given.steps)
-        names = ("train_samples", "test_samples", "parameters")
-        self.sizes[task] = {name: int(events[0][name]) for name in names}
-        return training_result(task, case, seed, events, software_of(self._ranks.facts))
+    @classmethod
+    def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+        choose_device(parser, given)
+        given.tasks = given.tasks or DEFAULT_TASKS[given.device]
+        given.seeds = given.seeds or DEFAULT_SEEDS[given.device]
+
+    @property
+    def rounds(self) -> int:
+        return self.given.seeds
+
+    def plan(self) -> Mapping[str, Plan]:
+        return {"": {Case(task): cases_of(task, self.given.algorithms) for task in self.given.tasks}}
+
+    @contextlib.contextmanager
+    def session(self, group: str, plan: Plan) -> Iterator[Measure]:
+        with Ranks(self.given, "measure.convergence.training") as ranks:
+            self.learn(ranks.ready().facts)
+            yield lambda case, variant, seed: self._train(ranks, case.task, variant, seed + 1)
+
+    def _train(self, ranks: Ranks, task: str, case: str, seed: int) -> Sample:
+        events = ranks.call("train", task=task, case=case, seed=seed, steps=self.given.steps)
+        seconds = max(event["seconds"] for event in events)
+        named = {name: ranks.facts.get(name) for name in ("python", "torch", "nccl", "device")}
+        return {
+            **{name: events[0][name] for name in _COMMON},
+            "seconds": seconds,
+            "steps_per_second": events[0]["steps"] / seconds,
+            # Sent per rank, mean over the ranks.
+            "curve_bytes": [
+                statistics.fmean(sent) for sent in zip(*(one["curve_bytes"] for one in events), strict=True)
+            ],
+            "software": ", ".join(f"{name} {value}" for name, value in named.items() if value),
+        }
+
+    def rows(self) -> list[Row]:
+        """In the order of the catalogue; none if trainings are not comparable."""
+        found = set(self.turns.samples)
+        rows = [Row(self.turns, Case(task), name) for task in TASKS for name in CASES if (Case(task), name) in found]
+        return [] if self._mixed() else rows
+
+    def _mixed(self) -> list[str]:
+        """Tasks whose trainings are of other data, with other software, or of another length."""
+        found = []
+        for case in dict.fromkeys(case for case, _ in self.turns.samples):
+            mine = [one for (of, _), samples in self.turns.samples.items() if of == case for one in samples.values()]
+            for what in ("source", "software", "steps"):
+                values = sorted({str(one[what]) for one in mine})
+                if len(values) > 1:
+                    found.append(
+                        f"{case}: trainings that differ in {what} cannot be in one table: {'; '.join(values)}.\n"
+                        "Run all of them with the same Python, packages and --steps."
+                    )
+        return found
+
+    def begins_block(self, before: Row, row: Row) -> bool:
+        return before.case != row.case
+
+    def is_loud(self, row: Row) -> bool:
+        return verdict(row) not in (HOLDS, "")
+
+    def faults(self, rows: Sequence[Row]) -> Iterator[str]:
+        yield from self._mixed()
+        for row in rows:
+            if self.is_loud(row):
+                yield f"{row.variant} with {row.case}: {verdict(row)}"
+            for seed, one in self.turns.samples[row.case, row.variant].items():
+                # Values that are not numbers are equal to nothing, not even to each other: the verdict speaks of them.
+                if not CASES[row.variant].replicas_differ and one["spread"] and math.isfinite(one["test_loss"]):
+                    yield (
+                        f"{row.variant} with {row.case}, seed {seed + 1}: the ranks ended with different parameters"
+                        f" ({one['spread']:.2g} of their length apart)"
+                    )
+
+    def closing(self, rows: Sequence[Row]) -> Iterator[str]:
+        for row in {row.case: row for row in rows}.values():
+            one = self.turns.of(row.case, row.variant)[0]
+            yield (
+                f"{row.case}: {one['train_samples']} samples to train with, {one['test_samples']} to test,"
+                f" {one['parameters']} parameters, {one['steps']} steps of {TASKS[row.case.task].batch_size} samples;"
+                f" {one['source']}"
+            )
+        yield (
+            "to baseline: of the same seed's gradient all-reduce with the same optimizer, mean over the seeds ± its"
+            " standard error; above 0 is more loss, more accuracy"
+        )
+        yield (
+            "sent: by a rank, headers not counted; same loss: when the test loss is first at most"
+            f" {LOSS_LIMIT_PERCENT:g} % above the baseline's final one, in mean over the seeds"
+        )
+        if any(map(_apart, rows)):
+            yield "apart: a replica's largest distance from the mean of all, over its length; evaluated is the mean"
+
+    def figures(self, row: Row) -> list[Figure]:
+        """Repetitions are seeds; differences from the baseline are taken within a seed."""
+        labels = {"model": row.case.task, "algorithm": name_of(row.variant), **self.where}
+        values: dict[tuple[str, str], Sequence[float | None]] = {
+            ("accuracy", "%"): [None if one is None else one * 100 for one in row.values("accuracy")],
+            ("train_loss", ""): row.values("train_loss"),
+            ("loss", ""): row.values("test_loss"),
+            ("loss_difference", "%"): [
+                (one["test_loss"] / base["test_loss"] - 1) * 100 for one, base in pairs(row) or ()
+            ],
+            ("sent", "kB/step"): kilobytes_per_step(row),
+            ("steps_to_loss", "steps"): [steps for steps, _ in all_reached(row)],
+        }
+        measured = figures(labels, values)
+        for point, step in enumerate(row.values("curve_steps")[0]):
+            curve = {
+                ("loss", ""): [losses[point] for losses in row.values("curve_loss")],
+                ("sent", "MB"): [sent[point] / 1e6 for sent in row.values("curve_bytes")],
+            }
+            measured += figures({**labels, "step": step}, curve)
+        return measured
+
+    def parameters(self) -> Mapping[str, Any]:
+        rows = self.rows()
+        return {
+            "data": {row.case.task: row.values("source")[0] for row in rows},
+            "settings": [
+                {
+                    "task": row.case.task,
+                    "name": row.variant,
+                    "algorithm": CASES[row.variant].algorithm,
+                    "options": {**CASES[row.variant].options, **CASES[row.variant].qadam},
+                    "optimizer": optimizer_of(row.case.task, row.variant),
+                    "learning_rate": learning_rate_of(row.case.task, row.variant, self.given.ranks),
+                    "baseline": baseline_of(row.case.task, row.variant),
+                    "verdict": verdict(row),
+                }
+                for row in rows
+            ],
+        }
+
+    def title(self) -> str:
+        return f"Convergence on {self.given.ranks} ranks, {self.given.seeds} seeds"
+
+    def draw(self, rows: Sequence[Row]) -> list[Path]:
+        if self.given.plot is None:
+            return []
+        title = f"Convergence, {self.given.ranks} ranks, {self.given.seeds} seeds each"
+        write_figure(self.given.plot, rows, title, describe_machine().caption())
+        return [self.given.plot]
 
 
-def plan_of(given: argparse.Namespace, earlier: EarlierRun) -> dict[str, list[str]]:
-    """The algorithms to train, for each task."""
-    wanted = {task: cases_of(task, given.algorithms) for task in given.tasks}
-    return still_to_train(wanted, earlier.trainings, given.seeds)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    given = parse_options(words)
-    earlier: EarlierRun = vars(given).pop("earlier")
-    turns = given.seeds * sum(map(len, plan_of(given, earlier).values()))
-    with Progress(turns) as progress:
-        start = on_this_host("measure.convergence.worker", given, given.timeout)
-        run = ConvergenceRun(given, start, progress, earlier=earlier)
-        try:
-            run.run()
-        except BenchError as error:
-            print(f"measure convergence: {error}", file=sys.stderr)
-            return 1
-    report = report_of(run.trainings, run.sizes, given, run.facts, run.turns, colour=shows_colour(sys.stdout))
-    machine = describe_machine()
-    if given.plot is not None and report.rows:
-        title = f"Convergence, {given.ranks} ranks, {given.seeds} seeds each"
-        write_figure(given.plot, run.trainings, title, machine.caption())
-        report.written.append(given.plot)
-    code = report.publish(given, machine)
-    return 1 if any(row.falls_short for row in report.rows) else code
+main = Convergence.main

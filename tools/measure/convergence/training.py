@@ -6,14 +6,18 @@ over the ranks and evaluated when the last step is done.
 
 from __future__ import annotations
 
+import functools
+import gc
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from bagua.torch_api.algorithms import Algorithm
 from measure.convergence.catalogue import (
@@ -29,15 +33,160 @@ from measure.convergence.catalogue import (
     learning_rate_of,
     optimizer_of,
 )
-from measure.convergence.evaluation import evaluate, evaluate_alone, mean_over_ranks
-from measure.convergence.replicas import Averaged, average, snapshot
-from measure.convergence.sharding import shard, steps_per_epoch
-from measure.convergence.task import Task
+from measure.convergence.tasks import Split, Task, build_task
 from measure.convergence.traffic import SentBytes, counted
 from measure.fsdp import shard_model
+from measure.rank import join_bagua
 
 # Points of a curve, the start and the end among them.
 CURVE_POINTS = 17
+
+
+# --- which samples a rank trains with ---------------------------------------------------------------------------------
+
+
+def steps_per_epoch(samples: int, batch_size: int) -> int:
+    """What is left over comes in another epoch: every epoch is shuffled anew."""
+    return samples // batch_size
+
+
+def shard(samples: int, batch_size: int, seed: int, epoch: int, rank: int, ranks: int) -> Tensor:
+    """Indices [steps, batch_size / ranks]: this rank's part of each batch of an epoch. The batches are alike for every
+    number of ranks, and no sample is in two places.
+
+    Raises:
+        ValueError: fewer samples than a batch, or a batch that the ranks cannot share evenly.
+    """
+    steps = steps_per_epoch(samples, batch_size)
+    if batch_size % ranks:
+        raise ValueError(
+            f"a batch of {batch_size} samples cannot be shared by {ranks} ranks evenly; use a number of ranks that"
+            " divides it"
+        )
+    if steps < 1:
+        raise ValueError(f"{samples} samples are fewer than a batch of {batch_size}")
+    generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
+    order = torch.randperm(samples, generator=generator)
+    return order[: steps * batch_size].view(steps, ranks, batch_size // ranks)[:, rank]
+
+
+def evaluation_share(samples: int, rank: int, ranks: int) -> range:
+    """The part that a rank evaluates: a contiguous one, all parts together are everything."""
+    return range(samples * rank // ranks, samples * (rank + 1) // ranks)
+
+
+# --- models as vectors ------------------------------------------------------------------------------------------------
+
+
+def snapshot(model: nn.Module) -> Tensor:
+    """A copy of all parameters, one-dimensional. It changes nothing; sharded parameters are gathered, which is not
+    counted as sent."""
+    with torch.no_grad():
+        return torch.cat([_whole(parameter.detach()).flatten() for parameter in model.parameters()])
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+
+
+def put_back(vector: Tensor, model: nn.Module) -> None:
+    """The opposite of `snapshot`: `model`'s parameters become `vector`."""
+    with torch.no_grad():
+        offset = 0
+        for parameter in model.parameters():
+            parameter.copy_(vector[offset : offset + parameter.numel()].view_as(parameter))
+            offset += parameter.numel()
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """spread: how far apart the replicas were: the length of the largest difference of a replica from their mean, over
+    the length of the mean. 0.0 means equal bit for bit."""
+
+    mean: Tensor
+    spread: float
+
+
+def average(replica: Tensor) -> Averaged:
+    """The mean over all ranks. Replicas that are equal bit for bit stay as they are: their mean would be rounded."""
+    ranks = dist.get_world_size()
+    low, high = replica.clone(), replica.clone()
+    dist.all_reduce(low, dist.ReduceOp.MIN)
+    dist.all_reduce(high, dist.ReduceOp.MAX)
+    if torch.equal(low, high):
+        return Averaged(replica, 0.0)
+    total = replica.double()
+    dist.all_reduce(total)
+    mean = total / ranks
+    away = torch.linalg.vector_norm(replica.double() - mean)
+    dist.all_reduce(away, dist.ReduceOp.MAX)
+    return Averaged(mean.to(replica.dtype), float(away / torch.linalg.vector_norm(mean)))
+
+
+# --- what a model is worth --------------------------------------------------------------------------------------------
+
+
+# At a time: what is between fits into the caches of a CPU, or nearly.
+_TARGETS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Worth:
+    """loss: mean over all targets. accuracy: part of them that is right, 0..1; None where there are no classes."""
+
+    loss: float
+    accuracy: float | None
+
+
+def _sums(task: Task, model: nn.Module, split: Split) -> Tensor:
+    """[sum of losses, right targets, targets] in float64."""
+    device = split.targets.device
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    batch = max(1, _TARGETS * len(split) // max(1, split.targets.numel()))
+    with torch.no_grad():
+        for begin in range(0, len(split), batch):
+            part = split.take(torch.arange(begin, min(begin + batch, len(split)), device=device))
+            outputs = model(part.inputs)
+            count = part.targets.numel()
+            sums[0] += task.loss(outputs, part.targets).double() * count
+            sums[1] += task.right(outputs, part.targets)
+            sums[2] += count
+    return sums
+
+
+def _worth(task: Task, sums: Tensor) -> Worth:
+    loss, right, count = sums.tolist()
+    return Worth(loss / count, right / count if task.classifies else None)
+
+
+def evaluate(task: Task, judge: nn.Module, model: Tensor, split: Split) -> Worth:
+    """Collective: every rank has the same `model` (see replicas.snapshot) and gets the same answer.
+
+    Args:
+        judge: a module of the task's that is wrapped by nothing; its parameters are overwritten.
+    """
+    put_back(model, judge)
+    share = evaluation_share(len(split), dist.get_rank(), dist.get_world_size())
+    mine = split.take(torch.arange(share.start, share.stop, device=split.targets.device))
+    sums = _sums(task, judge, mine)
+    dist.all_reduce(sums)
+    return _worth(task, sums)
+
+
+def evaluate_alone(task: Task, judge: nn.Module, model: Tensor, split: Split) -> Worth:
+    """Not collective: this rank's own model on all of the split."""
+    put_back(model, judge)
+    return _worth(task, _sums(task, judge, split))
+
+
+def mean_over_ranks(value: float, device: torch.device) -> float:
+    total = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    mean = float(total) / dist.get_world_size()
+    return mean if math.isfinite(mean) else math.inf
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -234,6 +383,22 @@ class Training:
         )
 
 
-def split_sizes(task: Task) -> dict[str, int]:
-    """What the documentation says of the data."""
-    return {"train_samples": len(task.train), "test_samples": len(task.test)}
+def prepare(_: torch.device) -> None:
+    join_bagua()
+
+
+@functools.cache
+def _task(name: str) -> Task:
+    return build_task(name)
+
+
+def train(device: torch.device, task: str, case: str, seed: int, steps: int | None) -> dict[str, Any]:
+    """A call of measure.rank: the fields of Trained, alike on all ranks but seconds and curve_bytes."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
+    made = _task(task)
+    trained = Training(made, case, seed, device, steps).run()
+    # Wrappers hook themselves into the model, and so are cycles.
+    gc.collect()
+    sizes = {"train_samples": len(made.train), "test_samples": len(made.test)}
+    return {**asdict(trained), **sizes, "source": made.source}
