@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def scripts() -> list[Path]:
     files = [path for folder in ("tools", "examples") for path in (REPOSITORY / folder).rglob("*.py")]
-    return sorted(path for path in files if any(one in path.read_text() for one in ("ArgumentParser(", "parser_of(")))
+    return sorted(path for path in files if any(one in path.read_text() for one in ("ArgumentParser(", "add_argument(")))
 
 
 def faults(source: str) -> Iterator[str]:
@@ -31,11 +31,11 @@ def faults(source: str) -> Iterator[str]:
         ):
             yield f"{node.lineno}: {ast.unparse(node.args[0])} has no help"
         function = ast.unparse(node.func)
-        if function.endswith("ArgumentParser") or function == "parser_of":
+        if function.endswith("ArgumentParser"):
             # The whole docstring of a module is fine, a part of it breaks off when somebody writes it anew.
-            description = node.args[1] if function == "parser_of" else keywords.get("description")
+            description = keywords.get("description")
             if isinstance(description, ast.Name) and description.id == "description":
-                continue  # parser_of's own, of measure.options
+                continue  # of measure.runner, which makes it of `about`
             text = description.value if isinstance(description, ast.Constant) else None
             if not (ast.unparse(description) == "__doc__" if description else False) and not str(text).endswith("."):
                 yield f"{node.lineno}: the description does not end with a full stop"

@@ -13,30 +13,69 @@ the batch.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
 import math
 import statistics
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DistributedSampler
 
-from bagua.net.bench.api import Column, Figure, PairedRatio, Progress, Turns, figures, paired_ratio, render_rows, within
-from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
-from measure.ranks.rank_process import join_bagua, run_rank
-from measure.ranks.renewed_team import RenewedTeam, keeping
-from measure.ranks.team import on_this_host
-from measure.report import Report, ranks_text
-from measure.results import case_of
-from measure.sampler_orders import SAMPLERS, batches_of
+from bagua.torch_api.contrib import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
+from measure.bench import Column, Figure, figures, within
+from measure.processes import Ranks
+from measure.rank import join_bagua
+from measure.runner import Measure, Plan, Row, Sample, Tool, add_length, add_ranks, choose_device, ratio_figure
 
+Batches = list[list[int]]
 FORMS = ("packed", "padded")
+SAMPLERS = ("distributed", "group_by_length", "load_balancing", "load_balancing_batches")
+WINDOW = 50  # Transformers sorts that many times the batch size of one rank together
+
+
+def cut(indices: Sequence[int], size: int) -> Batches:
+    return [list(indices[start : start + size]) for start in range(0, len(indices), size)]
+
+
+def grouped_by_length(lengths: Sequence[int], size: int, ranks: int, rank: int, epoch: int) -> Batches:
+    """Random windows, each sorted from long to short; ranks take every `ranks`-th index."""
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(epoch)).tolist()
+    windows = cut(order, min(len(lengths) // (4 * size), WINDOW) * size)
+    order = [index for window in windows for index in sorted(window, key=lambda one: -lengths[one])]
+    order += order[: -len(order) % ranks]
+    return cut(order[rank::ranks], size)
+
+
+def batches_of(name: str, lengths: Sequence[int], size: int, ranks: int, rank: int, epoch: int) -> Batches:
+    """An epoch of one rank."""
+    if name == "distributed":
+        plain: DistributedSampler[int] = DistributedSampler(lengths, ranks, rank)  # type: ignore[arg-type]
+        plain.set_epoch(epoch)
+        return cut(list(plain), size)
+    if name == "group_by_length":
+        return grouped_by_length(lengths, size, ranks, rank, epoch)
+    balanced = LoadBalancingDistributedSampler(lengths, float, ranks, rank)
+    balanced.set_epoch(epoch)
+    if name == "load_balancing":
+        return cut(list(balanced), size)
+
+    def sort_windows(indices: list[int]) -> Batches:
+        windows = cut(indices, max(1, WINDOW // ranks) * size)
+        batches = [batch for window in windows for batch in cut(sorted(window, key=lengths.__getitem__), size)]
+        order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(epoch))
+        return [batches[number] for number in order.tolist()]
+
+    return list(LoadBalancingDistributedBatchSampler(balanced, sort_windows))
+
+
 _EXACT_EPOCHS = 5
-_TIMEOUT_S = 300.0
 
 
 def lengths_of(samples: int) -> list[int]:
@@ -62,130 +101,126 @@ def exact(name: str, form: str, lengths: Sequence[int], size: int, ranks: int) -
     return imbalance, padding
 
 
-class Worker:
-    """One rank."""
-
-    def __init__(self) -> None:
-        self._training: tuple[nn.Module, torch.optim.Optimizer] | None = None
-
-    def formed(self, join: Mapping[str, Any]) -> Mapping[str, Any]:
-        facts = join_bagua(join)
-        torch.set_num_threads(1)
-        return facts
-
-    def epoch(self, _: torch.device, command: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The CPU time of each step's busiest rank, and the wall time."""
-        width, lengths = command["width"], lengths_of(command["samples"])
-        ranks, rank = dist.get_world_size(), dist.get_rank()
-        batches = batches_of(command["sampler"], lengths, command["batch_size"], ranks, rank, command["epoch"])
-        if self._training is None:
-            self._training = _wrapped(width)
-        model, optimizer = self._training
-        spent = []
-        dist.barrier()
-        started = time.perf_counter()
-        for batch in batches:
-            before = time.thread_time()  # that of computing; others communicate
-            optimizer.zero_grad()
-            model(torch.ones(tokens(batch, lengths, command["form"]), width)).square().mean().backward()
-            optimizer.step()
-            spent.append(time.thread_time() - before)
-        dist.barrier()
-        wall = time.perf_counter() - started
-        busiest = torch.tensor(spent, dtype=torch.float64)
-        dist.all_reduce(busiest, dist.ReduceOp.MAX)
-        return {"busiest_s": float(busiest.sum()), "wall_s": wall}
+def prepare(_: torch.device) -> None:
+    join_bagua()
+    torch.set_num_threads(1)
 
 
+@functools.cache
 def _wrapped(width: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
-    model = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+    model: Any = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    wrapped: Any = model
-    wrapped.with_bagua([optimizer], GradientAllReduceAlgorithm())
+    model.with_bagua([optimizer], GradientAllReduceAlgorithm())
     return model, optimizer
 
 
+def measure(
+    _: torch.device, sampler: str, form: str, epoch: int, samples: int, batch_size: int, width: int
+) -> dict[str, float]:
+    """On a rank: the CPU time of each step's busiest rank, and the wall time, of an epoch."""
+    lengths = lengths_of(samples)
+    batches = batches_of(sampler, lengths, batch_size, dist.get_world_size(), dist.get_rank(), epoch)
+    model, optimizer = _wrapped(width)
+    spent = []
+    dist.barrier()
+    started = time.perf_counter()
+    for batch in batches:
+        before = time.thread_time()  # that of computing; others communicate
+        optimizer.zero_grad()
+        model(torch.ones(tokens(batch, lengths, form), width)).square().mean().backward()
+        optimizer.step()
+        spent.append(time.thread_time() - before)
+    dist.barrier()
+    wall = time.perf_counter() - started
+    busiest = torch.tensor(spent, dtype=torch.float64)
+    dist.all_reduce(busiest, dist.ReduceOp.MAX)
+    return {"busiest_s": float(busiest.sum()), "seconds": wall}
+
+
 @dataclass(frozen=True)
-class Row:
-    sampler: str
+class Case:
     form: str
-    imbalance: list[float]
-    padding: list[float]
-    busiest_s: list[float]
-    wall_s: list[float]
-    speed_up: PairedRatio  # of the busiest rank, over torch's DistributedSampler
+
+    def __str__(self) -> str:
+        return self.form
 
 
-def _median(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f}"
+class Balance(Tool):
+    name = "balance"
+    about = "The work of each step's busiest rank by sampler, exact and measured, on CPUs"
+    case_type = Case
+    same = ("ranks", "samples", "batch_size", "width")
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        add_ranks(parser)
+        for name, most, default, about in (
+            ("--samples", 1_000_000, 1024, "of the data set"),
+            ("--batch-size", 10_000, 8, "of each rank"),
+            ("--width", 10_000, 128, "of the model's layers"),
+        ):
+            parser.add_argument(name, type=within(int, 1, most), default=default, help=f"{about} (default {default})")
+        add_length(parser, rounds=5, time_limit_s=1800.0)
+
+    @classmethod
+    def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+        given.device = "cpu"
+        choose_device(parser, given)
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given)
+        lengths = lengths_of(given.samples)
+        self._exact = functools.cache(
+            lambda name, form: exact(name, form, lengths, given.batch_size, given.ranks)
+        )  # (imbalance, padding)
+        self.columns = (
+            Column("sampler", "", lambda row: row.variant, left=True),
+            Column("form", "", lambda row: row.case.form, left=True),
+            Column(
+                "imbalance", "x", lambda row: f"{statistics.median(self._exact(row.variant, row.case.form)[0]):.2f}"
+            ),
+            Column("padding", "x", lambda row: f"{statistics.median(self._exact(row.variant, row.case.form)[1]):.2f}"),
+            Column("busiest rank", "s", lambda row: f"{row.median('busiest_s'):.2f}"),
+            Column("wall", "s", lambda row: f"{row.median():.2f}"),
+            Column("busiest rank", f"{SAMPLERS[0]} / this", lambda row: str(row.over(SAMPLERS[0], "busiest_s")), True),
+        )
+
+    def plan(self) -> Mapping[str, Plan]:
+        return {"": {Case(form): SAMPLERS for form in FORMS}}
+
+    @contextlib.contextmanager
+    def session(self, group: str, plan: Plan) -> Iterator[Measure]:
+        size = {name: getattr(self.given, name) for name in ("samples", "batch_size", "width")}
+        warmed_up = set()
+        with Ranks(self.given, "measure.balance", timeout_s=300.0) as ranks:
+            self.learn(ranks.ready().facts)
+
+            def turn(case: Case, sampler: str, number: int) -> Sample:
+                fields = {"sampler": sampler, "form": case.form, **size}
+                if (case, sampler) not in warmed_up:
+                    warmed_up.add((case, sampler))
+                    ranks.call("measure", epoch=0, **fields)
+                return ranks.call("measure", epoch=number + 1, **fields)[0]
+
+            yield turn
+
+    def rows(self) -> list[Row]:
+        rows = [Row(self.turns, Case(form), name) for name in SAMPLERS for form in FORMS]
+        return [row for row in rows if row.over(SAMPLERS[0], "busiest_s") is not None]
+
+    def figures(self, row: Row) -> list[Figure]:
+        case = {"sampler": row.variant, "form": row.case.form, **self.where}
+        imbalance, padding = self._exact(row.variant, row.case.form)
+        return [
+            *figures(case, {("imbalance", "x"): imbalance, ("padding", "x"): padding}),
+            *figures(case, {("busiest_cpu_time", "s"): row.values("busiest_s"), ("time", "s"): row.values()}),
+            *ratio_figure(case, row.over(SAMPLERS[0], "busiest_s")),
+        ]
+
+    def title(self) -> str:
+        return f"Samplers on {self.given.ranks} ranks, lengths with a heavy tail"
 
 
-COLUMNS: tuple[Column[Row], ...] = (
-    Column("sampler", "", lambda row: row.sampler, left=True),
-    Column("form", "", lambda row: row.form, left=True),
-    Column("imbalance", "x", lambda row: _median(row.imbalance)),
-    Column("padding", "x", lambda row: _median(row.padding)),
-    Column("busiest rank", "s", lambda row: _median(row.busiest_s)),
-    Column("wall", "s", lambda row: _median(row.wall_s)),
-    Column("busiest rank", f"{SAMPLERS[0]} / this", lambda row: str(row.speed_up), left=True),
-)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    parser = parser_of("balance", "The work of each step's busiest rank by sampler, exact and measured, on CPUs.")
-    add_ranks(parser)
-    for name, most, default, about in (
-        ("--samples", 1_000_000, 1024, "of the data set"),
-        ("--batch-size", 10_000, 8, "of each rank"),
-        ("--width", 10_000, 128, "of the model's layers"),
-    ):
-        parser.add_argument(name, type=within(int, 1, most), default=default, help=f"{about} (default {default})")
-    add_length(parser, rounds=5, time_limit_s=1800.0)
-    add_results(parser)
-    given = parser.parse_args(words)
-    given.device = "cpu"
-    choose_device(parser, given)
-    check_results(parser, given)
-    ranks = RenewedTeam(on_this_host("measure.balance", given, _TIMEOUT_S))
-    size = {name: getattr(given, name) for name in ("samples", "batch_size", "width")}
-
-    def measure(form: str, sampler: str, number: int) -> Mapping[str, Any]:
-        for epoch in (0, number + 1) if number == 0 else (number + 1,):  # the first warms up
-            events = ranks.ask("epoch", _TIMEOUT_S, sampler=sampler, form=form, epoch=epoch, **size)
-        return events[0]
-
-    turns: Turns[Mapping[str, Any]] = Turns()
-    with Progress(len(FORMS) * len(SAMPLERS) * given.rounds) as progress, keeping(turns, ranks):
-        plan = dict.fromkeys(FORMS, SAMPLERS)
-        turns.take(plan, given.rounds, measure, time_limit_s=given.time_limit, progress=progress)
-    lengths, rows, found = lengths_of(given.samples), [], []
-    for sampler in SAMPLERS:
-        for form in FORMS:
-            pairs = turns.pairs(form, SAMPLERS[0], sampler)
-            if not pairs:
-                continue
-            ratio = paired_ratio([one["busiest_s"] for one, _ in pairs], [one["busiest_s"] for _, one in pairs])
-            imbalance, padding = exact(sampler, form, lengths, given.batch_size, given.ranks)
-            busiest, wall = ([one[key] for one in turns.of(form, sampler)] for key in ("busiest_s", "wall_s"))
-            rows.append(Row(sampler, form, imbalance, padding, busiest, wall, ratio))
-            case = case_of(given.ranks, "cpu", None, sampler=sampler, form=form)
-            found += figures(case, {("imbalance", "x"): imbalance, ("padding", "x"): padding})
-            found += figures(case, {("busiest_cpu_time", "s"): busiest, ("time", "s"): wall})
-            found.append(Figure(case, "speedup", "x", ratio.median, ratio.low, ratio.high, ratio.repetitions))
-    return Report(
-        title=f"Samplers on {given.ranks} ranks, lengths with a heavy tail",
-        heading=ranks_text(given, ranks.facts),
-        table=render_rows(rows, COLUMNS),
-        figures=found,
-        notes=turns.notes,
-        errors=turns.errors,
-        facts=ranks.facts,
-        rows=rows,
-    ).publish(given)
-
-
-if __name__ == "__main__":
-    worker = Worker()
-    sys.exit(run_rank({"epoch": worker.epoch}, worker.formed))
+main = Balance.main

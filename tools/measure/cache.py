@@ -7,14 +7,17 @@ installed, LitData where litdata is; its "cold" is litdata.optimize.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import multiprocessing
 import os
 import shutil
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +25,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from bagua.net.bench.api import Column, Figure, Progress, Turns, figures, render_rows, within
 from bagua.torch_api.contrib import CachedDataset
-from measure.options import add_length, add_results, check_results, parser_of
-from measure.report import Report
+from measure.bench import Column, Figure, figures, within
+from measure.runner import Measure, Plan, Row, Sample, Tool, add_length
 
 Epoch = Callable[[], float | None]  # returns the samples per second after the first batch
 
@@ -98,66 +100,108 @@ def litdata(images: Images, workers: int) -> Iterator[list[tuple[str, Epoch]]]:
             multiprocessing.set_start_method(start_method, force=True)
 
 
-# By backend, and by epoch of it: samples per second of the whole epoch, and after the first batch.
-Rates = dict[str, tuple[float, float | None]]
+@dataclass(frozen=True)
+class Case:
+    """All backends."""
 
-COLUMNS: tuple[Column[Figure], ...] = (
-    Column("backend", "", lambda row: str(row.case["backend"]), left=True),
-    Column("epoch", "", lambda row: str(row.case["epoch"]), left=True),
-    Column("", "", lambda row: row.metric, left=True),
-    Column("median", "", lambda row: f"{row.median:.1f}"),
-    Column("least..most", "", lambda row: "" if row.low is None else f"{row.low:.1f}..{row.high:.1f}", optional=True),
-    Column("", "", lambda row: row.unit, left=True),
-)
+    def __str__(self) -> str:
+        return ""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = parser_of("cache", "Samples per second with and without a cache.")
-    parser.add_argument("--images", type=within(int, 32, 1_000_000), default=1000, help="in an epoch (default 1000)")
-    parser.add_argument("--workers", type=within(int, 0, 256), default=2, help="of the DataLoader (default 2)")
-    add_length(parser, rounds=5)
-    add_results(parser)
-    given = parser.parse_args(words)
-    check_results(parser, given)
-    with tempfile.TemporaryDirectory(prefix="bagua-images-") as folder:
-        write_images(Path(folder), given.images)
-        images = Images(Path(folder), given.images)
-        plain = contextlib.nullcontext([("plain", lambda: epoch_of(images, given.workers))])
-        backends = {"none": lambda: plain, "lmdb": lambda: cached(images, "lmdb", given.workers)}
-        if shutil.which("redis-server"):
-            backends["redis"] = lambda: cached(images, "redis", given.workers)
-        if importlib.util.find_spec("litdata"):
-            backends["litdata"] = lambda: litdata(images, given.workers)
+@dataclass(frozen=True)
+class EpochRow(Row):
+    """A kind of epoch of a backend. Rates in samples per second: of the whole epoch, and after the first batch."""
 
-        def measure(_: str, backend: str, _round: int) -> Rates:
-            rates: Rates = {}
-            with backends[backend]() as epochs:
-                for kind, run in epochs:
-                    began = time.perf_counter()
-                    steady = run()
-                    rates[kind] = given.images / (time.perf_counter() - began), steady
-            return rates
+    epoch: str = ""
 
-        turns: Turns[Rates] = Turns()
-        with Progress(given.rounds * len(backends)) as progress:
-            turns.take({"": list(backends)}, given.rounds, measure, failures=(), progress=progress)
-    found: list[Figure] = []
-    for backend in backends:
-        pairs = turns.pairs("", backend, "none")
-        for kind in pairs[0][0]:
-            whole, steady = zip(*(mine[kind] for mine, _ in pairs), strict=True)
-            bases = [base["plain"][1] for _, base in pairs]
-            ratios = [None if rate is None else rate / base for rate, base in zip(steady, bases, strict=True) if base]
-            metrics = {
-                ("rate", "samples/s"): whole,
-                ("speedup", "x"): ratios,
-                ("rate_after_start", "samples/s"): steady,
-            }
-            found += figures({"backend": backend, "epoch": kind}, metrics)
-    return Report(
-        title="Samples per second, JPEG images",
-        heading=f"{given.workers} workers; rates of a whole epoch and after its start, speedup after the start",
-        table=render_rows(found, COLUMNS),
-        figures=found,
-        rows=found,
-    ).publish(given)
+    def rates(self, position: int) -> list[float | None]:
+        return [rates[position] for rates in self.values(self.epoch)]
+
+    def speedups(self) -> list[float]:
+        """Over the same round without a cache, after the start."""
+        pairs = self.turns.pairs(self.case, self.variant, "none")
+        rates = [(mine[self.epoch][1], base["plain"][1]) for mine, base in pairs]
+        return [mine / base for mine, base in rates if mine is not None and base]
+
+
+class Cache(Tool):
+    name = "cache"
+    about = "Samples per second with and without a cache"
+    case_type = Case
+    same = ("images", "workers")
+    columns = (
+        Column("backend", "", lambda row: row.variant, left=True),
+        Column("epoch", "", lambda row: row.epoch, left=True),
+        Column("whole epoch", "samples/s", lambda row: _range(row.rates(0))),
+        Column("after its start", "samples/s", lambda row: _range(row.rates(1))),
+        Column("speed-up", "x, after its start", lambda row: _range(row.speedups())),
+    )
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--images", type=within(int, 32, 10**6), default=1000, help="in an epoch (default 1000)")
+        parser.add_argument("--workers", type=within(int, 0, 256), default=2, help="of the DataLoader (default 2)")
+        add_length(parser, rounds=5)
+        parser.set_defaults(device="cpu")
+
+    @classmethod
+    def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None: ...
+
+    def plan(self) -> Mapping[str, Plan]:
+        redis = ["redis"] if shutil.which("redis-server") else []
+        lit = ["litdata"] if importlib.util.find_spec("litdata") else []
+        return {"": {Case(): ["none", "lmdb", *redis, *lit]}}
+
+    @contextlib.contextmanager
+    def session(self, group: str, plan: Plan) -> Iterator[Measure]:
+        given = self.given
+        with tempfile.TemporaryDirectory(prefix="bagua-images-") as folder:
+            write_images(Path(folder), given.images)
+            images = Images(Path(folder), given.images)
+
+            def epochs(backend: str) -> contextlib.AbstractContextManager[list[tuple[str, Epoch]]]:
+                if backend == "none":
+                    return contextlib.nullcontext([("plain", lambda: epoch_of(images, given.workers))])
+                return (
+                    litdata(images, given.workers) if backend == "litdata" else cached(images, backend, given.workers)
+                )
+
+            def measure(_: Case, backend: str, _round: int) -> Sample:
+                rates = {}
+                with epochs(backend) as runs:
+                    for kind, run in runs:
+                        began = time.perf_counter()
+                        steady = run()
+                        rates[kind] = given.images / (time.perf_counter() - began), steady
+                return rates
+
+            yield measure
+
+    def rows(self) -> list[EpochRow]:
+        return [
+            EpochRow(self.turns, case, backend, kind)
+            for case, backend in self.turns.samples
+            for kind in self.turns.of(case, backend)[0]
+        ]
+
+    def figures(self, row: EpochRow) -> list[Figure]:
+        metrics = {
+            ("rate", "samples/s"): row.rates(0),
+            ("speedup", "x"): row.speedups(),
+            ("rate_after_start", "samples/s"): row.rates(1),
+        }
+        return figures({"backend": row.variant, "epoch": row.epoch}, metrics)
+
+    def title(self) -> str:
+        return "Samples per second, JPEG images"
+
+    def heading(self) -> str:
+        return f"{self.given.workers} workers"
+
+
+def _range(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.1f} ({min(known):.1f}..{max(known):.1f})" if known else ""
+
+
+main = Cache.main

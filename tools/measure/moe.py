@@ -7,10 +7,12 @@ forward and backward of all layers, without optimizer and gradient communication
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
 import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bagua.net.bench.api import Column, Progress, Turns, figures, render_rows, within
-from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
-from measure.ranks.rank_process import run_rank
-from measure.ranks.renewed_team import RenewedTeam, keeping
-from measure.ranks.team import on_this_host
-from measure.report import Report, format_ms, ranks_text, sharing_notes
-from measure.results import case_of
+from measure.bench import Column, Figure, figures, within
+from measure.processes import Ranks
+from measure.rank import join_bagua
+from measure.runner import Measure, Plan, Row, Tool, add_length, add_ranks, format_ms, ranks_text
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DENSE, MOE, EXCHANGE = "dense", "moe", "all_to_all"
 _WARM_UP = 3
-_TIMEOUT_S = 300.0
 _SIZE = ("hidden", "tokens", "local_experts", "layers", "k", "capacity_factor", "dtype")
 
 
@@ -97,83 +95,95 @@ class Layers:
         return sum(taken)
 
 
-class Worker:
-    def __init__(self) -> None:
-        self._layers: Layers | None = None
+def prepare(_: torch.device) -> None:
+    join_bagua()
 
-    def turn(self, device: torch.device, command: Mapping[str, Any]) -> Mapping[str, Any]:
-        if self._layers is None:
-            self._layers = Layers(device, command)
-            for variant in (DENSE, MOE, EXCHANGE) * _WARM_UP:
-                self._layers.turn(variant)
-        return {"ms": self._layers.turn(command["variant"])}
+
+@functools.cache
+def _warmed_up(device: torch.device, **size: Any) -> Layers:
+    layers = Layers(device, size)
+    for variant in (DENSE, MOE, EXCHANGE) * _WARM_UP:
+        layers.turn(variant)
+    return layers
+
+
+def measure(device: torch.device, variant: str, **size: Any) -> dict[str, float]:
+    """On a rank."""
+    return {"ms": _warmed_up(device, **size).turn(variant)}
 
 
 @dataclass(frozen=True)
-class Row:
-    what: str
-    unit: str
-    values: list[float]
+class Case:
+    model: str = "feed-forward"
 
-    def text(self, value: float) -> str:
-        return format_ms(value) if self.unit == "ms" else f"{value:.3g}"
+    def __str__(self) -> str:
+        return self.model
 
 
-COLUMNS: tuple[Column[Row], ...] = (
-    Column("", "", lambda row: row.what, left=True),
-    Column("median", "", lambda row: row.text(statistics.median(row.values))),
-    Column("least..most", "", lambda row: f"{row.text(min(row.values))}..{row.text(max(row.values))}"),
-    Column("", "", lambda row: row.unit, left=True),
-)
+def _of(row: Row, variant: str, other: str) -> list[float]:
+    """By round."""
+    return [one["ms"] / whole["ms"] for one, whole in row.turns.pairs(row.case, variant, other)]
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = parser_of("moe", "Layers of MoE compared with dense layers of equal active size.")
-    add_ranks(parser)
-    parser.add_argument("--hidden", type=within(int, 1, 65_536), default=512, help="size of a token (default 512)")
-    parser.add_argument("--tokens", type=within(int, 8, 1 << 24), default=1024, help="of each rank (default 1024)")
-    parser.add_argument("--local-experts", type=within(int, 1, 1024), default=2, help="of each rank (default 2)")
-    parser.add_argument("--layers", type=within(int, 1, 1000), default=4, help="one after the other (default 4)")
-    parser.add_argument("--k", type=int, choices=(1, 2), default=1, help="experts per token (default 1)")
-    parser.add_argument("--capacity-factor", type=within(float, 0.01, 100), default=1.0, help="default 1")
-    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32", help="default fp32")
-    add_length(parser, rounds=20, time_limit_s=600.0)
-    add_results(parser)
-    given = parser.parse_args(words)
-    choose_device(parser, given)
-    check_results(parser, given)
-    ranks = RenewedTeam(on_this_host("measure.moe", given, _TIMEOUT_S))
-    size = {name: getattr(given, name) for name in _SIZE}
-
-    def measure(_: str, variant: str, _round: int) -> float:
-        return float(ranks.ask("turn", _TIMEOUT_S, variant=variant, **size)[0]["ms"])
-
-    turns: Turns[float] = Turns()
-    with Progress(3 * given.rounds) as progress, keeping(turns, ranks):
-        plan = {"feed-forward": (DENSE, MOE, EXCHANGE)}
-        turns.take(plan, given.rounds, measure, time_limit_s=given.time_limit, progress=progress)
-    case = case_of(given.ranks, given.device, given.sharing, model="feed-forward", k=given.k)
-    rows, found = [], []
-    for variant in (DENSE, MOE, EXCHANGE):
-        rows.append(Row(variant, "ms", turns.of("feed-forward", variant)))
-        found += figures({**case, "layer": variant}, {("step_time", "ms"): rows[-1].values})
-    slowdown = [moe / dense for moe, dense in turns.pairs("feed-forward", MOE, DENSE)]
-    share = [100 * part / moe for part, moe in turns.pairs("feed-forward", EXCHANGE, MOE)]
-    rows += [Row("moe/dense", "x", slowdown), Row("all_to_all of moe", "%", share)]
-    found += figures({**case, "layer": MOE}, {("slowdown", "x"): slowdown, ("all_to_all_share", "%"): share})
-    rows = [row for row in rows if row.values]
-    return Report(
-        title=f"MoE compared with a dense layer, {given.ranks} ranks",
-        heading=f"{ranks_text(given, ranks.facts)}; {given.layers} layers, {given.local_experts} experts each,"
-        f" {given.tokens} tokens, k={given.k}",
-        table=render_rows(rows, COLUMNS),
-        figures=found,
-        notes=[*sharing_notes(given), *turns.notes],
-        errors=turns.errors,
-        facts=ranks.facts,
-        rows=rows,
-    ).publish(given)
+def _median(values: Sequence[float], style: str) -> str:
+    return format(statistics.median(values), style) if values else ""
 
 
-if __name__ == "__main__":
-    sys.exit(run_rank({"turn": Worker().turn}))
+class Mixtures(Tool):
+    name = "moe"
+    about = "Layers of MoE compared with dense layers of equal active size"
+    case_type = Case
+    same = ("ranks", "device", *_SIZE)
+    columns = (
+        Column("layer", "", lambda row: row.variant, left=True),
+        Column("step", "ms", lambda row: format_ms(row.median("ms"))),
+        Column(
+            "least..most", "ms", lambda row: f"{format_ms(min(row.values('ms')))}..{format_ms(max(row.values('ms')))}"
+        ),
+        Column("of dense", "x", lambda row: _median(_of(row, row.variant, DENSE), ".3g")),
+        Column("of moe", "%", lambda row: _median([100 * part for part in _of(row, row.variant, MOE)], ".3g")),
+    )
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        add_ranks(parser)
+        for name, kind, default, about in (
+            ("--hidden", within(int, 1, 65_536), 512, "size of a token"),
+            ("--tokens", within(int, 8, 1 << 24), 1024, "of each rank"),
+            ("--local-experts", within(int, 1, 1024), 2, "of each rank"),
+            ("--layers", within(int, 1, 1000), 4, "one after the other"),
+            ("--k", within(int, 1, 2), 1, "experts per token"),
+            ("--capacity-factor", within(float, 0.01, 100), 1.0, "how many rows an expert has room for"),
+        ):
+            parser.add_argument(name, type=kind, default=default, help=f"{about} (default {default:g})")
+        parser.add_argument("--dtype", choices=list(DTYPES), default="fp32", help="default fp32")
+        add_length(parser, rounds=20, time_limit_s=600.0)
+
+    def plan(self) -> Mapping[str, Plan]:
+        return {"": {Case(): (DENSE, MOE, EXCHANGE)}}
+
+    @contextlib.contextmanager
+    def session(self, group: str, plan: Plan) -> Iterator[Measure]:
+        size = {name: getattr(self.given, name) for name in _SIZE}
+        with Ranks(self.given, "measure.moe", timeout_s=300.0) as ranks:
+            self.learn(ranks.ready().facts)
+            yield lambda _case, variant, _round: ranks.call("measure", variant=variant, **size)[0]
+
+    def figures(self, row: Row) -> list[Figure]:
+        case = {"model": row.case.model, "k": self.given.k, **self.where, "layer": row.variant}
+        found = figures(case, {("step_time", "ms"): row.values("ms")})
+        if row.variant == MOE:
+            share = [100 * part for part in _of(row, EXCHANGE, MOE)]
+            found += figures(case, {("slowdown", "x"): _of(row, MOE, DENSE), ("all_to_all_share", "%"): share})
+        return found
+
+    def title(self) -> str:
+        return f"MoE compared with a dense layer, {self.given.ranks} ranks"
+
+    def heading(self) -> str:
+        given = self.given
+        size = f"{given.layers} layers, {given.local_experts} experts each, {given.tokens} tokens, k={given.k}"
+        return f"{ranks_text(given, self.facts)}; {size}"
+
+
+main = Mixtures.main

@@ -1,1 +1,0 @@
-"""Rank processes that a tool starts once and then gives work to. The tools' scripts make it importable."""
