@@ -4,27 +4,69 @@ process, in one process group."""
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
-from measure.core.agreement import Reference, parameters_on_host
 from measure.core.catalogue import REFERENCE
-from measure.core.compression_code import compression_facts
 from measure.core.models import ModelSize, build, example
-from measure.core.step_clock import StepClock
-from measure.core.turn import Turn
+from measure.core.turn import StepClock, Turn
 from measure.core.wrapping import prepare as prepare_algorithms
+
+_COMPRESSION = "bagua.kernels._minmax_uint8"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between two final models."""
+
+    largest: float  # of all elements, absolute
+    relative: float  # length of the difference over the length of the way from the start, over all parameters
+
+
+def parameters_on_host(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().to("cpu", copy=True) for parameter in model.parameters()]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """DDP's training of one model: where it began and where it ended. Rank 0 keeps it, since all ranks have the same,
+    which the fingerprints show."""
+
+    start: list[Tensor]
+    end: list[Tensor]
+
+    def compare(self, model: nn.Module) -> Difference:
+        """A value that is no number makes both figures infinite: it is equal to nothing."""
+        largest = squared = way_squared = 0.0
+        for begin, end, parameter in zip(self.start, self.end, model.parameters(), strict=True):
+            gap = parameter.detach().to("cpu") - end
+            if not bool(torch.isfinite(gap).all()):
+                return Difference(float("inf"), float("inf"))
+            largest = max(largest, float(gap.abs().max()))
+            squared += float(torch.linalg.vector_norm(gap, dtype=torch.float64)) ** 2
+            way_squared += float(torch.linalg.vector_norm(end - begin, dtype=torch.float64)) ** 2
+        if squared == 0.0:
+            return Difference(0.0, 0.0)
+        return Difference(largest, (squared / way_squared) ** 0.5 if way_squared else float("inf"))
+
 
 _references: dict[str, Reference] = {}  # by model; rank 0 only
 
 
 def prepare(device: torch.device, algorithms: Sequence[str], deterministic: bool) -> dict[str, Any]:
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
-    return {"unavailable": prepare_algorithms(algorithms), **compression_facts(device.type)}
+    # A source tree on PYTHONPATH has no compiled compression. Algorithms that compress on CPUs then take several times
+    # as long as for users, and nothing else shows it.
+    package = importlib.util.find_spec("bagua") if device.type == "cpu" else None
+    lacks = package is not None and importlib.util.find_spec(_COMPRESSION) is None
+    facts = {"python_compression": str(package.origin)} if lacks else {}
+    return {"unavailable": prepare_algorithms(algorithms), **facts}
 
 
 def settle(device: torch.device, algorithm: str, steps: int, warmup: int, **size: Any) -> None:

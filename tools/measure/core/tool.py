@@ -32,7 +32,6 @@ from measure.core.catalogue import (
     REFERENCE,
     Promise,
 )
-from measure.core.compression_code import compression_notes
 from measure.network import Network, add_networks, parse_network
 from measure.processes import Ranks, bagua_net_by_activation
 from measure.runner import (
@@ -465,7 +464,11 @@ class Core(Tool):
                 for promises in ((Promise.EQUAL,), (Promise.EQUAL, Promise.OWN))
             )
             yield f"{case.network}: the fastest, {case.model}: with equal replicas {equal}, of all {every}"
-        self.notes += compression_notes(self.facts)
+        if (package := self.facts.get("python_compression")) is not None:
+            self.notes.append(
+                f"{package} has no compiled compression: what compresses runs in Python here, several times slower than"
+                " for users; install the package (make install), and leave the source tree out of PYTHONPATH"
+            )
 
     def _fastest(self, rows: Sequence[Row]) -> str:
         """Of those that were faster than the baseline in every round, and by 5 % in the median, the fastest."""

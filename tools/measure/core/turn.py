@@ -6,23 +6,182 @@ Every algorithm finds the same memory: what the one before it held has been give
 from __future__ import annotations
 
 import gc
+import itertools
+import time
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from measure.core.averaging_cycles import AveragingCycles, largest_of_ranks
-from measure.core.cpu_time import CpuClock
 from measure.core.models import Workload
-from measure.core.step_clock import StepClock
-from measure.core.wrapping import Training, wrap
+from measure.core.wrapping import Averaging, Training, wrap
 from measure.memory_probe import Probe
 
 # An algorithm may keep a flag or a counter; this much would change no figure of the table.
 _KEPT_LIMIT_BYTES = 1 << 20
+# What measured cycles may take together, if there are several.
+_SEVERAL_CYCLES_S = 8.0
+# An average of half a gigabyte takes 9 s at 1 Gb/s with a round trip of 40 ms.
+_LONGEST_CYCLE_S = 90.0
+
+
+class StepClock:
+    """When steps end: on a GPU by events on the training stream, so that the host is free to run ahead as it is in a
+    real training; on a CPU by the clock. `mark` at the beginning of the first step and at the end of each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._events: list[torch.cuda.Event] = []
+        self._times: list[float] = []
+
+    def mark(self) -> None:
+        if not self._is_cuda:
+            self._times.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def seconds(self) -> list[float]:
+        """Of each step; waits for the last."""
+        if not self._is_cuda:
+            return [end - begin for begin, end in zip(self._times[:-1], self._times[1:], strict=True)]
+        self._events[-1].synchronize()
+        pairs = zip(self._events[:-1], self._events[1:], strict=True)
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+
+
+@dataclass(frozen=True)
+class CpuShare:
+    """Between two readings."""
+
+    own_cores: float  # CPUs that this process kept busy, on average
+    machine_busy: float | None  # of all CPUs' time, by anybody and the kernel; 0 to 1
+
+
+class CpuClock:
+    """Reads at once when made, and when asked."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._own = time.process_time()
+        self._machine = _machine_ticks()
+
+    def share(self) -> CpuShare:
+        seconds = time.perf_counter() - self._began
+        own = time.process_time() - self._own
+        busy_before, all_before = self._machine
+        busy, everything = _machine_ticks()
+        ticks = everything - all_before
+        return CpuShare(own / max(seconds, 1e-9), (busy - busy_before) / ticks if ticks > 0 else None)
+
+
+def _machine_ticks() -> tuple[int, int]:
+    """(busy, all) of all CPUs since the machine started."""
+    try:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return 0, 0
+    idle = fields[3] + fields[4]  # idle, and idle with a disk at work
+    return sum(fields) - idle, sum(fields)
+
+
+def largest_of_ranks(device: torch.device) -> Callable[[int], int]:
+    """Of torch's default group, all of whose ranks call it; `device` is where it communicates."""
+
+    def largest(value: int) -> int:
+        values = torch.tensor(value, device=device)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return int(values)
+
+    return largest
+
+
+class AveragingCycles:
+    """The steps of an algorithm that averages during its training, measured in whole cycles. Of one turn, on one rank;
+    all ranks make the same calls.
+
+    A cycle runs from the step in which parameters are given an average to the step in which they are given the next
+    one. It may have three steps or three hundred, which are not alike: a few of them taken somewhere may show what a
+    rank does that is alone. So the measurement begins and ends with an average, the same two on all ranks, and what is
+    reported of each cycle is its mean step.
+
+    Args:
+        averaging: of the algorithm.
+        wanted: cycles to be measured; fewer where they are long, one at least.
+        step: trains one step.
+        largest: of the ranks' values; see largest_of_ranks.
+    """
+
+    def __init__(
+        self,
+        averaging: Averaging,
+        wanted: int,
+        step: Callable[[], object],
+        largest: Callable[[int], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._averaging = averaging
+        self._wanted = wanted
+        self._step = step
+        self._largest = largest
+        self._clock = clock
+        self._ends: list[int] = []  # of the cycles: steps made until then, the first without any
+
+    @property
+    def number(self) -> int:
+        """Of the measured cycles."""
+        return len(self._ends) - 1
+
+    def begin(self) -> None:
+        """Train until an average has just been given on all ranks, and agree on the number of cycles.
+
+        Raises:
+            RuntimeError: none was given in time.
+        """
+        self._train_until(self._largest(self._averaging.count()) + 1)
+        fitting = int(_SEVERAL_CYCLES_S / max(self._averaging.seconds(), 1e-3))
+        self._wanted = -self._largest(-max(1, min(self._wanted, fitting)))
+
+    def train(self, after_step: Callable[[], None]) -> None:
+        """Train the cycles that are measured.
+
+        Raises:
+            RuntimeError: an average was not given in time.
+        """
+        first, steps = self._averaging.count(), 0
+
+        def count() -> None:
+            nonlocal steps
+            steps += 1
+            after_step()
+
+        self._ends = [0]
+        for number in range(1, self._wanted + 1):
+            self._train_until(first + number, count)
+            self._ends.append(steps)
+
+    def mean_steps(self, step_seconds: Sequence[float]) -> list[float]:
+        """Of each cycle, from the seconds of all steps of `train`."""
+        assert len(step_seconds) == self._ends[-1]
+        return [sum(step_seconds[begin:end]) / (end - begin) for begin, end in itertools.pairwise(self._ends)]
+
+    def _train_until(self, averages: int, after_step: Callable[[], None] = lambda: None) -> None:
+        deadline = self._clock() + _LONGEST_CYCLE_S
+        while self._averaging.count() < averages:
+            if self._clock() > deadline:
+                raise RuntimeError(
+                    f"no average was given to the parameters in {_LONGEST_CYCLE_S:g} s of training; the network is too"
+                    " slow for this model: take a smaller one (--model, --length)"
+                )
+            self._step()
+            after_step()
 
 
 @dataclass(frozen=True)
