@@ -12,10 +12,10 @@ from bagua.codecs import Codec, get_codec
 
 # On a GPU, with fewer elements launches would take the time.
 _ELEMENTS = 1 << 20
-# On CPUs, the largest chunks whose operations torch runs on one thread: where the cores are busy, several threads wait
-# for each other a hundred times as long as they work, in each of some hundred operations. A few chunks cost as much for
-# each byte as many.
-_CHUNK_ON_CPU = 1 << 15
+# On CPUs, chunks whose operations torch runs on one thread, as those of less than 32768 elements: where the cores are
+# busy, several threads wait for each other a hundred times as long as they work, in each of some hundred operations. A
+# few chunks cost as much for each byte as many.
+_CHUNK_ON_CPU = 1 << 14
 _MOST_CHUNKS_ON_CPU = 4
 _REPETITIONS = 3
 

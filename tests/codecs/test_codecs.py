@@ -122,12 +122,12 @@ def test_default_dtype_and_device_are_the_users(name: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 5, 1000])
 def test_the_cost_of_compression_takes_little_work_to_find(ranks: int) -> None:
     """On CPUs, where int4 is written in torch: some calls for each chunk, and 10 ns for each element. torch divides
-    operations on more than 32768 elements among threads, which wait for each other where the cores are busy."""
+    sums and maxima of 32768 elements among threads, which wait for each other where the cores are busy."""
     counted = CountedCodec(get_codec("int4"))
     assert compression_s_per_byte(counted, torch.device("cpu"), ranks, counted.clock) == pytest.approx(THREE_PASSES)
-    assert counted.elements <= 2 << 20
+    assert counted.elements <= 1 << 20
     assert counted.chunks <= 64
-    assert counted.largest <= 1 << 15
+    assert counted.largest < 1 << 15
 
 
 @given(
