@@ -9,6 +9,7 @@ from bagua.net.bench.api import (
     MIN_REPETITIONS,
     MISSING,
     PLUGIN_NETWORK,
+    RANK_PROGRAM,
     SOCKET_NETWORK,
     Backend,
     BenchError,

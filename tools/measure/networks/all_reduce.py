@@ -24,6 +24,7 @@ from netlab import TOLD, LinkPlan
 from measure.bench import (
     BEST_TUNED_NAME,
     MISSING,
+    RANK_PROGRAM,
     Backend,
     BenchError,
     Column,
@@ -369,7 +370,7 @@ class Contest:
                 backend=backend,
                 logs=log_folder(tool.folder, f"{network}-{backend.name}"),
                 renews=False,
-                program="bagua.net.bench.nccl_ab.worker",
+                program=RANK_PROGRAM,
             )
             for backend in backends
         }
