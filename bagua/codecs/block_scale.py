@@ -86,6 +86,7 @@ class BlockScaleCodec(PortableCodec):
     """
 
     triton_module = "block_scale_launch"
+    is_slow_on_cpus = True
     payload_bytes: ClassVar[int]
     largest_code: ClassVar[float]
     kernels_module: ClassVar[str]

@@ -35,6 +35,7 @@ class Codec(ABC):
             and no block is cut short. Other lengths work too.
         tiles_module: the Triton functions that decompress a tile (bagua.codecs.fused_triton); None: there are none.
         has_fp8_codes: they ask whether the device converts fp8.
+        is_slow_on_cpus: there, it is many operations of torch.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Codec(ABC):
     alignment: int = 32
     tiles_module: ClassVar[str | None] = None
     has_fp8_codes: ClassVar[bool] = False
+    is_slow_on_cpus: ClassVar[bool] = False
 
     @abstractmethod
     def compressed_bytes(self, elements: int) -> int:

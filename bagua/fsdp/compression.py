@@ -145,6 +145,12 @@ def compress_communication(
             _logger.warning(f"compress_communication: {line}")
         for line in _without_effect(found, groups, gradient_codec, weight_codec, compress_shard, exact_weights_every):
             _logger.warning(f"compress_communication: {line}")
+        if found[0].device.type == "cpu":
+            for name in sorted({one.name for one in (gradient_codec, weight_codec) if one and one.is_slow_on_cpus}):
+                _logger.warning(
+                    f"compress_communication: {name} is not compiled for CPUs, and takes many operations of torch."
+                    " Use int8 unless the network is far slower than the CPUs."
+                )
 
     traffic = {"gradients": Traffic(), "weights": Traffic()}
     told: set[torch.dtype] = set()

@@ -132,3 +132,7 @@ def test_of_compressed_communication(rank: int, device: torch.device) -> None:
     assert of(policy=short, weights="int8") == []
     assert of(replicas=1, compress_shard=True) == []
     assert of(replicas=2) == []
+    on_cpus = [f"compress_communication: {name} is not compiled for CPUs" for name in ("fp8_e4m3", "int4")]
+    lines = of(gradients="int4", weights="fp8_e4m3")
+    expected_lines = on_cpus if rank == 0 and device.type == "cpu" else []
+    assert [line.partition(",")[0] for line in lines] == expected_lines
