@@ -16,9 +16,9 @@ from bagua.cli import (
     net_enable,
     net_env,
     net_exporter,
-    net_knobs,
     net_run,
     net_secret,
+    net_settings,
     net_stats,
     net_test,
     net_top,
@@ -65,7 +65,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Subcommands]:
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     for module in (
         *(net_run, net_env, net_enable, net_disable, net_doctor, net_test, net_compare),
-        *(net_stats, net_top, net_blame, net_exporter, net_trace, net_knobs, net_secret),
+        *(net_stats, net_top, net_blame, net_exporter, net_trace, net_settings, net_secret),
     ):
         module.add_parser(subcommands)
     net_completion.add_parser(subcommands, parser)

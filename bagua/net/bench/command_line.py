@@ -8,10 +8,9 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.sizes import parse_size, size_series
@@ -105,7 +104,22 @@ def names_of(
     return convert
 
 
-_Options = TypeVar("_Options")
+class RunOptions(argparse.Namespace):
+    """What every kind of run is told. None: what the run, or its launcher, makes of it."""
+
+    sizes: tuple[int, ...]
+    iterations: int | None
+    warmup: int | None
+    repeats: int
+    ranks: int | None
+    verify: bool
+    json_path: Path | None
+    csv_path: Path | None
+    interface: str | None
+    library: Path | None
+    timeout_s: float
+    port: int | None
+    local: bool
 
 
 def parser_of(program: str, description: str, epilog: str) -> OptionParser:
@@ -191,12 +205,6 @@ def add_results(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     )
     output.add_argument("--csv", type=Path, metavar="PATH", dest="csv_path", help="one row per figure")
     return output
-
-
-def options_of(kind: type[_Options], given: argparse.Namespace, **made: object) -> _Options:
-    """A dataclass of what was given, with `made` over it."""
-    values: dict[str, Any] = {**vars(given), **made}
-    return kind(**{field.name: values[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def check_writable(option: str, path: Path) -> None:

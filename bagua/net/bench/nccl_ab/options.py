@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.command_line import (
+    RunOptions,
     add_length,
     add_network,
     add_programs,
@@ -17,7 +17,6 @@ from bagua.net.bench.command_line import (
     check_outputs,
     make_folder,
     names_of,
-    options_of,
     parser_of,
     series_of,
     within,
@@ -59,29 +58,16 @@ exit status: 0, or 1 if a backend failed, used another network or gave wrong dat
 """
 
 
-@dataclass(frozen=True)
-class NcclOptions:
-    sizes: tuple[int, ...]
+class NcclOptions(RunOptions):
     collectives: tuple[str, ...]
     dtype: str
     backends: tuple[Backend, ...]
-    ranks: int | None  # None: one per GPU, or as many as the launcher started
     share_gpus: bool
     tcp_only: bool | None  # None: when all ranks are on one host
-    interface: str | None
-    repeats: int
     turn_seconds: float
-    iterations: int | None
-    warmup: int | None
-    timeout_s: float
     time_limit_s: float
-    verify: bool
     all_columns: bool
     output_dir: Path | None
-    json_path: Path | None
-    csv_path: Path | None
-    port: int | None
-    local: bool
     backend: str
     device: str
 
@@ -193,7 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
 def parse_options(arguments: Sequence[str]) -> NcclOptions:
     """Exits with code 2 and a message that names value, limit and remedy, as argparse does."""
     parser = make_parser()
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(arguments, NcclOptions())
     if (given.backend == "gloo") != (given.device == "cpu"):
         parser.error("--backend gloo and --device cpu belong together")
     try:
@@ -208,14 +194,10 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
         parser.error(str(error))
     if len(backends) < 2:
         parser.error("--without-plugin with --tuned none leaves one backend; a comparison needs two")
-    return options_of(
-        NcclOptions,
-        given,
-        sizes=sizes,
-        backends=tuple(backends),
-        json_path=_result_path(given.json_path, given.output_dir, "nccl.json"),
-        csv_path=_result_path(given.csv_path, given.output_dir, "nccl.csv"),
-    )
+    given.sizes, given.backends = sizes, tuple(backends)
+    given.json_path = _result_path(given.json_path, given.output_dir, "nccl.json")
+    given.csv_path = _result_path(given.csv_path, given.output_dir, "nccl.csv")
+    return given
 
 
 def _library(given: Path | None) -> Path:

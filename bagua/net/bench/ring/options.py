@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.command_line import (
+    RunOptions,
     add_length,
     add_network,
     add_programs,
     add_results,
     add_sizes,
     names_of,
-    options_of,
     parser_of,
     series_of,
     within,
@@ -58,30 +57,16 @@ exit status: 0, or 1 if a byte was wrong or the run failed, or 2 if an option wa
 """
 
 
-@dataclass(frozen=True)
-class Options:
-    sizes: tuple[int, ...]
-    iterations: int | None  # None: as many as the time budget allows
-    warmup: int | None
-    repeats: int
+class Options(RunOptions):
     time_budget_s: float
-    ranks: int | None  # None: 2, or as many as the launcher started
     channels: int
     backends: tuple[str, ...]
     raw_streams: tuple[int, ...] | None
-    verify: bool
-    json_path: Path | None
-    csv_path: Path | None
     address: str | None
-    interface: str | None
-    library: Path | None
     baseline_library: Path | None
     fresh_processes: int | None
     fail_on_slower: bool
     driver: Path | None
-    timeout_s: float
-    port: int | None
-    local: bool
     busy_per_cpu: int
 
 
@@ -170,7 +155,7 @@ def make_parser() -> argparse.ArgumentParser:
 def parse_options(arguments: Sequence[str]) -> Options:
     """Exits with code 2 and a message that names value, limit and remedy, as argparse does."""
     parser = make_parser()
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(arguments, Options())
     try:
         quick = given.quick and (given.minbytes, given.maxbytes, given.stepfactor) == (None, None, None)
         sizes = QUICK_SIZES if quick else tuple(series_of(given, 16 << 20 if given.quick else 256 << 20))
@@ -196,11 +181,10 @@ def parse_options(arguments: Sequence[str]) -> Options:
             )
         after = backends.index(PLUGIN) + 1
         backends = (*backends[:after], BASELINE, *backends[after:])
-    return options_of(
-        Options,
-        given,
-        sizes=sizes,
-        backends=backends,
-        repeats=given.repeats or (FRESH_REPEATS if fresh else QUICK_REPEATS if given.quick else DEFAULT_REPEATS),
-        time_budget_s=given.time_budget_s or (QUICK_TIME_BUDGET_S if given.quick else DEFAULT_TIME_BUDGET_S),
-    )
+    repeats, time_budget_s = DEFAULT_REPEATS, DEFAULT_TIME_BUDGET_S
+    if given.quick:
+        repeats, time_budget_s = QUICK_REPEATS, QUICK_TIME_BUDGET_S
+    given.sizes, given.backends = sizes, backends
+    given.repeats = given.repeats or (FRESH_REPEATS if fresh else repeats)
+    given.time_budget_s = given.time_budget_s or time_budget_s
+    return given

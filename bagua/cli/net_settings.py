@@ -28,16 +28,16 @@ def execute(options: argparse.Namespace) -> int:
     from bagua.net import native
 
     try:
-        knobs = native.knobs()
+        settings = native.knobs()
     except RuntimeError as error:
         raise CommandError(str(error)) from error
     if options.json:
-        print(json.dumps([knob.as_json() for knob in knobs], indent=2))
+        print(json.dumps([setting.as_json() for setting in settings], indent=2))
         return 0
     terminal = Terminal.of_stdout()
-    for knob in knobs:
-        unit = f" ({knob.unit})" if knob.unit else ""
-        print(terminal.bold(knob.name))
-        print(f"    {knob.type}, default {knob.default_value}, range {knob.range}{unit}")
-        print(terminal.wrapped(knob.meaning, "    "))
+    for setting in settings:
+        unit = f" ({setting.unit})" if setting.unit else ""
+        print(terminal.bold(setting.name))
+        print(f"    {setting.type}, default {setting.default_value}, range {setting.range}{unit}")
+        print(terminal.wrapped(setting.meaning, "    "))
     return 0
