@@ -66,14 +66,15 @@ def link_speed(interface: str) -> float | None:
 class TrafficMeter:
     """Of one run. `sample` is called about once a second."""
 
-    def __init__(self, now: float, read: Callable[[], Counters] = read_counters) -> None:
+    def __init__(self, now: float, read: Callable[[], Counters] = read_counters, window_s: float = _WINDOW_S) -> None:
         self._read = read
+        self._window_s = window_s
         self._first = self._last = read()
         self._last_at = now
         self._peaks: dict[tuple[str, str], float] = {}
 
     def sample(self, now: float) -> None:
-        if now - self._last_at < _WINDOW_S:
+        if now - self._last_at < self._window_s:
             return
         counters = self._read()
         for key, value in counters.items():

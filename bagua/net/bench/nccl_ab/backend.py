@@ -191,6 +191,7 @@ def worker_environment(
     # A lost peer has to become an error of the turn, not a core dump of the watchdog later on.
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     environment["OMP_NUM_THREADS"] = "1"
+    environment["PYTHONSAFEPATH"] = "1"
     paths = [str(path) for path in import_path]
     if environment.get("PYTHONPATH"):
         paths.append(environment["PYTHONPATH"])

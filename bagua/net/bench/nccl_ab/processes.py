@@ -67,7 +67,7 @@ class RankSettings:
                 " start every rank with the same options"
             )
         backend = self.backends[request.backend]
-        environment = {**self.environment, "PYTHONSAFEPATH": "1"}
+        environment = dict(self.environment)
         if self.interface:
             environment["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
             environment["GLOO_SOCKET_IFNAME"] = self.interface

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from bagua.net.bench.driver import BASELINE, PLUGIN
 from bagua.net.bench.machine import check_memory, describe_machine
 from bagua.net.bench.measurement import Case
-from bagua.net.bench.paced_run import Pace, PacedRun
+from bagua.net.bench.paced_run import PacedRun
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.ranks import Ranks
 from bagua.net.bench.result_file import Figure, Label, ResultFile, result_of
 from bagua.net.bench.ring.options import MIN_FRESH_PROCESSES, Options
 from bagua.net.bench.ring.report import Report, paired_series
-from bagua.net.bench.ring.run import describe_backend, parameters_of, title_of
+from bagua.net.bench.ring.run import describe_backend, pace_of, parameters_of, title_of
 from bagua.net.bench.ring.sessions import RingSession
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import MISSING, Column, format_time_us, render_rows
@@ -176,17 +176,7 @@ def compare_builds(
         left_s *= 3 if verify else 1
         run = PacedRun(
             {Case("all_reduce", size): sessions for size in options.sizes},
-            Pace(
-                options.repeats,
-                options.timeout_s,
-                left_s,
-                left_s,
-                iterations=options.iterations,
-                warmup=options.warmup,
-                least=(1,),
-                verifies=verify,
-                limit=f"--time-budget {options.time_budget_s:g}",
-            ),
+            pace_of(options, left_s, verify),
             lambda total: Progress(total, quiet=True),
         )
         run.run()

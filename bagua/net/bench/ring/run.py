@@ -29,7 +29,7 @@ _BARE = "plain sockets, one per channel, one non-blocking thread: what NCCL's ow
 
 
 def start_sessions(ranks: Ranks, options: Options, raw_bytes: int) -> list[RingSession | RawSession]:
-    """All drivers of all backends, connected. They stay until the ranks ends."""
+    """All drivers of all backends, connected. They stay until the run ends."""
     sessions: list[RingSession | RawSession] = []
     for name in options.backends:
         if name != RAW:
@@ -61,7 +61,7 @@ def run_bench(ranks: Ranks, options: Options, environment: Mapping[str, str]) ->
             Case("all_reduce", size): [session for session in sessions if size in sizes[session.name]]
             for size in sorted({size for found in sizes.values() for size in found})
         },
-        _pace(options, time.monotonic() - began),
+        pace_of(options, max((1 - _END_SHARE) * options.time_budget_s - time.monotonic() + began, 0.1), options.verify),
         Progress,
     )
     run.run()
@@ -105,8 +105,7 @@ def parameters_of(ranks: Ranks, options: Options, environment: Mapping[str, str]
     }
 
 
-def _pace(options: Options, elapsed_s: float) -> Pace:
-    left_s = max((1 - _END_SHARE) * options.time_budget_s - elapsed_s, 0.1)
+def pace_of(options: Options, left_s: float, verifies: bool) -> Pace:
     return Pace(
         rounds=options.repeats,
         timeout_s=options.timeout_s,
@@ -115,7 +114,7 @@ def _pace(options: Options, elapsed_s: float) -> Pace:
         iterations=options.iterations,
         warmup=options.warmup,
         least=(1,),
-        verifies=options.verify,
+        verifies=verifies,
         limit=f"--time-budget {options.time_budget_s:g}",
     )
 
