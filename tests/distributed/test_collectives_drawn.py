@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.drawn_calls import Drawing, Elements, Given, Shape, call, call_each
+from support.drawn_calls import Drawing, Elements, Given, Group, Shape, call, call_each
 from support.examples import examples
-from support.rank_pool import RankPool
 
 DRAWN = settings(max_examples=examples(4))
 
@@ -20,8 +19,8 @@ DRAWN = settings(max_examples=examples(4))
 class Moves:
     """One example: the tensors of all ranks, of one dtype."""
 
-    def __init__(self, pool: RankPool, data: st.DataObject) -> None:
-        self.pool, self.draw, self.ranks = pool, Drawing(data, pool.size), range(pool.size)
+    def __init__(self, group: Group, data: st.DataObject) -> None:
+        self.group, self.draw, self.ranks = group, Drawing(data, group.size), range(group.size)
         self.dtype = self.draw.moved_dtype()
 
     def inputs(self, count: int) -> list[Elements]:
@@ -33,8 +32,8 @@ class Moves:
 
     def check(self, name: str, arguments: Sequence[Sequence[Any]], position: int, expected: Sequence[Elements]) -> None:
         """The argument at this position has become what is expected, by rank; other tensors are as they were."""
-        results, after = call(self.pool, name, arguments)
-        assert results == [None] * self.pool.size
+        results, after = call(self.group, name, arguments)
+        assert results == [None] * self.group.size
         for rank, before in enumerate(arguments):
             for place, argument in enumerate(before):
                 if isinstance(argument, Given):
@@ -48,55 +47,55 @@ def part(elements: Elements, rank: int, count: int) -> Elements:
 
 @DRAWN
 @given(st.data())
-def test_broadcast(pool: RankPool, data: st.DataObject) -> None:
-    moves = Moves(pool, data)
+def test_broadcast(group: Group, data: st.DataObject) -> None:
+    moves = Moves(group, data)
     shape, root = moves.draw.shape(), moves.draw.rank("src")
     inputs = moves.inputs(math.prod(shape))
-    moves.check("broadcast", [[moves.tensor(one, shape), root] for one in inputs], 0, [inputs[root]] * pool.size)
+    moves.check("broadcast", [[moves.tensor(one, shape), root] for one in inputs], 0, [inputs[root]] * group.size)
 
 
 @DRAWN
 @given(st.data())
-def test_send_and_recv(pool: RankPool, data: st.DataObject) -> None:
-    moves = Moves(pool, data)
+def test_send_and_recv(group: Group, data: st.DataObject) -> None:
+    moves = Moves(group, data)
     shape, source = moves.draw.shape(), moves.draw.rank("src")
-    target = (source + moves.draw.one_of(range(1, pool.size), "distance")) % pool.size
+    target = (source + moves.draw.one_of(range(1, group.size), "distance")) % group.size
     sent, room = moves.inputs(math.prod(shape))[:2]
-    tasks: list[tuple[str, list[Any]] | None] = [None] * pool.size
+    tasks: list[tuple[str, list[Any]] | None] = [None] * group.size
     tasks[source] = "send", [moves.tensor(sent, shape), target]
     tasks[target] = "recv", [moves.tensor(room, shape), source]
-    results, after = call_each(pool, tasks)
-    assert results == [None] * pool.size
+    results, after = call_each(group, tasks)
+    assert results == [None] * group.size
     assert after[source][0] == after[target][0] == sent.tobytes()
 
 
 @DRAWN
 @given(st.data())
-def test_allgather(pool: RankPool, data: st.DataObject) -> None:
-    moves = Moves(pool, data)
+def test_allgather(group: Group, data: st.DataObject) -> None:
+    moves = Moves(group, data)
     shape = moves.draw.shape()
     whole = moves.draw.parts(shape)
     inputs, rooms = moves.inputs(math.prod(shape)), moves.inputs(math.prod(whole))
     arguments = [[moves.tensor(inputs[rank], shape), moves.tensor(rooms[rank], whole)] for rank in moves.ranks]
-    moves.check("allgather", arguments, 1, [np.concatenate(inputs)] * pool.size)
+    moves.check("allgather", arguments, 1, [np.concatenate(inputs)] * group.size)
 
 
 @DRAWN
 @given(st.data())
-def test_allgather_inplace(pool: RankPool, data: st.DataObject) -> None:
-    moves = Moves(pool, data)
+def test_allgather_inplace(group: Group, data: st.DataObject) -> None:
+    moves = Moves(group, data)
     shape = moves.draw.shape()
     whole, count = moves.draw.parts(shape), math.prod(shape)
     inputs = moves.inputs(math.prod(whole))
     gathered = np.concatenate([part(inputs[rank], rank, count) for rank in moves.ranks])
-    moves.check("allgather_inplace", [[moves.tensor(one, whole)] for one in inputs], 0, [gathered] * pool.size)
+    moves.check("allgather_inplace", [[moves.tensor(one, whole)] for one in inputs], 0, [gathered] * group.size)
 
 
 @DRAWN
 @given(st.data())
-def test_gather(pool: RankPool, data: st.DataObject) -> None:
+def test_gather(group: Group, data: st.DataObject) -> None:
     """What others than the root give as destination is left alone, whatever it is."""
-    moves = Moves(pool, data)
+    moves = Moves(group, data)
     shape, root = moves.draw.shape(), moves.draw.rank("dst")
     whole = moves.draw.parts(shape)
     inputs, rooms = moves.inputs(math.prod(shape)), moves.inputs(math.prod(whole))
@@ -107,8 +106,8 @@ def test_gather(pool: RankPool, data: st.DataObject) -> None:
 
 @DRAWN
 @given(st.data())
-def test_gather_inplace(pool: RankPool, data: st.DataObject) -> None:
-    moves = Moves(pool, data)
+def test_gather_inplace(group: Group, data: st.DataObject) -> None:
+    moves = Moves(group, data)
     shape, root = moves.draw.shape(), moves.draw.rank("dst")
     whole, count = moves.draw.parts(shape), math.prod(shape)
     inputs, buffer = moves.inputs(count), moves.draw.elements(math.prod(whole), moves.dtype)
@@ -123,8 +122,8 @@ def test_gather_inplace(pool: RankPool, data: st.DataObject) -> None:
 
 @DRAWN
 @given(st.data())
-def test_scatter(pool: RankPool, data: st.DataObject) -> None:
-    moves = Moves(pool, data)
+def test_scatter(group: Group, data: st.DataObject) -> None:
+    moves = Moves(group, data)
     shape, root = moves.draw.shape(), moves.draw.rank("src")
     whole, count = moves.draw.parts(shape), math.prod(shape)
     sources, rooms = moves.inputs(math.prod(whole)), moves.inputs(count)
@@ -134,9 +133,9 @@ def test_scatter(pool: RankPool, data: st.DataObject) -> None:
 
 @DRAWN
 @given(st.data())
-def test_scatter_inplace(pool: RankPool, data: st.DataObject) -> None:
+def test_scatter_inplace(group: Group, data: st.DataObject) -> None:
     """The root's buffer stays as it is."""
-    moves = Moves(pool, data)
+    moves = Moves(group, data)
     shape, root = moves.draw.shape(), moves.draw.rank("src")
     whole, count = moves.draw.parts(shape), math.prod(shape)
     rooms, buffer = moves.inputs(count), moves.draw.elements(math.prod(whole), moves.dtype)
@@ -150,8 +149,8 @@ def test_scatter_inplace(pool: RankPool, data: st.DataObject) -> None:
 
 @DRAWN
 @given(st.data(), st.booleans())
-def test_alltoall(pool: RankPool, data: st.DataObject, is_in_place: bool) -> None:
-    moves = Moves(pool, data)
+def test_alltoall(group: Group, data: st.DataObject, is_in_place: bool) -> None:
+    moves = Moves(group, data)
     shape = moves.draw.shape()
     whole, count = moves.draw.parts(shape), math.prod(shape)
     inputs, rooms = moves.inputs(math.prod(whole)), moves.inputs(math.prod(whole))
@@ -178,11 +177,11 @@ ORDERS = {2: [(0, 1), (1, 0)], 3: [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (
 
 @DRAWN
 @given(st.data())
-def test_alltoall_v(pool: RankPool, data: st.DataObject) -> None:
+def test_alltoall_v(group: Group, data: st.DataObject) -> None:
     """Parts of what is sent may overlap; what lies between those that are received stays as it is."""
-    moves = Moves(pool, data)
-    counts = [moves.draw.numbers(pool.size, f"rank {rank} sends") for rank in moves.ranks]
-    starts = [moves.draw.numbers(pool.size, f"rank {rank} sends from") for rank in moves.ranks]
+    moves = Moves(group, data)
+    counts = [moves.draw.numbers(group.size, f"rank {rank} sends") for rank in moves.ranks]
+    starts = [moves.draw.numbers(group.size, f"rank {rank} sends from") for rank in moves.ranks]
     arguments, expected = [], []
     inputs = moves.inputs(20)  # the last part ends before
     for rank in moves.ranks:
@@ -202,11 +201,11 @@ def test_alltoall_v(pool: RankPool, data: st.DataObject) -> None:
 
 @DRAWN
 @given(st.data())
-def test_alltoall_v_inplace(pool: RankPool, data: st.DataObject) -> None:
+def test_alltoall_v_inplace(group: Group, data: st.DataObject) -> None:
     """As much to a rank as from it."""
-    moves = Moves(pool, data)
-    drawn = moves.draw.numbers(pool.size * pool.size, "counts")
-    counts = [[drawn[pool.size * min(a, b) + max(a, b)] for b in moves.ranks] for a in moves.ranks]
+    moves = Moves(group, data)
+    drawn = moves.draw.numbers(group.size * group.size, "counts")
+    counts = [[drawn[group.size * min(a, b) + max(a, b)] for b in moves.ranks] for a in moves.ranks]
     layouts = [places(moves.draw, counts[rank]) for rank in moves.ranks]
     inputs = [moves.draw.elements(end, moves.dtype) for _, end in layouts]
     expected = [one.copy() for one in inputs]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.collective_model import (
     COMPLEX,
+    FLOAT8,
     FLOATS,
     INTEGERS,
     MOVED_DTYPES,
@@ -17,119 +18,125 @@ from support.collective_model import (
     assert_reduced,
     contributions,
 )
-from support.drawn_calls import Drawing, Given, Shape, call, given_as, tensor_of
+from support.drawn_calls import Drawing, Given, Group, Shape, call, call_all, given_as, tensor_of
 from support.examples import examples
-from support.rank_pool import RankPool
 
 import bagua.torch_api as bagua
 from bagua.collectives.reduce_op import is_meaningful
 
 DRAWN = settings(max_examples=examples(5))
+REDUCED = settings(max_examples=examples(20))  # of every dtype and reduction
 
 
-class Sums:
-    """One example: a dtype and all its reductions, and what the ranks give to them."""
+class Case:
+    """A reduction, what the ranks give to it, and memory for results with values that nobody asks for."""
 
-    def __init__(self, pool: RankPool, data: st.DataObject) -> None:
-        self.pool, self.draw = pool, Drawing(data, pool.size)
-        self.dtype = self.draw.one_of(REDUCED_DTYPES, "dtype")
-        self.ops = [op for op in bagua.ReduceOp if is_meaningful(self.dtype, op)]
-        self.shape = self.draw.shape()
+    def __init__(self, draw: Drawing, op: bagua.ReduceOp, dtype: torch.dtype, given: Shape, room: Shape) -> None:
+        self.op, self.dtype, self.ranks = op, dtype, range(draw.ranks)
 
-    def inputs(self, shape: Shape) -> list[torch.Tensor]:
-        """By rank."""
-        flat = contributions(random.Random(self.draw.seed()), self.pool.size, math.prod(shape), self.dtype)
-        return [one.view(shape) for one in flat]
+        def values(shape: Shape) -> list[torch.Tensor]:
+            flat = contributions(random.Random(draw.seed()), draw.ranks, math.prod(shape), dtype)
+            return [one.view(shape) for one in flat]
 
-    def tensors(self, shape: Shape) -> list[Given]:
-        """With values that nobody asks for."""
-        return [given_as(one) for one in self.inputs(shape)]
+        self.inputs = values(given)
+        self.sources = [given_as(one) for one in self.inputs]
+        self.rooms = [given_as(one) for one in values(room)]
 
-    def call(self, name: str, arguments: list[list[object]]) -> list[list[bytes]]:
-        results, after = call(self.pool, name, arguments)
-        assert results == [None] * self.pool.size
-        return after
-
-    def check(self, actual: bytes, inputs: list[torch.Tensor], op: bagua.ReduceOp) -> None:
-        assert_reduced(tensor_of(actual, self.dtype, tuple(inputs[0].shape)), inputs, op, op.name)
+    def check(self, actual: bytes, part: slice = slice(None)) -> None:
+        inputs = [one.reshape(-1)[part] for one in self.inputs]
+        assert_reduced(tensor_of(actual, self.dtype, inputs[0].shape), inputs, self.op, f"{self.op.name}, {self.dtype}")
 
 
-@DRAWN
+def reductions(group: Group, data: st.DataObject, in_parts: bool = False) -> tuple[Drawing, list[Case]]:
+    draw = Drawing(data, group.size)
+    cases = []
+    for dtype in REDUCED_DTYPES:
+        shape = draw.shape()
+        given = draw.parts(shape) if in_parts else shape
+        ops = [op for op in bagua.ReduceOp if is_meaningful(dtype, op)]
+        cases.extend(Case(draw, op, dtype, given, shape) for op in ops)
+    return draw, cases
+
+
+@REDUCED
+@given(st.data(), st.booleans())
+def test_allreduce(group: Group, data: st.DataObject, is_aliased: bool) -> None:
+    _, cases = reductions(group, data)
+    targets = [one.sources if is_aliased else one.rooms for one in cases]
+    arguments = [
+        [[one.sources[rank], target[rank], one.op] for rank in one.ranks]
+        for one, target in zip(cases, targets, strict=True)
+    ]
+    apart = call_all(group, "allreduce", arguments)
+    in_place = call_all(group, "allreduce_inplace", [[[source, one.op] for source in one.sources] for one in cases])
+    for number, one in enumerate(cases):
+        for rank in one.ranks:
+            source, target, _ = apart[number][rank]
+            one.check(target)
+            assert source == (target if is_aliased else one.sources[rank].elements)
+            one.check(in_place[number][rank][0])
+
+
+@REDUCED
 @given(st.data())
-def test_allreduce(pool: RankPool, data: st.DataObject) -> None:
-    sums = Sums(pool, data)
-    is_aliased = sums.draw.one_of([False, True], "source is destination")
-    for op in sums.ops:
-        inputs = sums.inputs(sums.shape)
-        sources = [given_as(one) for one in inputs]
-        targets = sources if is_aliased else sums.tensors(sums.shape)
-        after = sums.call("allreduce", [[*pair, op] for pair in zip(sources, targets, strict=True)])
-        assert is_aliased or [rank[0] for rank in after] == [one.elements for one in sources]
-        for rank in after:
-            sums.check(rank[1], inputs, op)
-        for rank in sums.call("allreduce_inplace", [[one, op] for one in sources]):
-            sums.check(rank[0], inputs, op)
-
-
-@DRAWN
-@given(st.data())
-def test_reduce(pool: RankPool, data: st.DataObject) -> None:
+def test_reduce(group: Group, data: st.DataObject) -> None:
     """Elsewhere than on the root nothing changes."""
-    sums = Sums(pool, data)
-    root = sums.draw.rank("dst")
-    for op in sums.ops:
-        inputs = sums.inputs(sums.shape)
-        pairs = [[given_as(one), room] for one, room in zip(inputs, sums.tensors(sums.shape), strict=True)]
-        after = sums.call("reduce", [[*pair, root, op] for pair in pairs])
-        in_place = sums.call("reduce_inplace", [[source, root, op] for source, _ in pairs])
-        for rank, (source, room) in enumerate(pairs):
-            assert after[rank][0] == source.elements
+    draw, cases = reductions(group, data)
+    roots = [draw.rank("dst") for _ in cases]
+    arguments = [
+        [[one.sources[rank], one.rooms[rank], root, one.op] for rank in one.ranks]
+        for one, root in zip(cases, roots, strict=True)
+    ]
+    apart = call_all(group, "reduce", arguments)
+    in_place = call_all(group, "reduce_inplace", [[[one[0], *one[2:]] for one in every] for every in arguments])
+    for number, (one, root) in enumerate(zip(cases, roots, strict=True)):
+        for rank in one.ranks:
+            source, target, *_ = apart[number][rank]
+            assert source == one.sources[rank].elements
             if rank == root:
-                sums.check(after[rank][1], inputs, op)
-                sums.check(in_place[rank][0], inputs, op)
+                one.check(target)
+                one.check(in_place[number][rank][0])
             else:
-                assert after[rank][1] == room.elements
-                assert in_place[rank][0] == source.elements
+                assert target == one.rooms[rank].elements
+                assert in_place[number][rank][0] == source
 
 
-@DRAWN
+@REDUCED
 @given(st.data())
-def test_reduce_scatter(pool: RankPool, data: st.DataObject) -> None:
+def test_reduce_scatter(group: Group, data: st.DataObject) -> None:
     """In place, what is behind the first part stays as it is."""
-    sums = Sums(pool, data)
-    whole, count = sums.draw.parts(sums.shape), math.prod(sums.shape)
-    size = count * sums.dtype.itemsize
-    for op in sums.ops:
-        inputs = sums.inputs(whole)
-        pairs = [[given_as(one), room] for one, room in zip(inputs, sums.tensors(sums.shape), strict=True)]
-        after = sums.call("reduce_scatter", [[*pair, op] for pair in pairs])
-        in_place = sums.call("reduce_scatter_inplace", [[source, op] for source, _ in pairs])
-        for rank, (source, _) in enumerate(pairs):
-            of_rank = [one.reshape(-1)[rank * count : (rank + 1) * count] for one in inputs]
-            assert after[rank][0] == source.elements
-            sums.check(after[rank][1], of_rank, op)
-            sums.check(in_place[rank][0][:size], of_rank, op)
-            assert in_place[rank][0][size:] == source.elements[size:]
+    _, cases = reductions(group, data, in_parts=True)
+    arguments = [[[one.sources[rank], one.rooms[rank], one.op] for rank in one.ranks] for one in cases]
+    apart = call_all(group, "reduce_scatter", arguments)
+    in_place = call_all(group, "reduce_scatter_inplace", [[[one[0], one[2]] for one in every] for every in arguments])
+    for number, one in enumerate(cases):
+        size = len(one.rooms[0].elements)
+        count = size // one.dtype.itemsize
+        for rank in one.ranks:
+            part = slice(rank * count, (rank + 1) * count)
+            source, target, _ = apart[number][rank]
+            assert source == one.sources[rank].elements
+            one.check(target, part)
+            one.check(in_place[number][rank][0][:size], part)
+            assert in_place[number][rank][0][size:] == source[size:]
 
 
 # What gloo computes with, as torch.distributed offers it.
-OF_TORCH = [dtype for dtype in REDUCED_DTYPES if dtype not in (torch.int16, torch.bool, *COMPLEX)]
+OF_TORCH = [dtype for dtype in REDUCED_DTYPES if dtype not in (torch.int16, torch.bool, *COMPLEX, *FLOAT8)]
 
 
 @DRAWN
 @given(st.data())
-def test_allreduce_has_the_bits_of_torch(pool: RankPool, data: st.DataObject) -> None:
+def test_allreduce_has_the_bits_of_torch(group: Group, data: st.DataObject) -> None:
     """Of any numbers: floating-point sums depend on their order."""
-    draw = Drawing(data, pool.size)
+    draw = Drawing(data, group.size)
     dtype, shape = draw.one_of(OF_TORCH, "dtype"), draw.shape()
     generator = torch.Generator().manual_seed(draw.seed())
-    values = [torch.randn(shape, generator=generator, dtype=torch.float64) * 9 for _ in range(pool.size)]
+    values = [torch.randn(shape, generator=generator, dtype=torch.float64) * 9 for _ in range(group.size)]
     inputs = [given_as(one.abs().to(dtype) if dtype == torch.uint8 else one.to(dtype)) for one in values]
-    for op in bagua.ReduceOp:
-        if op != bagua.ReduceOp.AVG and is_meaningful(dtype, op):
-            _, ours = call(pool, "allreduce_inplace", [[one, op] for one in inputs])
-            _, theirs = call(pool, "allreduce of torch", [[one, op] for one in inputs])
-            assert [rank[0] for rank in ours] == [rank[0] for rank in theirs], op.name
+    ops = [op for op in bagua.ReduceOp if op != bagua.ReduceOp.AVG and is_meaningful(dtype, op)]
+    arguments = [[[one, op] for one in inputs] for op in ops]
+    assert call_all(group, "allreduce_inplace", arguments) == call_all(group, "allreduce of torch", arguments)
 
 
 # --- many tensors ----------------------------------------------------------------------------------------------------
@@ -151,24 +158,24 @@ FLAT_BYTES = (20, 64 << 20)  # of one message: several, or one for each dtype
 
 @DRAWN
 @given(st.data())
-def test_broadcast_coalesced(pool: RankPool, data: st.DataObject) -> None:
-    draw = Drawing(data, pool.size)
+def test_broadcast_coalesced(group: Group, data: st.DataObject) -> None:
+    draw = Drawing(data, group.size)
     root, size = draw.rank("src"), draw.one_of(FLAT_BYTES, "bytes of a message")
     _, tensors = many(draw, MOVED_DTYPES)
-    results, after = call(pool, "broadcast_coalesced", [[size, one, root] for one in tensors])
-    assert results == [None] * pool.size
-    assert [rank[1] for rank in after] == [[one.elements for one in tensors[root]]] * pool.size
+    results, after = call(group, "broadcast_coalesced", [[size, one, root] for one in tensors])
+    assert results == [None] * group.size
+    assert [rank[1] for rank in after] == [[one.elements for one in tensors[root]]] * group.size
 
 
 @DRAWN
 @given(st.data())
-def test_allreduce_coalesced_inplace(pool: RankPool, data: st.DataObject) -> None:
-    draw = Drawing(data, pool.size)
+def test_allreduce_coalesced_inplace(group: Group, data: st.DataObject) -> None:
+    draw = Drawing(data, group.size)
     op = draw.one_of([op for op in bagua.ReduceOp if op.name in ("SUM", "PRODUCT", "AVG")], "op")
     values, tensors = many(draw, (*INTEGERS, *FLOATS, *COMPLEX))
     size = draw.one_of(FLAT_BYTES, "bytes of a message")
-    results, after = call(pool, "allreduce_coalesced_inplace", [[size, one, op] for one in tensors])
-    assert results == [None] * pool.size
+    results, after = call(group, "allreduce_coalesced_inplace", [[size, one, op] for one in tensors])
+    assert results == [None] * group.size
     for rank in after:
         for number, actual in enumerate(rank[1]):
             inputs = [one[number] for one in values]
@@ -186,13 +193,13 @@ OBJECTS = st.recursive(
 
 @DRAWN
 @given(st.data())
-def test_objects(pool: RankPool, data: st.DataObject) -> None:
-    root = Drawing(data, pool.size).rank("src")
-    given_objects = data.draw(st.lists(OBJECTS, min_size=pool.size, max_size=pool.size))
-    broadcast, _ = call(pool, "broadcast_object", [[one, root] for one in given_objects])
-    assert broadcast == [given_objects[root]] * pool.size
-    gathered, _ = call(pool, "all_gather_object", [[one] for one in given_objects])
-    assert gathered == [given_objects] * pool.size
+def test_objects(group: Group, data: st.DataObject) -> None:
+    root = Drawing(data, group.size).rank("src")
+    given_objects = data.draw(st.lists(OBJECTS, min_size=group.size, max_size=group.size))
+    broadcast, _ = call(group, "broadcast_object", [[one, root] for one in given_objects])
+    assert broadcast == [given_objects[root]] * group.size
+    gathered, _ = call(group, "all_gather_object", [[one] for one in given_objects])
+    assert gathered == [given_objects] * group.size
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -220,13 +227,13 @@ OF_CONTIGUOUS_TENSORS: dict[str, tuple[int, list[object]]] = {
 
 @DRAWN
 @given(st.data())
-def test_memory_with_gaps_is_refused_before_anything_is_sent(pool: RankPool, data: st.DataObject) -> None:
-    draw = Drawing(data, pool.size)
+def test_memory_with_gaps_is_refused_before_anything_is_sent(group: Group, data: st.DataObject) -> None:
+    draw = Drawing(data, group.size)
     name = draw.one_of(list(OF_CONTIGUOUS_TENSORS), "collective")
     times, others = OF_CONTIGUOUS_TENSORS[name]
     shape = (2 + draw.rank("rows"), 2 + draw.rank("columns"))
     tensor = given_as(torch.zeros(shape), draw.one_of(("strided", "transposed"), "layout"))
-    results, after = call(pool, name, [[tensor] * times + others] * pool.size)
+    results, after = call(group, name, [[tensor] * times + others] * group.size)
     for result in results:
         assert result.startswith("ValueError: ")
         assert "is not contiguous" in result

@@ -18,9 +18,9 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-REDUCED_DTYPES = (*INTEGERS, *FLOATS, *COMPLEX, torch.bool)
+REDUCED_DTYPES = (*INTEGERS, *FLOATS, *COMPLEX, *FLOAT8, torch.bool)
 # What does not compute travels all the same.
-MOVED_DTYPES = (*REDUCED_DTYPES, *FLOAT8, torch.uint16, torch.uint32, torch.uint64)
+MOVED_DTYPES = (*REDUCED_DTYPES, torch.uint16, torch.uint32, torch.uint64)
 
 REDUCTIONS = [(dtype, op) for dtype in REDUCED_DTYPES for op in ReduceOp if is_meaningful(dtype, op)]
 
@@ -90,13 +90,19 @@ def assert_reduced(actual: torch.Tensor, inputs: list[torch.Tensor], op: ReduceO
     expected = reduced(inputs, op)
     if op == ReduceOp.AVG and (expected.is_floating_point() or expected.is_complex()):
         # Each of n terms and n sums is rounded, relative to what is in it and not to what is left of it.
-        magnitude = max(float(one.abs().max()) for one in inputs) if expected.numel() else 0.0
+        wide = torch.complex128 if expected.is_complex() else torch.float64
+        magnitude = max(float(one.to(wide).abs().max()) for one in inputs) if expected.numel() else 0.0
         rounding = 2 * len(inputs) * torch.finfo(expected.dtype).eps * magnitude
         torch.testing.assert_close(
-            actual.cpu(), expected, rtol=0.0, atol=rounding, equal_nan=True, msg=lambda text: f"{what}: {text}"
+            actual.cpu().to(wide),
+            expected.to(wide),
+            rtol=0.0,
+            atol=rounding,
+            equal_nan=True,
+            msg=lambda text: f"{what}: {text}",
         )
     elif expected.dtype == torch.bool:
         assert_same(actual, expected, what)  # a byte of 2 would equal True
     else:
         # -0.0 and 0.0 are the same number: a product may be either.
-        assert torch.equal(actual.cpu(), expected), f"{what}: got {actual}, expected {expected}"
+        assert bool((actual.cpu() == expected).all()), f"{what}: got {actual}, expected {expected}"

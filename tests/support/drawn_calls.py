@@ -6,6 +6,7 @@ as opaque numpy records: what moves them is modelled without their dtype.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from support.ranks import device_for
 
 import bagua.torch_api as bagua
 from bagua.collectives import coalesced
+from bagua.collectives.communicator import BaguaCommunicator, CommMember
 from bagua.collectives.object_collectives import all_gather_object
 from bagua.torch_api import communication
 
@@ -58,25 +60,48 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes()
 
 
-def _in_pieces_of(flat_bytes: int, collective: Callable[..., None], *arguments: Any) -> None:
+def _of_torch(tensor: torch.Tensor, op: bagua.ReduceOp, comm: BaguaCommunicator | None) -> None:
+    if comm is not CommMember.NON_COMM_MEMBER:
+        dist.all_reduce(tensor, op.torch_op, group=comm and comm.torch_group)
+
+
+def _in_pieces_of(
+    flat_bytes: int, collective: Callable[..., None], *arguments: Any, comm: BaguaCommunicator | None
+) -> None:
     coalesced.FLAT_BYTES = flat_bytes
-    collective(*arguments)
+    collective(*arguments, comm=comm)
 
 
 _OTHERS: dict[str, Callable[..., Any]] = {
     "broadcast_object": communication.broadcast_object,
     "all_gather_object": all_gather_object,
-    "broadcast_coalesced": lambda size, *rest: _in_pieces_of(size, communication.broadcast_coalesced, *rest),
-    "allreduce_coalesced_inplace": lambda size, *rest: _in_pieces_of(
-        size, communication.allreduce_coalesced_inplace, *rest
+    "broadcast_coalesced": lambda size, *rest, comm: _in_pieces_of(
+        size, communication.broadcast_coalesced, *rest, comm=comm
     ),
-    "allreduce of torch": lambda tensor, op: dist.all_reduce(tensor, op.torch_op),
+    "allreduce_coalesced_inplace": lambda size, *rest, comm: _in_pieces_of(
+        size, communication.allreduce_coalesced_inplace, *rest, comm=comm
+    ),
+    "allreduce of torch": _of_torch,
 }
 
 
-def carry_out(name: str | None, arguments: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """In a rank. None: it takes no part. Returns what the call returned, or the error of an argument, and the bytes of
-    the tensors among the arguments as they are then."""
+@functools.cache
+def _communicator(members: Sequence[int]) -> BaguaCommunicator:
+    return communication.new_group(list(members)).get_global_communicator()
+
+
+Task = tuple[str | None, Sequence[Any]]  # a collective and its arguments; no collective: the rank takes no part
+
+
+def carry_out(members: tuple[int, ...], tasks: Sequence[Task]) -> list[tuple[Any, list[Any]]]:
+    """In a rank: collectives of these ranks, or of all if there are none."""
+    comm = _communicator(members) if members else None
+    return [_carry_out(comm, *task) for task in tasks]
+
+
+def _carry_out(comm: BaguaCommunicator | None, name: str | None, arguments: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Returns what the call returned, or the error of an argument, and the bytes of the tensors among the arguments as
+    they are then."""
     made: dict[int, torch.Tensor] = {}
 
     def real(argument: Any) -> Any:
@@ -93,13 +118,43 @@ def carry_out(name: str | None, arguments: Sequence[Any]) -> tuple[Any, list[Any
     result = None
     if name is not None:
         try:
-            result = (_OTHERS.get(name) or getattr(bagua, name))(*given)
+            result = (_OTHERS.get(name) or getattr(bagua, name))(*given, comm=comm)
         except (TypeError, ValueError) as error:
             result = f"{type(error).__name__}: {error}"
     return result, [bytes_of(argument) for argument in arguments]
 
 
 # --- what the test process does --------------------------------------------------------------------------------------
+
+
+class Group:
+    """Some ranks of a pool. The others make the calls of rank 0, for which they have nothing to do.
+
+    Args:
+        members: ascending; none: all of the pool.
+    """
+
+    def __init__(self, pool: RankPool, members: tuple[int, ...] = ()) -> None:
+        self._pool, self._members = pool, members
+        self._ranks = members or tuple(range(pool.size))
+        self.size = len(self._ranks)
+
+    def call(self, tasks: Sequence[Sequence[Task]]) -> list[list[tuple[Any, list[Any]]]]:
+        """`carry_out` of these tasks, by rank of the group."""
+        every = [tasks[0]] * self._pool.size
+        for rank, one in zip(self._ranks, tasks, strict=True):
+            every[rank] = one
+        answers = self._pool.call(carry_out, [(self._members, one) for one in every])
+        for rank in {*range(self._pool.size)} - {*self._ranks}:
+            for (_, arguments), (_, after) in zip(tasks[0], answers[rank], strict=True):
+                assert after == _bytes_of_given(arguments), f"rank {rank}, which is not in the group"
+        return [answers[rank] for rank in self._ranks]
+
+
+def _bytes_of_given(argument: Any) -> Any:
+    if isinstance(argument, Given):
+        return argument.elements
+    return [_bytes_of_given(one) for one in argument] if isinstance(argument, list) else argument
 
 
 class Drawing:
@@ -152,7 +207,7 @@ def given_as(tensor: torch.Tensor, layout: str = "contiguous") -> Given:
     return Given(_bytes(tensor), tensor.dtype, tuple(tensor.shape), layout)
 
 
-def call_each(pool: RankPool, tasks: Sequence[tuple[str, Sequence[Any]] | None]) -> tuple[list[Any], list[list[Any]]]:
+def call_each(group: Group, tasks: Sequence[Task | None]) -> tuple[list[Any], list[list[Any]]]:
     """
     Args:
         tasks: by rank the collective and its arguments; None: it takes no part.
@@ -160,10 +215,17 @@ def call_each(pool: RankPool, tasks: Sequence[tuple[str, Sequence[Any]] | None])
     Returns:
         by rank what the call returned, and the arguments afterwards, with bytes for each tensor.
     """
-    answers = pool.call(carry_out, [task or (None, []) for task in tasks])
-    return [result for result, _ in answers], [after for _, after in answers]
+    answers = group.call([[task or (None, [])] for task in tasks])
+    return [result for ((result, _),) in answers], [after for ((_, after),) in answers]
 
 
-def call(pool: RankPool, name: str, arguments: Sequence[Sequence[Any]]) -> tuple[list[Any], list[list[Any]]]:
+def call(group: Group, name: str, arguments: Sequence[Sequence[Any]]) -> tuple[list[Any], list[list[Any]]]:
     """`call_each` of the same collective."""
-    return call_each(pool, [(name, one) for one in arguments])
+    return call_each(group, [(name, one) for one in arguments])
+
+
+def call_all(group: Group, name: str, arguments: Sequence[Sequence[Sequence[Any]]]) -> list[list[list[Any]]]:
+    """`call` with each of these, in one message to the ranks. Returns the arguments afterwards, by call and rank."""
+    answers = group.call([[(name, one[rank]) for one in arguments] for rank in range(group.size)])
+    assert all(result is None for rank in answers for result, _ in rank)
+    return [[after for _, after in every] for every in zip(*answers, strict=True)]
