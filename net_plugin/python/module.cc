@@ -198,7 +198,7 @@ py::dict page_layout() {
       "posted_ms"_a = offsetof(CommSlot, posted_ms), "stream_counters"_a = offsetof(StreamSlot, counters),
       "sample"_a = offsetof(StreamSlot, sampled_ms));
   using Row = std::tuple<const char*, std::size_t, const char*, const char*>;
-#define BAGUA_NET_COUNTER_ROW(type, name, metric, help) Row{#name, sizeof(type) / sizeof(Counter), metric, help},
+#define BAGUA_NET_COUNTER_ROW(type, name, metric, help) Row{#name, sizeof(type) / sizeof(std::uint64_t), metric, help},
   return py::dict("places"_a = places,
                   "comm_counters"_a = std::vector<Row>{BAGUA_NET_COMM_COUNTERS(BAGUA_NET_COUNTER_ROW)},
                   "stream_counters"_a = std::vector<Row>{BAGUA_NET_STREAM_COUNTERS(BAGUA_NET_COUNTER_ROW)});
