@@ -13,7 +13,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def scripts() -> list[Path]:
     files = [path for folder in ("tools", "examples") for path in (REPOSITORY / folder).rglob("*.py")]
-    return sorted(path for path in files if any(one in path.read_text() for one in ("ArgumentParser(", "add_argument(")))
+    return sorted(
+        path for path in files if any(one in path.read_text() for one in ("ArgumentParser(", "add_argument("))
+    )
 
 
 def faults(source: str) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -20,7 +19,7 @@ from bagua.net.bench.result_file import Figure, read_result
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from measure.bench import BenchError, Column, figures
-from measure.runner import Measure, Plan, Row, Sample, Tool, add_length, add_ranks
+from measure.runner import Length, Measure, Plan, Row, Sample, Tool
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,12 @@ class Toy(Tool):
     about = "Nothing"
     case_type = Case
     columns = (Column("variant", "", lambda row: row.variant),)
+    options = (("steps", int, 1, "any number"),)
     same = ("steps",)
+    length = Length(2)
     measured: list[tuple[str, str, int]]
     stop_at: Any = None
     stop: Any = None
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        add_ranks(parser)
-        add_length(parser, rounds=2)
-        parser.add_argument("--steps", type=int, default=1, help="any number")
 
     def plan(self) -> dict[str, Plan]:
         return {"here": {Case("one"): ["a", "b"], Case("two"): ["a", "b"]}}

@@ -1,6 +1,2 @@
-"""Measurements of training: `PYTHONPATH=tools python -m measure NAME [options]`.
-
-A tool is a list of cases, a list of variants, and a function that measures one variant in one case. All tools share the
-order of turns (bagua.net.bench.turns), the verdict (bagua.net.bench.verdict), options (`options`), rank processes
-(`ranks`), and the output (`report`, `results`).
-"""
+"""Measurements of training: `PYTHONPATH=tools python -m measure NAME [options]`. All tools share one runner, whose head
+says what a tool is: runner.py. Their ranks are in processes.py, seen from the tool, and rank.py, on their own side."""

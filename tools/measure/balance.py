@@ -14,12 +14,11 @@ the batch.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +28,9 @@ from torch import nn
 from torch.utils.data import DistributedSampler
 
 from bagua.torch_api.contrib import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
-from measure.bench import Column, Figure, figures, within
-from measure.processes import Ranks
+from measure.bench import Column, Figure, Label, within
 from measure.rank import join_bagua
-from measure.runner import Measure, Plan, Row, Sample, Tool, add_length, add_ranks, choose_device, ratio_figure
+from measure.runner import Length, Plan, Row, Tool, ratio_figure
 
 Batches = list[list[int]]
 FORMS = ("packed", "padded")
@@ -116,12 +114,21 @@ def _wrapped(width: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def measure(
-    _: torch.device, sampler: str, form: str, epoch: int, samples: int, batch_size: int, width: int
-) -> dict[str, float]:
-    """On a rank: the CPU time of each step's busiest rank, and the wall time, of an epoch."""
+def measure(_: torch.device, number: int, **fields: Any) -> dict[str, float]:
+    """On a rank: an epoch, after one that warms up the sampler."""
+    if (key := (fields["variant"], fields["form"])) not in _warmed_up:
+        _warmed_up.add(key)
+        _epoch(0, **fields)
+    return _epoch(number + 1, **fields)
+
+
+_warmed_up: set[tuple[str, str]] = set()
+
+
+def _epoch(epoch: int, variant: str, form: str, samples: int, batch_size: int, width: int) -> dict[str, float]:
+    """The CPU time of each step's busiest rank, and the wall time."""
     lengths = lengths_of(samples)
-    batches = batches_of(sampler, lengths, batch_size, dist.get_world_size(), dist.get_rank(), epoch)
+    batches = batches_of(variant, lengths, batch_size, dist.get_world_size(), dist.get_rank(), epoch)
     model, optimizer = _wrapped(width)
     spent = []
     dist.barrier()
@@ -150,77 +157,64 @@ class Case:
 class Balance(Tool):
     name = "balance"
     about = "The work of each step's busiest rank by sampler, exact and measured, on CPUs"
+    title = "Samplers on {ranks} ranks, lengths with a heavy tail"
     case_type = Case
-    same = ("ranks", "samples", "batch_size", "width")
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        add_ranks(parser)
-        for name, most, default, about in (
-            ("--samples", 1_000_000, 1024, "of the data set"),
-            ("--batch-size", 10_000, 8, "of each rank"),
-            ("--width", 10_000, 128, "of the model's layers"),
-        ):
-            parser.add_argument(name, type=within(int, 1, most), default=default, help=f"{about} (default {default})")
-        add_length(parser, rounds=5, time_limit_s=1800.0)
+    options = (
+        ("samples", within(int, 1, 1_000_000), 1024, "of the data set"),
+        ("batch_size", within(int, 1, 10_000), 8, "of each rank"),
+        ("width", within(int, 1, 10_000), 128, "of the model's layers"),
+    )
+    length = Length(5, 1800.0)
+    same = ("samples", "batch_size", "width")
+    module = "measure.balance"
 
     @classmethod
     def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
         given.device = "cpu"
-        choose_device(parser, given)
+        super().check(parser, given)
 
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__(given)
         lengths = lengths_of(given.samples)
-        self._exact = functools.cache(
-            lambda name, form: exact(name, form, lengths, given.batch_size, given.ranks)
-        )  # (imbalance, padding)
+
+        @functools.cache
+        def exactly(name: str, form: str) -> tuple[list[float], list[float]]:
+            return exact(name, form, lengths, given.batch_size, given.ranks)
+
+        def imbalance(row: Row) -> list[float]:
+            return exactly(row.variant, row.case.form)[0]
+
+        def padding(row: Row) -> list[float]:
+            return exactly(row.variant, row.case.form)[1]
+
         self.columns = (
             Column("sampler", "", lambda row: row.variant, left=True),
             Column("form", "", lambda row: row.case.form, left=True),
-            Column(
-                "imbalance", "x", lambda row: f"{statistics.median(self._exact(row.variant, row.case.form)[0]):.2f}"
-            ),
-            Column("padding", "x", lambda row: f"{statistics.median(self._exact(row.variant, row.case.form)[1]):.2f}"),
+            Column("imbalance", "x", lambda row: f"{statistics.median(imbalance(row)):.2f}"),
+            Column("padding", "x", lambda row: f"{statistics.median(padding(row)):.2f}"),
             Column("busiest rank", "s", lambda row: f"{row.median('busiest_s'):.2f}"),
             Column("wall", "s", lambda row: f"{row.median():.2f}"),
             Column("busiest rank", f"{SAMPLERS[0]} / this", lambda row: str(row.over(SAMPLERS[0], "busiest_s")), True),
         )
+        self.metrics = (
+            ("imbalance", "x", imbalance),
+            ("padding", "x", padding),
+            ("busiest_cpu_time", "s", lambda row: row.values("busiest_s")),
+            ("time", "s", Row.values),
+        )
 
-    def plan(self) -> Mapping[str, Plan]:
-        return {"": {Case(form): SAMPLERS for form in FORMS}}
+    def cases(self) -> Plan:
+        return {Case(form): SAMPLERS for form in FORMS}
 
-    @contextlib.contextmanager
-    def session(self, group: str, plan: Plan) -> Iterator[Measure]:
-        size = {name: getattr(self.given, name) for name in ("samples", "batch_size", "width")}
-        warmed_up = set()
-        with Ranks(self.given, "measure.balance", timeout_s=300.0) as ranks:
-            self.learn(ranks.ready().facts)
+    def labels(self, row: Row) -> dict[str, Label]:
+        return {"sampler": row.variant, "form": row.case.form, **self.where}
 
-            def turn(case: Case, sampler: str, number: int) -> Sample:
-                fields = {"sampler": sampler, "form": case.form, **size}
-                if (case, sampler) not in warmed_up:
-                    warmed_up.add((case, sampler))
-                    ranks.call("measure", epoch=0, **fields)
-                return ranks.call("measure", epoch=number + 1, **fields)[0]
-
-            yield turn
+    def figures(self, row: Row) -> list[Figure]:
+        return [*super().figures(row), *ratio_figure(self.labels(row), row.over(SAMPLERS[0], "busiest_s"))]
 
     def rows(self) -> list[Row]:
         rows = [Row(self.turns, Case(form), name) for name in SAMPLERS for form in FORMS]
         return [row for row in rows if row.over(SAMPLERS[0], "busiest_s") is not None]
-
-    def figures(self, row: Row) -> list[Figure]:
-        case = {"sampler": row.variant, "form": row.case.form, **self.where}
-        imbalance, padding = self._exact(row.variant, row.case.form)
-        return [
-            *figures(case, {("imbalance", "x"): imbalance, ("padding", "x"): padding}),
-            *figures(case, {("busiest_cpu_time", "s"): row.values("busiest_s"), ("time", "s"): row.values()}),
-            *ratio_figure(case, row.over(SAMPLERS[0], "busiest_s")),
-        ]
-
-    def title(self) -> str:
-        return f"Samplers on {self.given.ranks} ranks, lengths with a heavy tail"
 
 
 main = Balance.main

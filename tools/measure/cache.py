@@ -7,7 +7,6 @@ installed, LitData where litdata is; its "cold" is litdata.optimize.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import multiprocessing
@@ -16,7 +15,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +25,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from bagua.torch_api.contrib import CachedDataset
-from measure.bench import Column, Figure, figures, within
-from measure.runner import Measure, Plan, Row, Sample, Tool, add_length
+from measure.bench import Column, Label, within
+from measure.runner import Length, Measure, Plan, Row, Sample, Tool
 
 Epoch = Callable[[], float | None]  # returns the samples per second after the first batch
 
@@ -127,7 +126,14 @@ class EpochRow(Row):
 class Cache(Tool):
     name = "cache"
     about = "Samples per second with and without a cache"
+    title = "Samples per second, JPEG images"
     case_type = Case
+    ranks = None
+    options = (
+        ("images", within(int, 32, 1_000_000), 1000, "in an epoch"),
+        ("workers", within(int, 0, 256), 2, "of the DataLoader"),
+    )
+    length = Length(5)
     same = ("images", "workers")
     columns = (
         Column("backend", "", lambda row: row.variant, left=True),
@@ -136,21 +142,16 @@ class Cache(Tool):
         Column("after its start", "samples/s", lambda row: _range(row.rates(1))),
         Column("speed-up", "x, after its start", lambda row: _range(row.speedups())),
     )
+    metrics = (
+        ("rate", "samples/s", lambda row: row.rates(0)),
+        ("speedup", "x", lambda row: row.speedups()),
+        ("rate_after_start", "samples/s", lambda row: row.rates(1)),
+    )
 
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--images", type=within(int, 32, 10**6), default=1000, help="in an epoch (default 1000)")
-        parser.add_argument("--workers", type=within(int, 0, 256), default=2, help="of the DataLoader (default 2)")
-        add_length(parser, rounds=5)
-        parser.set_defaults(device="cpu")
-
-    @classmethod
-    def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None: ...
-
-    def plan(self) -> Mapping[str, Plan]:
+    def cases(self) -> Plan:
         redis = ["redis"] if shutil.which("redis-server") else []
         lit = ["litdata"] if importlib.util.find_spec("litdata") else []
-        return {"": {Case(): ["none", "lmdb", *redis, *lit]}}
+        return {Case(): ["none", "lmdb", *redis, *lit]}
 
     @contextlib.contextmanager
     def session(self, group: str, plan: Plan) -> Iterator[Measure]:
@@ -184,16 +185,8 @@ class Cache(Tool):
             for kind in self.turns.of(case, backend)[0]
         ]
 
-    def figures(self, row: EpochRow) -> list[Figure]:
-        metrics = {
-            ("rate", "samples/s"): row.rates(0),
-            ("speedup", "x"): row.speedups(),
-            ("rate_after_start", "samples/s"): row.rates(1),
-        }
-        return figures({"backend": row.variant, "epoch": row.epoch}, metrics)
-
-    def title(self) -> str:
-        return "Samples per second, JPEG images"
+    def labels(self, row: EpochRow) -> dict[str, Label]:
+        return {"backend": row.variant, "epoch": row.epoch}
 
     def heading(self) -> str:
         return f"{self.given.workers} workers"

@@ -26,7 +26,7 @@ import torch
 
 from bagua.codecs import Codec, codec_names, get_codec
 from measure.bench import Column, Figure, byte_size, describe_machine, figures, names_of
-from measure.runner import Measure, Plan, Row, Tool, add_length, several
+from measure.runner import Length, Measure, Plan, Row, Tool, one_of, several
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _ROTATING_BYTES = 256 << 20  # more than caches hold
@@ -164,11 +164,28 @@ def _cell(row: Row, way: str) -> str:
     return "" if us is None else f"{us:.1f} ({statistics.median(share):.0f} %)"
 
 
+def _count(text: str) -> int:
+    if not (found := byte_size(text)):
+        raise ValueError(f"{text!r} is 0; give 1 or more")
+    return found
+
+
 class Compression(Tool):
     name = "compression"
     about = "Codecs compared with a copy of the same number of bytes"
+    title = "Compression, {device}"
     case_type = Case
-    same = ("device",)
+    ranks = None
+    length = Length(15)
+    options = (
+        ("device", one_of("device", ("cpu", "cuda")), "cuda" if torch.cuda.is_available() else "cpu", "the GPU if any"),
+        ("codecs", names_of("codec", codec_names()), tuple(codec_names()), "to measure"),
+        ("elements", several(_count), "64K,1M,16M,64M", "sizes"),
+        ("dtypes", names_of("dtype", list(_DTYPES)), tuple(_DTYPES), "of what is compressed"),
+        ("versions", several(_count), "2,4,8", "of the step that reduces"),
+        ("threads", several(_count), f"1,{os.cpu_count() or 1}", "on CPUs"),
+        ("single_calls", None, False, "CUDA: calls one at a time, launched directly and by Triton"),
+    )
     columns = (
         *(
             Column(one, "", lambda row, one=one: str(asdict(row.case)[one] or ""), optional=True)
@@ -178,28 +195,6 @@ class Compression(Tool):
         Column(KERNEL, "us (of copy)", lambda row: _cell(row, KERNEL), optional=True),
         Column(CALL, "us (of copy)", lambda row: _cell(row, CALL)),
     )
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        def count(text: str) -> int:
-            if not (found := byte_size(text)):
-                raise ValueError(f"{text!r} is 0; give 1 or more")
-            return found
-
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        parser.add_argument("--device", choices=("cpu", "cuda"), default=device, help="default: the GPU if any")
-        for name, kind, default, about in (
-            ("--codecs", names_of("codec", codec_names()), ",".join(codec_names()), "to measure"),
-            ("--elements", several(count), "64K,1M,16M,64M", "sizes"),
-            ("--dtypes", names_of("dtype", list(_DTYPES)), ",".join(_DTYPES), "of what is compressed"),
-            ("--versions", several(count), "2,4,8", "of the step that reduces"),
-            ("--threads", several(count), f"1,{os.cpu_count() or 1}", "on CPUs"),
-        ):
-            parser.add_argument(name, type=kind, default=default, help=f"{about} (default {default})")
-        add_length(parser, rounds=15)
-        parser.add_argument(
-            "--single-calls", action="store_true", help="CUDA: calls one at a time, launched directly and by Triton"
-        )
 
     @classmethod
     def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
@@ -261,9 +256,6 @@ class Compression(Tool):
     def heading(self) -> str:
         where = describe_machine().caption() if self.given.device == "cpu" else torch.cuda.get_device_name()
         return f"Codecs compared with a copy of the same bytes; {where}, torch {torch.__version__}"
-
-    def title(self) -> str:
-        return f"Compression, {self.given.device}"
 
 
 def _us(row: Row) -> float:

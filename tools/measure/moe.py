@@ -7,12 +7,10 @@ forward and backward of all layers, without optimizer and gradient communication
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from measure.bench import Column, Figure, figures, within
-from measure.processes import Ranks
+from measure.bench import Column, Label, within
 from measure.rank import join_bagua
-from measure.runner import Measure, Plan, Row, Tool, add_length, add_ranks, format_ms, ranks_text
+from measure.runner import Length, Plan, Row, Tool, format_ms, one_of, ranks_text
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DENSE, MOE, EXCHANGE = "dense", "moe", "all_to_all"
 _WARM_UP = 3
-_SIZE = ("hidden", "tokens", "local_experts", "layers", "k", "capacity_factor", "dtype")
 
 
 def feed_forward(hidden: int, width: int) -> nn.Module:
@@ -107,8 +103,9 @@ def _warmed_up(device: torch.device, **size: Any) -> Layers:
     return layers
 
 
-def measure(device: torch.device, variant: str, **size: Any) -> dict[str, float]:
+def measure(device: torch.device, variant: str, **fields: Any) -> dict[str, float]:
     """On a rank."""
+    size = {name: value for name, value in fields.items() if name not in ("number", "model")}
     return {"ms": _warmed_up(device, **size).turn(variant)}
 
 
@@ -125,6 +122,11 @@ def _of(row: Row, variant: str, other: str) -> list[float]:
     return [one["ms"] / whole["ms"] for one, whole in row.turns.pairs(row.case, variant, other)]
 
 
+def _percent(row: Row, variant: str) -> list[float]:
+    """Of the step with MoE, by round."""
+    return [100 * part for part in _of(row, variant, MOE)]
+
+
 def _median(values: Sequence[float], style: str) -> str:
     return format(statistics.median(values), style) if values else ""
 
@@ -132,53 +134,38 @@ def _median(values: Sequence[float], style: str) -> str:
 class Mixtures(Tool):
     name = "moe"
     about = "Layers of MoE compared with dense layers of equal active size"
+    title = "MoE compared with a dense layer, {ranks} ranks"
     case_type = Case
-    same = ("ranks", "device", *_SIZE)
+    options = (
+        ("hidden", within(int, 1, 65_536), 512, "size of a token"),
+        ("tokens", within(int, 8, 1 << 24), 1024, "of each rank"),
+        ("local_experts", within(int, 1, 1024), 2, "of each rank"),
+        ("layers", within(int, 1, 1000), 4, "one after the other"),
+        ("k", within(int, 1, 2), 1, "experts per token"),
+        ("capacity_factor", within(float, 0.01, 100.0), 1.0, "room of an expert, of an equal share"),
+        ("dtype", one_of("dtype", list(DTYPES)), "fp32", "of parameters and tokens"),
+    )
+    length = Length(20, 600.0)
+    module = "measure.moe"
+    same = tuple(one[0] for one in options)
     columns = (
         Column("layer", "", lambda row: row.variant, left=True),
         Column("step", "ms", lambda row: format_ms(row.median("ms"))),
-        Column(
-            "least..most", "ms", lambda row: f"{format_ms(min(row.values('ms')))}..{format_ms(max(row.values('ms')))}"
-        ),
+        Column("least..most", "ms", lambda row: "..".join(format_ms(one(row.values("ms"))) for one in (min, max))),
         Column("of dense", "x", lambda row: _median(_of(row, row.variant, DENSE), ".3g")),
-        Column("of moe", "%", lambda row: _median([100 * part for part in _of(row, row.variant, MOE)], ".3g")),
+        Column("of moe", "%", lambda row: _median(_percent(row, row.variant), ".3g")),
+    )
+    metrics = (
+        ("step_time", "ms", lambda row: row.values("ms")),
+        ("slowdown", "x", lambda row: _of(row, MOE, DENSE) if row.variant == MOE else []),
+        ("all_to_all_share", "%", lambda row: _percent(row, EXCHANGE) if row.variant == MOE else []),
     )
 
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        add_ranks(parser)
-        for name, kind, default, about in (
-            ("--hidden", within(int, 1, 65_536), 512, "size of a token"),
-            ("--tokens", within(int, 8, 1 << 24), 1024, "of each rank"),
-            ("--local-experts", within(int, 1, 1024), 2, "of each rank"),
-            ("--layers", within(int, 1, 1000), 4, "one after the other"),
-            ("--k", within(int, 1, 2), 1, "experts per token"),
-            ("--capacity-factor", within(float, 0.01, 100), 1.0, "how many rows an expert has room for"),
-        ):
-            parser.add_argument(name, type=kind, default=default, help=f"{about} (default {default:g})")
-        parser.add_argument("--dtype", choices=list(DTYPES), default="fp32", help="default fp32")
-        add_length(parser, rounds=20, time_limit_s=600.0)
+    def cases(self) -> Plan:
+        return {Case(): (DENSE, MOE, EXCHANGE)}
 
-    def plan(self) -> Mapping[str, Plan]:
-        return {"": {Case(): (DENSE, MOE, EXCHANGE)}}
-
-    @contextlib.contextmanager
-    def session(self, group: str, plan: Plan) -> Iterator[Measure]:
-        size = {name: getattr(self.given, name) for name in _SIZE}
-        with Ranks(self.given, "measure.moe", timeout_s=300.0) as ranks:
-            self.learn(ranks.ready().facts)
-            yield lambda _case, variant, _round: ranks.call("measure", variant=variant, **size)[0]
-
-    def figures(self, row: Row) -> list[Figure]:
-        case = {"model": row.case.model, "k": self.given.k, **self.where, "layer": row.variant}
-        found = figures(case, {("step_time", "ms"): row.values("ms")})
-        if row.variant == MOE:
-            share = [100 * part for part in _of(row, EXCHANGE, MOE)]
-            found += figures(case, {("slowdown", "x"): _of(row, MOE, DENSE), ("all_to_all_share", "%"): share})
-        return found
-
-    def title(self) -> str:
-        return f"MoE compared with a dense layer, {self.given.ranks} ranks"
+    def labels(self, row: Row) -> dict[str, Label]:
+        return {"model": row.case.model, "k": self.given.k, **self.where, "layer": row.variant}
 
     def heading(self) -> str:
         given = self.given

@@ -96,18 +96,6 @@ class Network:
             yield Placement(lab, gpus=gpus)
 
 
-def add_networks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--networks",
-        type=several(parse_network),
-        default=LOOPBACK,
-        metavar="LIST",
-        help="loopback, or emulated as RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED], which needs root:"
-        " 25G,10G+5ms,3200M@400M,free:9000:unknown. free: no limit; SPEED: what /sys tells, as netlab run --speed"
-        " (default loopback)",
-    )
-
-
 def parse_network(text: str) -> Network:
     """`loopback`, or RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED]: `25G`, `10G+5ms`, `3200M@400M`, `free:9000:veth`.
 
@@ -138,3 +126,9 @@ def told_text(name: str) -> str:
     """For a table: the speed in Mb/s that programs are told in the network of this name."""
     told = parse_network(name).told_mbit
     return MISSING if told is None else str(told)
+
+
+NETWORK_HELP = (
+    "loopback, or emulated as RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED], as root: 25G,10G+5ms,free:9000:veth"
+)
+NETWORKS = ("networks", several(parse_network), LOOPBACK, NETWORK_HELP)

@@ -18,7 +18,7 @@ import torch
 
 from bagua.torch_api.contrib import fuse_optimizer
 from measure.bench import Column, Figure, figures, names_of, speedup, within
-from measure.runner import Measure, Plan, Row, Tool, add_length, name_of, ratio
+from measure.runner import Length, Measure, Plan, Row, Tool, name_of, one_of, ratio
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "sgd": lambda parameters, **options: torch.optim.SGD(parameters, lr=1e-3, **options),
@@ -91,8 +91,23 @@ def _over(row: Row, baseline: str | None) -> str:
 class Optimizers(Tool):
     name = "optimizers"
     about = "Times steps of optimizers, fused and not"
+    title = "Steps of optimizers, fused and not"
     case_type = Case
-    same = ("device", "steps")
+    ranks = None
+    options = (
+        ("optimizers", names_of("optimizer", list(OPTIMIZERS)), ("sgd", "adam"), f"of {', '.join(OPTIMIZERS)}"),
+        ("gradients", names_of("kind of gradients", ("fresh", "kept")), ("fresh", "kept"), "fresh, kept"),
+        ("device", one_of("device", ("cpu", "cuda")), "cpu", "where they are"),
+        ("steps", within(int, 1, 10**9), 20_000, "in a turn, times the number of tensors, and fewer of large ones"),
+        (
+            "compile_up_to",
+            within(int, 0, 1_000_000),
+            0,
+            "tensors up to which torch.compile is measured; minutes for 1000",
+        ),
+    )
+    length = Length(7)
+    same = ("steps",)
     columns = (
         *(Column(one, "", lambda row, one=one: str(asdict(row.case)[one])) for one in Case.__annotations__),
         Column("backend", "", lambda row: row.variant, left=True),
@@ -103,37 +118,11 @@ class Optimizers(Tool):
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        for name, kind, known, default in (
-            ("--optimizers", "optimizer", list(OPTIMIZERS), "sgd,adam"),
-            ("--gradients", "kind of gradients", ["fresh", "kept"], "fresh,kept"),
-        ):
-            parser.add_argument(
-                name,
-                type=names_of(kind, known),
-                default=default,
-                metavar="NAMES",
-                help=f"of {', '.join(known)} (default {default})",
-            )
         for name, most, default, about in (
             ("--parameters", 1_000_000, [10, 1000, 10_000], "how many tensors (default 10 1000 10000)"),
             ("--elements", 1 << 30, [256], "of each tensor (default 256)"),
         ):
             parser.add_argument(name, type=within(int, 1, most), nargs="+", default=default, metavar="N", help=about)
-        parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where they are (default cpu)")
-        add_length(parser, rounds=7).add_argument(
-            "--steps",
-            type=within(int, 1, 10**9),
-            default=20_000,
-            metavar="N",
-            help="in a turn, times the number of tensors, and fewer of large ones (default 20000)",
-        )
-        parser.add_argument(
-            "--compile-up-to",
-            type=within(int, 0, 1_000_000),
-            default=0,
-            metavar="N",
-            help="measure torch.compile(optimizer.step), too, up to N tensors (default 0); 1000 take minutes",
-        )
 
     @classmethod
     def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
@@ -165,8 +154,8 @@ class Optimizers(Tool):
             one.turn(_WARM_UP_STEPS, fresh=fresh)
         yield lambda _case, one, _round: {"ms": made[one].turn(steps, fresh=fresh)}
 
-    def begins_block(self, before: Row, row: Row) -> bool:
-        return before.case != row.case
+    def block(self, row: Row) -> object:
+        return row.case
 
     def is_loud(self, row: Row) -> bool:
         replaced = row.over(OURS.get(row.variant), "ms")
@@ -184,9 +173,6 @@ class Optimizers(Tool):
         facts = self.facts
         threads = f", {facts.get('threads')} threads" if facts.get("device") == "cpu" else ""
         return f"{facts.get('device')}{threads}, torch {facts.get('torch')}, float32"
-
-    def title(self) -> str:
-        return "Steps of optimizers, fused and not"
 
 
 main = Optimizers.main

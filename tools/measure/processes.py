@@ -32,6 +32,8 @@ from measure.bench import (
 
 # Interpreters load torch, and the process group forms.
 START_TIMEOUT_S = 180.0
+# Of a collective and of a call, where --timeout does not say it.
+_TIMEOUT_S = 300.0
 # Of a launcher that the tool itself may run under. Ranks get theirs from measure.rank.
 _LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_PORT"}
 _LAUNCHER_OF_LAB = _LAUNCHER | {"MASTER_ADDR"}
@@ -88,7 +90,6 @@ class Ranks:
     Args:
         tool: The module whose functions the ranks call; see measure.rank.
         options: What the ranks are told of `given`.
-        timeout_s: Of a collective, and of a call.
         backend: The network that NCCL uses, with a log of each rank in the folder `logs`. NCCL reads its settings once
             per process, so each backend has ranks of its own.
         tcp_only: NCCL uses neither P2P nor shared memory.
@@ -108,7 +109,6 @@ class Ranks:
         tool: str,
         *,
         options: Sequence[str] = (),
-        timeout_s: float | None = None,
         placement: Placement | None = None,
         backend: Backend | None = None,
         logs: Path | None = None,
@@ -119,7 +119,7 @@ class Ranks:
         program: str = "measure.rank",
     ) -> None:
         self._given, self._program, self._renews = given, program, renews
-        self._timeout_s = given.timeout if timeout_s is None else timeout_s
+        self._timeout_s = getattr(given, "timeout", _TIMEOUT_S)
         self._placement = placement or Placement(sharing=given.sharing)
         self._backend, self._tcp_only, self._shows_network = backend, tcp_only, shows_network
         self._settings = dict(settings or {})

@@ -5,9 +5,10 @@ A tool is a class derived from `Tool`, with three parts:
 - a plan: groups of cases, and the variants of each. A case is a frozen dataclass: what is measured, such as a size of
   all-reduce in a network. A variant is the name of one way to do it: a backend, an algorithm. A group is what one start
   of processes serves: a network, or all cases.
-- `session(group, plan)`, a context manager that starts the processes of a group and yields a function. It measures one
-  variant in one case for one turn, on all ranks, and returns a sample: a dict that JSON can hold. On a rank, that is a
-  function `measure(rank, **fields) -> dict` of a module (measure.rank).
+- `measure`, which measures one variant in one case for one turn and returns a sample: a dict that JSON can hold. On
+  each rank, it is a function of the tool's module (measure.rank); `sample` combines what the ranks return. A tool that
+  starts other processes, or several groups of ranks, has a `session(group, plan)` of its own: a context manager that
+  yields the function.
 - a table: `columns`, whose cells are functions of a `Row`, which has the samples of one variant in one case and those
   that they are compared with. `figures` of a row are what the result file has of it.
 
@@ -26,6 +27,7 @@ Exit status: 0, or 1 after an error or without a measurement, or 2 if an option 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import signal
@@ -33,8 +35,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from measure.bench import (
     MISSING,
     BenchError,
     Column,
+    Event,
     Figure,
     Label,
     PairedRatio,
@@ -53,8 +55,10 @@ from measure.bench import (
     backend_label,
     check_output_files,
     describe_machine,
+    figures,
     format_time_us,
     make_folder,
+    names_of,
     paired_ratio,
     render_rows,
     result_of,
@@ -63,7 +67,7 @@ from measure.bench import (
     within,
     write_result,
 )
-from measure.processes import RanksLostError
+from measure.processes import Ranks, RanksLostError
 
 Sample = dict[str, Any]
 Measure = Callable[[Any, str, int], Sample]
@@ -81,7 +85,7 @@ _NAMES = {
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-def add_ranks(parser: argparse.ArgumentParser, *, least: int = 1, most: int = 128) -> None:
+def add_ranks(parser: argparse.ArgumentParser, least: int, most: int) -> None:
     """Leaves `ranks`, `device` and `share_gpus`; see `choose_device`."""
     parser.add_argument(
         "--nproc-per-node",
@@ -99,29 +103,40 @@ def add_ranks(parser: argparse.ArgumentParser, *, least: int = 1, most: int = 12
     )
 
 
-def add_length(
-    parser: argparse.ArgumentParser, *, rounds: int, time_limit_s: float = 86400.0, timeout_s: float | None = None
-) -> argparse._ArgumentGroup:
-    length = parser.add_argument_group("how long")
-    length.add_argument(
-        "--rounds", type=within(int, 1, 1000), default=rounds, help=f"turns of each in each case (default {rounds})"
-    )
-    length.add_argument(
-        "--time-limit",
-        type=within(float, 1.0, 86400.0),
-        default=time_limit_s,
-        metavar="S",
-        help=f"seconds for all; no round begins that is longer than what is left (default {time_limit_s:g})",
-    )
-    if timeout_s is not None:
-        length.add_argument(
-            "--timeout",
-            type=within(float, 1.0, 86400.0),
-            default=timeout_s,
-            metavar="S",
-            help=f"for one turn (default {timeout_s:g})",
-        )
-    return length
+@dataclass(frozen=True)
+class Length:
+    """Defaults of --rounds, --time-limit and --timeout; None: without that option."""
+
+    rounds: int | None
+    time_limit_s: float | None = 86400.0
+    timeout_s: float | None = None
+
+    def add(self, parser: argparse.ArgumentParser) -> None:
+        length = parser.add_argument_group("how long")
+        for name, default, kind, about in (
+            ("--rounds", self.rounds, within(int, 1, 1000), "turns of each in each case"),
+            (
+                "--time-limit",
+                self.time_limit_s,
+                within(float, 1.0, 86400.0),
+                "seconds for all; no round begins that is longer than what is left",
+            ),
+            ("--timeout", self.timeout_s, within(float, 1.0, 86400.0), "seconds for one turn"),
+        ):
+            if default is not None:
+                length.add_argument(name, type=kind, default=default, help=f"{about} (default {default:g})")
+
+
+def one_of(kind: str, known: Sequence[str]) -> Callable[[str], str]:
+    """For argparse: a name."""
+
+    def convert(text: str) -> str:
+        (name, *more) = names_of(kind, known)(text)
+        if more:
+            raise argparse.ArgumentTypeError(f"{text!r} names several; give one {kind}")
+        return name
+
+    return convert
 
 
 def several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
@@ -233,24 +248,40 @@ class Tool:
 
     Attributes:
         name, about: For the command line.
+        title: Of the result file, with options in braces.
         case_type: Of the cases.
         columns: Of the table.
+        metrics: Of `figures`: metric, unit, and the values of a row.
+        ranks: The least and the largest number of ranks; None: the tool starts none.
+        options: Name, type, default, help. Without a type it is a switch.
+        length: Defaults of the options that say how long.
+        keeps_logs: Has --output-dir, where NCCL's logs are kept.
+        same: Options that all runs of one --details file must have in common, besides ranks and device.
+        module: Whose function `measure(device, variant, number, **case, **same)` the ranks call by default.
+        settings: Environment variables of these ranks.
         keeps: What is kept of a case that an earlier run did not finish: each "turn", each whole "round", or nothing,
             because a "case" is measured by one start of the processes.
         rounds_first: Take a round of all cases before the next round.
         fails_everywhere: A variant that fails in a case is left out in the others of its group.
-        same: The options that all runs of one --details file must have in common.
     """
 
     name = ""
     about = ""
+    title = ""
     epilog = ""
     case_type: Any = None
     columns: Sequence[Column[Any]] = ()
+    metrics: Sequence[tuple[str, str, Callable[[Any], Sequence[float | None]]]] = ()
+    ranks: tuple[int, int] | None = (1, 128)
+    options: Sequence[tuple[str, Callable[[str], Any] | None, Any, str]] = ()
+    length = Length(1)
+    keeps_logs = False
+    module = ""
+    settings: Mapping[str, str] | None = None
     keeps = "round"
     rounds_first = False
     fails_everywhere = False
-    same: Sequence[str] = ("ranks", "device")
+    same: Sequence[str] = ()
 
     def __init__(self, given: argparse.Namespace) -> None:
         """Raises ValueError: an option is wrong."""
@@ -262,31 +293,49 @@ class Tool:
         self.errors: list[str] = []
         self.limit = f"--time-limit {given.time_limit:g}"  # for messages: what ends a group
         self.finished: set[Any] = set()
-        self.folder: Path = getattr(given, "output_dir", None) or Path()
-        self._options = {name: getattr(given, name) for name in self.same if hasattr(given, name)}
+        self.folder = Path()  # of logs
+        names = ("ranks", "device", *self.same)
+        self._options = {name: getattr(given, name) for name in names if hasattr(given, name)}
         if given.details is not None:
             _read_details(self, given.details)
 
     # What a tool defines.
 
     @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None: ...
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        """Further ones."""
 
     @classmethod
     def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
         """Ends the program if options contradict each other."""
-        choose_device(parser, given)
+        if cls.ranks is not None:
+            choose_device(parser, given)
 
     @property
     def rounds(self) -> int:
         return self.given.rounds
 
-    def plan(self) -> Mapping[Any, Plan]:
-        """By group. str() of a group names it in errors; one that is empty is not named."""
+    def cases(self) -> Plan:
+        """Of a tool with one group."""
         raise NotImplementedError
 
-    def session(self, group: Any, plan: Plan) -> AbstractContextManager[Measure]:
-        raise NotImplementedError
+    def plan(self) -> Mapping[Any, Plan]:
+        """By group. str() of a group names it in errors; one that is empty is not named."""
+        return {"": self.cases()}
+
+    @contextlib.contextmanager
+    def session(self, group: Any, plan: Plan) -> Iterator[Measure]:
+        given = self.given
+        fields = {name: getattr(given, name) for name in self.same}
+        with Ranks(given, self.module, settings=self.settings) as ranks:
+            self.learn(ranks.ready().facts)
+            yield lambda case, variant, number: self.sample(
+                ranks.call("measure", variant=variant, number=number, **asdict(case), **fields)
+            )
+
+    def sample(self, events: Sequence[Event]) -> Sample:
+        """Of the answers of all ranks."""
+        return events[0]
 
     def end_of(self, began: float, started: float, deadline: float, groups_left: int) -> float:
         """When a group has to end; by default the start of its processes is counted."""
@@ -305,10 +354,16 @@ class Tool:
         return all(len(self.turns.of(case, name)) >= self.rounds for name in variants)
 
     def rows(self) -> Sequence[Row]:
-        return [Row(self.turns, case, variant) for case, variant in self.turns.samples]
+        """Case by case."""
+        samples = self.turns.samples
+        cases = dict.fromkeys(case for case, _ in samples)
+        return [Row(self.turns, case, name) for case in cases for of, name in samples if of == case]
+
+    def labels(self, row: Row) -> Mapping[str, Label]:
+        return {**asdict(row.case), **self.where}
 
     def figures(self, row: Row) -> Iterable[Figure]:
-        return ()
+        return figures(self.labels(row), {(metric, unit): values(row) for metric, unit, values in self.metrics})
 
     def all_figures(self, rows: Sequence[Row]) -> list[Figure]:
         return [figure for row in rows for figure in self.figures(row)]
@@ -325,9 +380,6 @@ class Tool:
         """Draws --plot. Returns the files."""
         return []
 
-    def title(self) -> str:
-        return self.about
-
     def heading(self) -> str:
         return ranks_text(self.given, self.facts)
 
@@ -335,8 +387,9 @@ class Tool:
         """Of the result file, in addition to the options."""
         return {}
 
-    def begins_block(self, before: Row, row: Row) -> bool:
-        return False
+    def block(self, row: Row) -> object:
+        """Rows between which this changes have a blank line between them."""
+        return getattr(row.case, "network", None)
 
     def is_loud(self, row: Row) -> bool:
         return False
@@ -349,6 +402,11 @@ class Tool:
         given = self.given
         gpus = 0 if given.device == "cpu" else given.ranks if given.sharing is None else given.sharing.gpus
         return {"ranks": given.ranks, "gpus": gpus}
+
+    def named(self, title: str) -> str:
+        """With the options that it names."""
+        given = vars(self.given).items()
+        return title.format(**{name: ", ".join(map(str, v)) if isinstance(v, tuple) else v for name, v in given})
 
     def learn(self, facts: Mapping[str, Any]) -> None:
         """What ranks report about themselves; the last ones count."""
@@ -367,7 +425,17 @@ class Tool:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        if cls.ranks is not None:
+            add_ranks(parser, *cls.ranks)
         cls.add_options(parser)
+        for name, convert, default, about in cls.options:
+            option, shown = "--" + name.replace("_", "-"), ",".join(default) if isinstance(default, tuple) else default
+            if convert is None:
+                parser.add_argument(option, action="store_true", help=about)
+            else:
+                text = about if shown in (None, "") else f"{about} (default {shown})"
+                parser.add_argument(option, type=convert, default=default, help=text)
+        cls.length.add(parser)
         output = parser.add_argument_group("results")
         output.add_argument("--json", type=Path, metavar="PATH", help="result file: medians and their range")
         output.add_argument(
@@ -377,6 +445,8 @@ class Tool:
             metavar="PATH",
             help="append every turn, as JSON lines, and measure what the file lacks",
         )
+        if cls.keeps_logs:
+            output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
         given = parser.parse_args(words)
         cls.check(parser, given)
         try:
@@ -497,7 +567,7 @@ class Tool:
             table = render_rows(
                 rows,
                 self.columns,
-                begins_block=self.begins_block,
+                begins_block=lambda before, row: self.block(before) != self.block(row),
                 is_loud=self.is_loud,
                 colour=shows_colour(sys.stdout),
             )
@@ -518,7 +588,7 @@ class Tool:
         if given.json is not None:
             parameters = {**vars(given), **self.parameters()}
             result = result_of(
-                self.title(),
+                self.named(self.title),
                 self.all_figures(self.rows()),
                 machine=describe_machine(),
                 parameters={name: _plain(value) for name, value in parameters.items() if not isinstance(value, Path)},

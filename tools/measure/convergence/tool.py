@@ -11,7 +11,6 @@ not an error.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure.bench import MISSING, Column, Figure, describe_machine, figures, names_of, within
+from measure.bench import MISSING, Column, Event, Figure, describe_machine, figures, names_of, within
 from measure.convergence.catalogue import (
     ACCURACY_LIMIT_POINTS,
     CASES,
@@ -34,8 +33,7 @@ from measure.convergence.catalogue import (
     optimizer_of,
 )
 from measure.convergence.figure import write_figure
-from measure.processes import Ranks
-from measure.runner import Measure, Plan, Row, Sample, Tool, add_ranks, choose_device, name_of, number
+from measure.runner import Length, Plan, Row, Sample, Tool, name_of, number
 
 HOLDS = "holds"
 # Of a training, what all ranks have in common; see training.Trained.
@@ -185,14 +183,29 @@ def _apart(row: Row) -> float:
     return max(row.values("spread"))
 
 
+def _by_device(values: Mapping[str, object]) -> str:
+    return "; ".join(f"{value} on {device}" for device, value in values.items())
+
+
 class Convergence(Tool):
     name = "convergence"
     about = "Does an algorithm train as well as gradient all-reduce? On data that packages ship, to the end"
     epilog = "\n".join(["tasks:", *(f"  {name:<12} {task.about}, {task.length}" for name, task in TASKS.items())])
+    title = "Convergence on {ranks} ranks, {seeds} seeds"
     case_type = Case
     keeps = "turn"
     rounds_first = True
-    same = ("ranks", "device", "steps")
+    same = ("steps",)
+    ranks = (2, 4)
+    options = (
+        ("tasks", names_of("task", list(TASKS)), None, f"default: {_by_device(DEFAULT_TASKS)}"),
+        ("algorithms", names_of("algorithm", list(CASES)), DEFAULT_CASES, "trained, and what they are compared with"),
+        ("seeds", within(int, 1, 100), None, f"default: {_by_device(DEFAULT_SEEDS)}"),
+        ("steps", within(int, 1, 10_000_000), None, "of each training, with the schedule made for them"),
+        ("plot", Path, None, "a picture (.png, .svg or .pdf)"),
+    )
+    length = Length(None, 3600.0, 300.0)
+    module = "measure.convergence.training"
     columns = (
         Column("task", "", lambda row: row.case.task, left=True),
         Column("algorithm", "", lambda row: row.variant, left=True),
@@ -219,45 +232,8 @@ class Convergence(Tool):
     )
 
     @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        def default(values: Mapping[str, object]) -> str:
-            return "default: " + "; ".join(f"{value} on {device}" for device, value in values.items())
-
-        parser.add_argument(
-            "--tasks",
-            type=names_of("task", list(TASKS)),
-            metavar="LIST",
-            help=default({device: ",".join(names) for device, names in DEFAULT_TASKS.items()}),
-        )
-        parser.add_argument(
-            "--algorithms",
-            type=names_of("algorithm", list(CASES)),
-            default=DEFAULT_CASES,
-            metavar="LIST",
-            help=f"of {', '.join(CASES)} (default all); what they are compared with is trained as well",
-        )
-        add_ranks(parser, least=2, most=4)
-        length = parser.add_argument_group("how long")
-        length.add_argument("--seeds", type=within(int, 1, 100), metavar="N", help=default(DEFAULT_SEEDS))
-        length.add_argument(
-            "--steps",
-            type=within(int, 1, 10_000_000),
-            metavar="N",
-            help="steps of each training, with the schedule made for them (default: the task's own number)",
-        )
-        for name, about, seconds in (
-            ("--time-limit", "for the whole run; no seed begins that is longer than what is left", 3600.0),
-            ("--timeout", "for one training", 300.0),
-        ):
-            kind = within(float, 1.0, 86400.0)
-            length.add_argument(
-                name, type=kind, default=seconds, metavar="S", help=f"seconds {about} (default {seconds:g})"
-            )
-        parser.add_argument("--plot", type=Path, metavar="PATH", help="a picture (.png, .svg or .pdf)")
-
-    @classmethod
     def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-        choose_device(parser, given)
+        super().check(parser, given)
         given.tasks = given.tasks or DEFAULT_TASKS[given.device]
         given.seeds = given.seeds or DEFAULT_SEEDS[given.device]
 
@@ -265,19 +241,12 @@ class Convergence(Tool):
     def rounds(self) -> int:
         return self.given.seeds
 
-    def plan(self) -> Mapping[str, Plan]:
-        return {"": {Case(task): cases_of(task, self.given.algorithms) for task in self.given.tasks}}
+    def cases(self) -> Plan:
+        return {Case(task): cases_of(task, self.given.algorithms) for task in self.given.tasks}
 
-    @contextlib.contextmanager
-    def session(self, group: str, plan: Plan) -> Iterator[Measure]:
-        with Ranks(self.given, "measure.convergence.training") as ranks:
-            self.learn(ranks.ready().facts)
-            yield lambda case, variant, seed: self._train(ranks, case.task, variant, seed + 1)
-
-    def _train(self, ranks: Ranks, task: str, case: str, seed: int) -> Sample:
-        events = ranks.call("train", task=task, case=case, seed=seed, steps=self.given.steps)
+    def sample(self, events: Sequence[Event]) -> Sample:
         seconds = max(event["seconds"] for event in events)
-        named = {name: ranks.facts.get(name) for name in ("python", "torch", "nccl", "device")}
+        named = {name: self.facts.get(name) for name in ("python", "torch", "nccl", "device")}
         return {
             **{name: events[0][name] for name in _COMMON},
             "seconds": seconds,
@@ -309,8 +278,8 @@ class Convergence(Tool):
                     )
         return found
 
-    def begins_block(self, before: Row, row: Row) -> bool:
-        return before.case != row.case
+    def block(self, row: Row) -> object:
+        return row.case
 
     def is_loud(self, row: Row) -> bool:
         return verdict(row) not in (HOLDS, "")
@@ -388,13 +357,10 @@ class Convergence(Tool):
             ],
         }
 
-    def title(self) -> str:
-        return f"Convergence on {self.given.ranks} ranks, {self.given.seeds} seeds"
-
     def draw(self, rows: Sequence[Row]) -> list[Path]:
         if self.given.plot is None:
             return []
-        title = f"Convergence, {self.given.ranks} ranks, {self.given.seeds} seeds each"
+        title = self.named(self.title)
         write_figure(self.given.plot, rows, title, describe_machine().caption())
         return [self.given.plot]
 

@@ -392,12 +392,12 @@ def _task(name: str) -> Task:
     return build_task(name)
 
 
-def train(device: torch.device, task: str, case: str, seed: int, steps: int | None) -> dict[str, Any]:
+def measure(device: torch.device, task: str, variant: str, number: int, steps: int | None) -> dict[str, Any]:
     """A call of measure.rank: the fields of Trained, alike on all ranks but seconds and curve_bytes."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32
     made = _task(task)
-    trained = Training(made, case, seed, device, steps).run()
+    trained = Training(made, variant, number + 1, device, steps).run()
     # Wrappers hook themselves into the model, and so are cycles.
     gc.collect()
     sizes = {"train_samples": len(made.train), "test_samples": len(made.test)}

@@ -15,10 +15,9 @@ import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from measure.bench import MISSING, Backend, Column, Event, Figure, figures, ignored_variables, names_of, within
+from measure.bench import MISSING, Backend, Column, Event, Figure, Label, ignored_variables, names_of, within
 from measure.core.catalogue import (
     ALGORITHMS,
     ALL_REDUCE,
@@ -32,20 +31,20 @@ from measure.core.catalogue import (
     REFERENCE,
     Promise,
 )
-from measure.network import Network, add_networks, parse_network
+from measure.network import NETWORKS, Network, parse_network
 from measure.processes import Ranks, bagua_net_by_activation
 from measure.runner import (
+    Length,
     Measure,
     Plan,
     Row,
     Sample,
     Tool,
-    add_length,
-    add_ranks,
     choose_device,
     format_ms,
     name_of,
     number,
+    one_of,
     ranks_text,
     ratio_figure,
 )
@@ -65,34 +64,30 @@ _PROMISES = {
 _MIB = 1 << 20
 
 
+# Options of what is trained.
+TRAINING = ("batch_size", "dtype", "length", "seed", "deterministic")
+
+
 # --- what other tools use, too ---------------------------------------------------------------------------------------
 
 
-def add_training(parser: argparse.ArgumentParser, models: Sequence[str] | None, about_models: str) -> None:
-    """What is trained: model, size, seed. `models`: by default these."""
-    parser.add_argument(
-        "--model",
-        type=names_of("model", list(MODELS)),
-        default=models,
-        metavar="LIST",
-        help=f"of {', '.join(MODELS)} (default {about_models})",
+def training(models: tuple[str, ...] | None, about_models: str = "") -> tuple[Any, ...]:
+    """Options of a tool that trains. `models`: By default these."""
+    return (
+        ("model", names_of("model", list(MODELS)), models, f"of {', '.join(MODELS)}{about_models}"),
+        ("batch_size", within(int, 1, 65536), None, "per rank (default: the model's)"),
+        ("dtype", one_of("dtype", DTYPES), None, "bf16: autocast (default: the model's; float32 on CPUs)"),
+        ("length", within(int, 1, 65536), None, "pixels, tokens or layers (default: the model's)"),
+        ("seed", int, 1, "of weights and batches"),
+        ("deterministic", None, False, "deterministic kernels where there are such"),
     )
-    what = parser.add_argument_group("what is trained")
-    what.add_argument("--batch-size", type=within(int, 1, 65536), metavar="N", help="per rank (default: the model's)")
-    what.add_argument("--dtype", choices=DTYPES, help="bf16: autocast (default: the model's; float32 on CPUs)")
-    what.add_argument(
-        "--length", type=within(int, 1, 65536), metavar="N", help="pixels, tokens or layers (default: the model's)"
-    )
-    what.add_argument("--seed", type=int, default=1, help="of weights and batches (default 1)")
-    what.add_argument("--deterministic", action="store_true", help="deterministic kernels where there are such")
 
 
-def add_steps(length: argparse._ArgumentGroup, *, steps: int, warmup: int) -> None:
-    length.add_argument(
-        "--steps", type=within(int, 1, 100_000), default=steps, help=f"timed steps of a turn (default {steps})"
-    )
-    length.add_argument(
-        "--warmup", type=within(int, 0, 10_000), default=warmup, help=f"steps before them (default {warmup})"
+def steps(measured: int, warmup: int) -> tuple[Any, ...]:
+    """Options of a tool that times steps."""
+    return (
+        ("steps", within(int, 1, 100_000), measured, "timed steps of a turn"),
+        ("warmup", within(int, 0, 10_000), warmup, "steps before them"),
     )
 
 
@@ -221,43 +216,25 @@ class Core(Tool):
         ]
     )
     case_type = Case
-    same = ("ranks", "device", "network", "steps", "warmup", "batch_size", "dtype", "length", "seed", "deterministic")
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        add_ranks(parser)
-        add_networks(parser)
-        parser.add_argument(
-            "--algorithms",
-            type=names_of("algorithm", list(ALGORITHMS), GROUPS),
-            default=DEFAULT_ALGORITHMS,
-            metavar="LIST",
-            help=f"default {','.join(DEFAULT_ALGORITHMS)}",
-        )
-        parser.add_argument(
-            "--baseline",
-            choices=list(ALGORITHMS),
-            default=REFERENCE,
-            metavar="NAME",
-            help=f"the algorithm that speed-ups are over (default {REFERENCE}); with-bagua is gradient all-reduce",
-        )
-        add_training(parser, None, f"{','.join(DEFAULT_MODELS)}; on CPUs {','.join(DEFAULT_MODELS_ON_CPU)}")
-        add_steps(add_length(parser, rounds=5, time_limit_s=420.0, timeout_s=120.0), steps=20, warmup=5)
-        parser.add_argument(
-            "--tolerance",
-            type=within(float, 0.0, 10.0),
-            default=DEFAULT_TOLERANCE,
-            metavar="X",
-            help="how far final parameters may be from DDP's, as a part of the way from the start; never less than"
-            f" thrice what rounds of DDP differ by (default {DEFAULT_TOLERANCE:g})",
-        )
-        parser.add_argument(
-            "--network",
-            choices=("nvlink", "tcp"),
-            help="with CUDA, nvlink: what NCCL takes on this host; tcp: P2P and shared memory off, loopback through"
-            " Bagua-Net (default nvlink)",
-        )
-        parser.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
+    title = "Step time of training: {model} on {ranks} ranks"
+    keeps_logs = True
+    options = (
+        NETWORKS,
+        ("algorithms", names_of("algorithm", list(ALGORITHMS), GROUPS), DEFAULT_ALGORITHMS, "see below"),
+        ("baseline", one_of("algorithm", list(ALGORITHMS)), REFERENCE, "what speed-ups are over"),
+        *training(None, f" (default {','.join(DEFAULT_MODELS)}; on CPUs {','.join(DEFAULT_MODELS_ON_CPU)})"),
+        *steps(20, 5),
+        ("tolerance", within(float, 0.0, 10.0), DEFAULT_TOLERANCE, "of final parameters, of their way from the start"),
+        ("network", one_of("network", ("nvlink", "tcp")), None, "of NCCL; tcp: Bagua-Net (default nvlink)"),
+    )
+    length = Length(5, 420.0, 120.0)
+    same = ("steps", "warmup", "network", *TRAINING)
+    metrics = (
+        ("step_time", "ms", lambda row: [seconds * 1e3 for seconds in row.values()]),
+        ("memory", "MiB", lambda row: [peak_mib(row, "steps_peak_bytes")]),
+        ("cpu", "%", lambda row: [busy_percent(row)]),
+        ("steps_per_average", "steps", lambda row: [steps_per_averaging(row)]),
+    )
 
     @classmethod
     def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
@@ -389,33 +366,19 @@ class Core(Tool):
             self.notes.append(f"{note} ({sample['kept']})")
         return sample
 
-    def rows(self) -> list[Row]:
-        """Model by model, in the order in which they appeared."""
-        cases = dict.fromkeys(case for case, _ in self.turns.samples)
-        return [Row(self.turns, case, name) for case in cases for of, name in self.turns.samples if of == case]
-
-    def begins_block(self, before: Row, row: Row) -> bool:
-        return before.case != row.case
+    def block(self, row: Row) -> object:
+        return row.case
 
     def is_loud(self, row: Row) -> bool:
         return replicas(row) == "DIFFER"
 
+    def labels(self, row: Row) -> dict[str, Label]:
+        network = {} if self.given.network is None else {"network": self.given.network}
+        model = {"model": row.case.model, "algorithm": name_of(row.variant)}
+        return {**model, **parse_network(row.case.network).labels(), **self.where, **network}
+
     def figures(self, row: Row) -> list[Figure]:
-        labels = {
-            "model": row.case.model,
-            "algorithm": name_of(row.variant),
-            **parse_network(row.case.network).labels(),
-        }
-        labels |= self.where
-        if self.given.network is not None:
-            labels["network"] = self.given.network
-        metrics = {
-            ("step_time", "ms"): [seconds * 1e3 for seconds in row.values()],
-            ("memory", "MiB"): [peak_mib(row, "steps_peak_bytes")],
-            ("cpu", "%"): [busy_percent(row)],
-            ("steps_per_average", "steps"): [steps_per_averaging(row)],
-        }
-        return figures(labels, metrics) + ratio_figure(labels, self.speed_up(row))
+        return [*super().figures(row), *ratio_figure(self.labels(row), self.speed_up(row))]
 
     def faults(self, rows: Sequence[Row]) -> Iterator[str]:
         """What makes figures worthless: ranks or algorithms that did not train what they promise to."""
@@ -476,9 +439,6 @@ class Core(Tool):
         gains = {name: over.median for name, over in found.items() if over.low > 1 and over.median >= LEAST_SPEED_UP}
         best = max(gains, key=lambda name: gains[name], default=None)
         return "gradient all-reduce" if best is None else f"{best} {gains[best]:.2f}x"
-
-    def title(self) -> str:
-        return f"Step time of training: {', '.join(self.given.model)} on {self.given.ranks} ranks"
 
     def heading(self) -> str:
         given = self.given

@@ -7,10 +7,8 @@ compared with nothing else.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +25,6 @@ _POWERSGD_RANK = 1
 # The variance of a few steps is no estimate, and QAdam divides by it ever after: larger steps would leave what numbers
 # can hold. How long a step takes does not depend on it.
 _QADAM_RATE = 1e-6
-_BUCKET_SIZE = "BAGUA_DEFAULT_BUCKET_SIZE"
 
 
 def _nothing() -> None:
@@ -62,14 +59,12 @@ def wrap(
     *,
     warmup: int,
     is_bf16: bool = False,
-    bucket_mib: int | None = None,
 ) -> Training:
     """
     Args:
         warmup: steps before those that are measured; what an algorithm begins later than with its first step, it begins
             with the last of these.
         is_bf16: the model computes in bf16.
-        bucket_mib: the size of its buckets; None: its default.
 
     Raises:
         ValueError: unknown name.
@@ -79,29 +74,12 @@ def wrap(
     if name in _FSDPS:
         return _with_fsdp(name, model, optimizer, device, is_bf16)
     if name in _DDPS:
-        return Training(_DDPS[name](model, device, warmup, bucket_mib), optimizer)
+        return Training(_with_ddp(name, model, device, warmup), optimizer)
     if name == "bagua-ddp":
         package: Any = importlib.import_module("bagua.torch_api.data_parallel")
         algorithm = _algorithm("gradient_allreduce")
-        limit = {} if bucket_mib is None else {"bucket_cap_mb": bucket_mib}
-        ddp = package.DistributedDataParallel(model, optimizers=[optimizer], algorithm=algorithm, **limit)
-        return Training(ddp, optimizer)
-    with _bucket_size(bucket_mib):
-        return _with_bagua(name, model, optimizer, warmup)
-
-
-@contextlib.contextmanager
-def _bucket_size(mib: int | None) -> Iterator[None]:
-    """with_bagua has no argument for it."""
-    before = os.environ.get(_BUCKET_SIZE)
-    try:
-        if mib is not None:
-            os.environ[_BUCKET_SIZE] = str(mib << 20)
-        yield
-    finally:
-        os.environ.pop(_BUCKET_SIZE, None)
-        if before is not None:
-            os.environ[_BUCKET_SIZE] = before
+        return Training(package.DistributedDataParallel(model, optimizers=[optimizer], algorithm=algorithm), optimizer)
+    return _with_bagua(name, model, optimizer, warmup)
 
 
 # Any: what Bagua adds to every module is seen by no type checker, and it may be absent.
@@ -123,48 +101,30 @@ def _with_bagua(name: str, model: Any, optimizer: torch.optim.Optimizer, warmup:
 # --- torch's DDP -----------------------------------------------------------------------------------------------------
 
 
-def _plain_ddp(model: nn.Module, device: torch.device, _warmup: int, bucket_mib: int | None) -> DistributedDataParallel:
+_ONE_BUCKET_MIB = 1 << 20
+_DDPS = ("torch-ddp", "ddp-fp16", "ddp-powersgd", "ddp-bytegrad")
+
+
+def _with_ddp(name: str, model: nn.Module, device: torch.device, warmup: int) -> DistributedDataParallel:
+    # PowerSGD's second all-reduce of a bucket starts when the first is over. With gloo, several buckets may come to it
+    # in another order on each rank, and then it is torn down by its own check: there it gets one bucket.
+    limit = _ONE_BUCKET_MIB if name == "ddp-powersgd" and device.type == "cpu" else None
     # torch's defaults but for the gradients, which are views of the buckets: else it copies each one twice.
     devices = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib)
-
-
-def _fp16_ddp(model: nn.Module, device: torch.device, warmup: int, bucket_mib: int | None) -> DistributedDataParallel:
-    hooks: Any = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
-    ddp = _plain_ddp(model, device, warmup, bucket_mib)
-    ddp.register_comm_hook(None, hooks.fp16_compress_hook)
+    ddp = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=limit)
+    torch_hooks = "torch.distributed.algorithms.ddp_comm_hooks"
+    if name == "ddp-fp16":
+        ddp.register_comm_hook(None, importlib.import_module(f"{torch_hooks}.default_hooks").fp16_compress_hook)
+    elif name == "ddp-powersgd":
+        hooks: Any = importlib.import_module(f"{torch_hooks}.powerSGD_hook")
+        # It asks for two steps at least without compression, and has a thousand by default.
+        first = max(2, warmup - 1)
+        state = hooks.PowerSGDState(None, matrix_approximation_rank=_POWERSGD_RANK, start_powerSGD_iter=first)
+        ddp.register_comm_hook(state, hooks.powerSGD_hook)
+    elif name == "ddp-bytegrad":
+        ddp.register_comm_hook(None, importlib.import_module("bagua.comm_hooks").bytegrad)
     return ddp
 
-
-def _powersgd_ddp(
-    model: nn.Module, device: torch.device, warmup: int, bucket_mib: int | None
-) -> DistributedDataParallel:
-    hooks: Any = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
-    # Its second all-reduce of a bucket starts when the first is over. With gloo, several buckets may come to that in
-    # another order on each rank, and then it is torn down by its own check: there it gets one bucket.
-    ddp = _plain_ddp(model, device, warmup, _ONE_BUCKET_MIB if device.type == "cpu" else bucket_mib)
-    # It asks for two steps at least without compression, and has a thousand by default.
-    state = hooks.PowerSGDState(None, matrix_approximation_rank=_POWERSGD_RANK, start_powerSGD_iter=max(2, warmup - 1))
-    ddp.register_comm_hook(state, hooks.powerSGD_hook)
-    return ddp
-
-
-def _bytegrad_ddp(
-    model: nn.Module, device: torch.device, warmup: int, bucket_mib: int | None
-) -> DistributedDataParallel:
-    hooks: Any = importlib.import_module("bagua.comm_hooks")
-    ddp = _plain_ddp(model, device, warmup, bucket_mib)
-    ddp.register_comm_hook(None, hooks.bytegrad)
-    return ddp
-
-
-_ONE_BUCKET_MIB = 1 << 20
-_DDPS: dict[str, Callable[[nn.Module, torch.device, int, int | None], DistributedDataParallel]] = {
-    "torch-ddp": _plain_ddp,
-    "ddp-fp16": _fp16_ddp,
-    "ddp-powersgd": _powersgd_ddp,
-    "ddp-bytegrad": _bytegrad_ddp,
-}
 
 # --- torch's FSDP2 ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bagua.torch_api.algorithms import Algorithm
-from measure.memory.tool import ADAM, ALGORITHMS, QADAM, QADAM_WARMUP_STEPS
+from measure.memory.tool import ADAM, ALGORITHMS, PLAIN, QADAM, QADAM_WARMUP_STEPS
 from measure.memory_probe import Probe
 from measure.rank import join_bagua
 
@@ -57,19 +57,32 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure(
-    device: torch.device, algorithm: str | None, optimizer: str, layers: int, width: int, steps: int, set_to_none: bool
+def measure(device: torch.device, **fields: Any) -> dict[str, Any]:
+    """With gradients that stay where they are, and with fresh ones in each step. What this process does once is in no
+    figure: its first measurement is repeated."""
+    for _ in range(1 if _is_warm else 2):
+        in_place, fresh = (_measure(device, set_to_none=set_to_none, **fields) for set_to_none in (False, True))
+    _is_warm.append(True)
+    return {**in_place, "fresh_peak": fresh["peak"]}
+
+
+_is_warm: list[bool] = []
+
+
+def _measure(
+    device: torch.device, variant: str, optimizer: str, layers: int, width: int, steps: int, set_to_none: bool, **_: Any
 ) -> dict[str, Any]:
     """
     Args:
-        algorithm: None: plain training, without Bagua.
+        optimizer: Of plain training.
         set_to_none: zero_grad's.
     """
+    algorithm = None if variant == PLAIN else variant
     probe = Probe(device)
     sample = torch.ones(1, width, device=device)
     probe.begin()
     model: Any = _build(layers, width, device)
-    stepping = _optimizer(optimizer, model)
+    stepping = _optimizer(optimizer if algorithm is None else ALGORITHMS[algorithm].optimizer, model)
     if algorithm is not None:
         _wrap(algorithm, model, stepping)
     try:
@@ -88,4 +101,4 @@ def measure(
         if algorithm is not None:
             model.bagua_ddp.detach()
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"parameters": parameters, "kept": use.kept, "peak": use.peak, "buckets": buckets}
+    return {"parameters": parameters, "kept": use.kept, "peak": use.peak, "largest_bucket": max(buckets, default=0)}

@@ -16,14 +16,12 @@ neither stated nor, where they would matter, small.
 from __future__ import annotations
 
 import argparse
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from measure.bench import Column, Figure, figures, names_of, within
+from measure.bench import Column, Event, Label, names_of, within
 from measure.memory_probe import ALLOCATOR_SETTINGS
-from measure.processes import Ranks
-from measure.runner import Measure, Plan, Row, Sample, Tool, add_ranks, name_of, ranks_text
+from measure.runner import Plan, Row, Sample, Tool, name_of, ranks_text
 
 SGD, ADAM, QADAM = "sgd", "adam", "qadam"
 # With which QAdam begins to compress; it is over when steps are measured.
@@ -120,7 +118,6 @@ ALGORITHMS: dict[str, Algorithm] = {
     "async": Algorithm("async", Stated(kept=8, kept_of_bucket=4), {"sync_interval_ms": 1}),
 }
 PLAIN = "plain training"
-_TIMEOUT_S = 120.0
 _MIB = 1 << 20
 # What Python's objects, threads, groups of an algorithm's own and the allocator's rounding may add.
 _NOISE_BYTES = 4 * _MIB
@@ -141,33 +138,25 @@ class Case:
 
 def beyond(row: Row, name: str) -> int:
     """Bytes beyond what plain training with the same optimizer has; the rank with most."""
-    (mine,), (plain,) = row.values(name), row.values(name, PLAIN)
-    return max(one - other for one, other in zip(mine, plain, strict=True))
+    pairs = row.turns.pairs(row.case, row.variant, PLAIN)
+    return max(one - other for mine, plain in pairs for one, other in zip(mine[name], plain[name], strict=True))
 
 
 class Memory(Tool):
     name = "memory"
     about = "What each algorithm needs beyond plain training, measured and as stated"
+    title = "Memory of training beyond plain training, {ranks} ranks"
     case_type = Case
-    same = ("ranks", "device", "layers", "width", "steps")
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--algorithms",
-            type=names_of("algorithm", list(ALGORITHMS)),
-            default=tuple(ALGORITHMS),
-            metavar="LIST",
-            help=f"of {', '.join(ALGORITHMS)} (default all)",
-        )
-        add_ranks(parser, most=16)
-        for name, limit, default, about in (
-            ("--layers", 10_000, 24, "linear layers"),
-            ("--width", 65_536, 1024, "of each"),
-            ("--steps", 1000, 6, "that are measured"),
-        ):
-            parser.add_argument(name, type=within(int, 1, limit), default=default, help=f"{about} (default {default})")
-        parser.set_defaults(rounds=1, time_limit=86400.0)
+    ranks = (1, 16)
+    options = (
+        ("algorithms", names_of("algorithm", list(ALGORITHMS)), tuple(ALGORITHMS), "which ones"),
+        ("layers", within(int, 1, 10_000), 24, "linear layers"),
+        ("width", within(int, 1, 65_536), 1024, "of each"),
+        ("steps", within(int, 1, 1000), 6, "that are measured"),
+    )
+    same = ("layers", "width", "steps")
+    module = "measure.memory.rank"
+    settings = ALLOCATOR_SETTINGS
 
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__(given)
@@ -188,37 +177,28 @@ class Memory(Tool):
             Column("", "", self._verdict, left=True),
         )
 
-    def plan(self) -> Mapping[str, Plan]:
+        self.metrics = (
+            ("memory", "MiB", lambda row: [beyond(row, "peak") / _MIB]),
+            ("memory_kept", "MiB", lambda row: [beyond(row, "kept") / _MIB]),
+            ("memory_kept_stated", "MiB", lambda row: [self._stated(row)[0] / _MIB]),
+            ("memory_fresh_gradients", "MiB", lambda row: [beyond(row, "fresh_peak") / _MIB]),
+            ("memory_per_parameter", "B", lambda row: [beyond(row, "peak") / row.values("parameters")[0]]),
+        )
+
+    def labels(self, row: Row) -> dict[str, Label]:
+        parameters = row.values("parameters")[0]
+        return {"model": "linear", "algorithm": name_of(row.variant), "parameters": parameters, **self.where}
+
+    def cases(self) -> Plan:
         found: dict[Case, list[str]] = {}
         for name in self.given.algorithms:
             kind = ALGORITHMS[name].optimizer
             found.setdefault(Case(ADAM if kind == QADAM else kind), [PLAIN]).append(name)
-        return {"": found}
+        return found
 
-    @contextlib.contextmanager
-    def session(self, group: str, plan: Plan) -> Iterator[Measure]:
-        given, warmed_up = self.given, set()
-        size = {"layers": given.layers, "width": given.width, "steps": given.steps}
-        with Ranks(given, "measure.memory.rank", timeout_s=_TIMEOUT_S, settings=ALLOCATOR_SETTINGS) as ranks:
-            self.learn(ranks.ready().facts)
-
-            def measure(case: Case, name: str, number: int) -> Sample:
-                kind = case.optimizer if name == PLAIN else ALGORITHMS[name].optimizer
-                fields = {"algorithm": None if name == PLAIN else name, "optimizer": kind, **size}
-                in_place, fresh = (
-                    ranks.call("measure", set_to_none=set_to_none, **fields) for set_to_none in (False, True)
-                )
-                if ranks.starts not in warmed_up:  # what these processes do once is in no figure
-                    warmed_up.add(ranks.starts)
-                    return measure(case, name, number)
-                return {
-                    "parameters": in_place[0]["parameters"],
-                    "largest_bucket": max(in_place[0]["buckets"], default=0),
-                    **{key: [event[key] for event in in_place] for key in ("kept", "peak")},
-                    "fresh_peak": [event["peak"] for event in fresh],
-                }
-
-            yield measure
+    def sample(self, events: Sequence[Event]) -> Sample:
+        by_rank = {key: [event[key] for event in events] for key in ("kept", "peak", "fresh_peak")}
+        return {**{key: events[0][key] for key in ("parameters", "largest_bucket")}, **by_rank}
 
     def rows(self) -> list[Row]:
         found = self.turns.samples
@@ -242,25 +222,8 @@ class Memory(Tool):
         tells = _COPY_BYTES * row.values("parameters")[0] > self._allowance
         return f"as stated, within {self._allowance / _MIB:g} MiB" if tells else "too small to tell"
 
-    def figures(self, row: Row) -> list[Figure]:
-        (parameters,) = row.values("parameters")
-        peak = beyond(row, "peak")
-        return figures(
-            {"model": "linear", "algorithm": name_of(row.variant), "parameters": parameters, **self.where},
-            {
-                ("memory", "MiB"): [peak / _MIB],
-                ("memory_kept", "MiB"): [beyond(row, "kept") / _MIB],
-                ("memory_kept_stated", "MiB"): [self._stated(row)[0] / _MIB],
-                ("memory_fresh_gradients", "MiB"): [beyond(row, "fresh_peak") / _MIB],
-                ("memory_per_parameter", "B"): [peak / parameters],
-            },
-        )
-
     def faults(self, rows: Sequence[Row]) -> list[str]:
         return [f"{row.variant} needs more than is stated" for row in rows if self.is_loud(row)]
-
-    def title(self) -> str:
-        return f"Memory of training beyond plain training, {self.given.ranks} ranks"
 
     def heading(self) -> str:
         return f"{ranks_text(self.given, self.facts)}; {self.given.layers} layers of float32"

@@ -16,7 +16,6 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from netlab import TOLD, LinkPlan
@@ -39,23 +38,12 @@ from measure.bench import (
     tuned_settings,
     within,
 )
-from measure.network import Network, add_networks, parse_network, told_text
-from measure.networks.tool import WARM_UP_BYTES, add_warm_up, log_folder
+from measure.network import NETWORKS, Network, parse_network, told_text
+from measure.networks.tool import WARM_UP, WARM_UP_BYTES, log_folder
 from measure.nics.drivers import RawTcp
 from measure.nics.nic_set import Nic, NicSet
 from measure.processes import Placement, Ranks, bagua_net_by_activation, start_all
-from measure.runner import (
-    Measure,
-    Plan,
-    Row,
-    Sample,
-    Tool,
-    add_length,
-    add_ranks,
-    number,
-    several,
-    time_us,
-)
+from measure.runner import Length, Measure, Plan, Row, Sample, Tool, number, several, time_us
 
 SIZES = "64K,256K,1M,4M,16M,64M,256M"
 TUNED = "2x4,2x2x8,2x2x16"
@@ -92,6 +80,10 @@ def parse_cell(text: str) -> Cell:
     if not slash or not network:
         raise ValueError(f"cell {text!r} is not NETWORK/SIZE; write for example 25G:9000/1M")
     return Cell(network, parse_size(size))
+
+
+def _cells(text: str) -> Any:
+    return text if text == BELOW else several(parse_cell)(text)
 
 
 def quartiles(row: Row, variant: str) -> tuple[float, float, float]:
@@ -136,7 +128,22 @@ def _of_raw(row: Row) -> str:
 class AllReduce(Tool):
     name = "all-reduce"
     about = "All-reduce over the plugin and over NCCL's own sockets, by network and size"
+    title = "All-reduce on {ranks} ranks, by network and size"
     case_type = Cell
+    ranks = (2, 128)
+    keeps_logs = True
+    options = (
+        NETWORKS,
+        ("sizes", several(parse_size), SIZES, "of all-reduce"),
+        ("tuned", str, TUNED, "hand-tuned NCCL, as of bagua-net-bench --nccl --tuned"),
+        ("raw", None, False, "also raw TCP in both directions, in emulated networks"),
+        ("network_limit", within(float, 1.0, 86400.0), 50.0, "seconds for one network, after the start"),
+        ("turn", within(float, 0.001, 60.0), 0.15, "seconds of a turn"),
+        WARM_UP,
+        ("fresh", within(int, 0, 1000), 0, "measure --cells, with so many starts of each backend"),
+        ("cells", _cells, BELOW, f"of --fresh, as NETWORK/SIZE; {BELOW}: those of --lines below {LEAST_RATIO}"),
+    )
+    length = Length(7, 560.0, 60.0)
     keeps = "case"
     fails_everywhere = True
     columns = (
@@ -156,15 +163,6 @@ class AllReduce(Tool):
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        add_networks(parser)
-        add_ranks(parser, least=2)
-        parser.add_argument("--sizes", type=several(parse_size), default=SIZES, metavar="LIST", help=f"default {SIZES}")
-        parser.add_argument(
-            "--tuned",
-            default=TUNED,
-            metavar="LIST",
-            help=f"hand-tuned NCCL, as of bagua-net-bench --nccl --tuned (default {TUNED})",
-        )
         parser.add_argument(
             "--variant",
             action="append",
@@ -172,38 +170,6 @@ class AllReduce(Tool):
             metavar="NAME:VAR=VALUE,...",
             help="the plugin with variables set, besides the plugin without; may be repeated",
         )
-        parser.add_argument("--raw", action="store_true", help="also raw TCP in both directions, in emulated networks")
-        length = add_length(parser, rounds=7, time_limit_s=560.0, timeout_s=60.0)
-        length.add_argument(
-            "--network-limit",
-            type=within(float, 1.0, 86400.0),
-            default=50.0,
-            metavar="S",
-            help="seconds for one network, from when all backends have started (default 50)",
-        )
-        length.add_argument(
-            "--turn",
-            type=within(float, 0.001, 60.0),
-            default=0.15,
-            metavar="S",
-            help="seconds of a turn (default 0.15)",
-        )
-        add_warm_up(length)
-        length.add_argument(
-            "--fresh",
-            type=within(int, 0, 1000),
-            default=0,
-            metavar="N",
-            help="measure --cells instead, with N starts of the plugin and of the best of NCCL's settings in --lines",
-        )
-        length.add_argument(
-            "--cells",
-            type=lambda text: text if text == BELOW else several(parse_cell)(text),
-            default=BELOW,
-            metavar="LIST",
-            help=f"of --fresh, as NETWORK/SIZE: 25G:9000/1M; {BELOW}: those of --lines below {LEAST_RATIO} (default)",
-        )
-        parser.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
 
     def __init__(self, given: argparse.Namespace) -> None:
         own = make_backends(library=None, tuned=tuned_settings([given.tuned]), variants=[], with_shared_memory=False)
@@ -262,28 +228,25 @@ class AllReduce(Tool):
         with network.placement(self.given) as placement, contextlib.ExitStack() as stack:
             raw = self._raw(network, placement, stack) if RAW in names else None
 
-            def start(number: int) -> Contest:
-                contest = stack.enter_context(Contest(self, network, backends, placement))
-                self.errors += [f"{network}: {error}" for error in contest.errors]
-                contests.clear()
-                contests[number] = contest
-                return contest
+            def start() -> StartedBackends:
+                found = stack.enter_context(StartedBackends(self, network, backends, placement))
+                self.errors += [f"{network}: {error}" for error in found.errors]
+                return found
 
-            contests: dict[int, Contest] = {}
-            contest = start(0)
-            self.learn(contest.facts)
-            self._usable = {*contest.ranks, *([RAW] if raw is not None else [])}
+            running, running_round = start(), 0
+            self.learn(running.facts)
+            self._usable = {*running.ranks, *([RAW] if raw is not None else [])}
 
             def measure(cell: Cell, name: str, number: int) -> Sample:
-                (contest,) = contests.values()
-                if self.given.fresh and number not in contests:
-                    contest.close(failed=False)
-                    contest = start(number)
+                nonlocal running, running_round
+                if self.given.fresh and number != running_round:
+                    running.close(failed=False)
+                    running, running_round = start(), number
                 if name == RAW:
                     assert raw is not None
                     return {"seconds": cell.size_bytes / raw.rate([0], self.given.turn), "single_seconds": None}
                 count = _FRESH_TURNS if self.given.fresh else 1
-                found = [contest.measure(name, cell.size_bytes, self.given.turn) for _ in range(count)]
+                found = [running.measure(name, cell.size_bytes, self.given.turn) for _ in range(count)]
                 singles = [single for _, single in found if single is not None]
                 return {
                     "seconds": statistics.median(seconds for seconds, _ in found),
@@ -292,8 +255,7 @@ class AllReduce(Tool):
 
             yield measure
             if self.given.device == "cuda":
-                (contest,) = contests.values()
-                self.lines += [f"{network}, {name}: {ranks.network_seen()}" for name, ranks in contest.ranks.items()]
+                self.lines += [f"{network}, {name}: {ranks.network_seen()}" for name, ranks in running.ranks.items()]
 
     def variants(self, case: Cell, planned: Sequence[str]) -> Sequence[str]:
         return [name for name in planned if name in self._usable]
@@ -314,9 +276,6 @@ class AllReduce(Tool):
         cells = sorted(found, key=lambda cell: (networks.index(cell.network), cell.size_bytes, cell.is_fresh))
         rows = [Row(self.turns, cell, name) for cell in cells for of, name in self.turns.samples if of == cell]
         return [row for row in rows if not row.variant.startswith("NCCL ") and row.variant != RAW and best_of(row)]
-
-    def begins_block(self, before: Row, row: Row) -> bool:
-        return before.case.network != row.case.network
 
     def is_loud(self, row: Row) -> bool:
         return verdict(row) == "slower"
@@ -347,11 +306,8 @@ class AllReduce(Tool):
     def parameters(self) -> Mapping[str, Any]:
         return {"backends": {name: backend.settings for name, backend in self.backends.items()}}
 
-    def title(self) -> str:
-        return f"All-reduce on {self.given.ranks} ranks, by network and size"
 
-
-class Contest:
+class StartedBackends:
     """The backends in one network, alive together. A context manager.
 
     Attributes:
@@ -380,7 +336,7 @@ class Contest:
         self.errors = [f"{name} did not start: {failure}" for name, failure in failures.items()]
         self.facts = next((ranks.facts for ranks in self.ranks.values()), {})
 
-    def __enter__(self) -> Contest:
+    def __enter__(self) -> StartedBackends:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -37,22 +37,10 @@ from measure.bench import (
     within,
 )
 from measure.core.catalogue import ALGORITHMS, FSDP, GROUPS, REFERENCE
-from measure.core.tool import add_steps, add_training, combined, size_of
-from measure.network import Network, add_networks, parse_network, told_text
+from measure.core.tool import TRAINING, combined, size_of, steps, training
+from measure.network import NETWORKS, Network, parse_network, told_text
 from measure.processes import Ranks, bagua_net_by_activation, start_all
-from measure.runner import (
-    Measure,
-    Plan,
-    Row,
-    Sample,
-    Tool,
-    add_length,
-    add_ranks,
-    ratio,
-    ratio_figure,
-    several,
-    time_us,
-)
+from measure.runner import Length, Measure, Plan, Row, Sample, Tool, one_of, ratio, ratio_figure, several, time_us
 
 OURS = bagua_net_by_activation().name
 DEFAULT = "NCCL default"
@@ -107,16 +95,13 @@ def _best_algorithm(row: Row) -> str:
     return next((f"{name} {ratio(found)}" for name, found in algorithms_of(row).items()), MISSING)
 
 
-def add_warm_up(length: argparse._ArgumentGroup) -> None:
-    """Leaves `warm_up`."""
-    length.add_argument(
-        "--warm-up",
-        type=within(float, 0.0, 3600.0),
-        default=1.5,
-        metavar="S",
-        help="seconds of all-reduces of 1 MiB with which each backend begins in a network, not counted: in the first "
-        "second of a job the plugin finds out how many connections pay (default 1.5)",
-    )
+# In the first second of a job the plugin finds out how many connections pay.
+WARM_UP = (
+    "warm_up",
+    within(float, 0.0, 3600.0),
+    1.5,
+    "seconds of all-reduces at the beginning, not counted",
+)
 
 
 class Networks(Tool):
@@ -134,44 +119,21 @@ class Networks(Tool):
         Column(f"over {BEST_TUNED_NAME}", "x", lambda row: ratio(row.over(best_tuned(row))), optional=True),
         Column("best algorithm", "x over bagua-net", _best_algorithm, left=True, optional=True),
     )
-    same = ("ranks", "device", "steps", "warmup", "batch_size", "dtype", "length", "seed", "deterministic")
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        add_networks(parser)
-        add_ranks(parser)
-        parser.add_argument(
-            "--sizes", type=several(parse_size), default=(), metavar="LIST", help="of all-reduce (default none)"
-        )
-        add_training(parser, ("mlp",), "mlp")
-        parser.add_argument(
-            "--algorithms",
-            type=names_of("algorithm", list(ALGORITHMS), GROUPS),
-            default=(),
-            metavar="LIST",
-            help="of Bagua, to train with over Bagua-Net (default none)",
-        )
-        parser.add_argument(
-            "--baseline",
-            choices=(REFERENCE, FSDP),
-            default=REFERENCE,
-            help=f"what all backends train with, and speed-ups of algorithms are over (default {REFERENCE})",
-        )
-        length = add_length(parser, rounds=3, time_limit_s=420.0, timeout_s=180.0)
-        add_steps(length, steps=10, warmup=3)
-        add_warm_up(length)
-        parser.add_argument(
-            "--tuned",
-            default=DEFAULT_TUNED,
-            help="hand-tuned NCCL as THREADSxSOCKETS[xCHANNELS], or several with commas; best: the settings of"
-            f" bagua-net-bench --nccl --tuned best; none (default {DEFAULT_TUNED})",
-        )
-        parser.add_argument(
-            "--tolerance",
-            type=float,
-            help="allowed relative difference of a loss (default: 0 where sums have one order)",
-        )
-        parser.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
+    title = "All-reduce and training steps on {ranks} ranks, by network: {networks}"
+    keeps_logs = True
+    options = (
+        NETWORKS,
+        ("sizes", several(parse_size), (), "of all-reduce; default none"),
+        *training(("mlp",)),
+        ("algorithms", names_of("algorithm", list(ALGORITHMS), GROUPS), (), "trained with over Bagua-Net"),
+        ("baseline", one_of("baseline", (REFERENCE, FSDP)), REFERENCE, "what all backends train with"),
+        *steps(10, 3),
+        WARM_UP,
+        ("tuned", str, DEFAULT_TUNED, "hand-tuned NCCL, as of bagua-net-bench --nccl --tuned"),
+        ("tolerance", float, None, "allowed relative difference of a loss (default: 0 where sums have one order)"),
+    )
+    length = Length(3, 420.0, 180.0)
+    same = ("steps", "warmup", *TRAINING)
 
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__(given)
@@ -250,9 +212,6 @@ class Networks(Tool):
         rows = [Row(self.turns, case, OURS) for case in cases]
         return [row for row in rows if row.over(DEFAULT) is not None]
 
-    def begins_block(self, before: Row, row: Row) -> bool:
-        return before.case.network != row.case.network
-
     def figures(self, row: Row) -> list[Figure]:
         labels, best = {**row.case.labels(), **self.where}, best_tuned(row)
         metric, factor = (("step_time", "ms"), 1e3) if row.case.size_bytes is None else (("time", "us"), 1e6)
@@ -287,10 +246,6 @@ class Networks(Tool):
             if row.case.size_bytes is None
             for fault in training_faults(row, self.given.tolerance)
         ]
-
-    def title(self) -> str:
-        names = ", ".join(map(str, self.given.networks))
-        return f"All-reduce and training steps on {self.given.ranks} ranks, by network: {names}"
 
 
 def log_folder(folder: Path, *names: str) -> Path:

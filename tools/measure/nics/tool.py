@@ -14,7 +14,6 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from netlab import Lab
@@ -37,14 +36,14 @@ from measure.bench import (
     within,
 )
 from measure.core.catalogue import REFERENCE
-from measure.core.tool import add_training, size_of
+from measure.core.tool import size_of, training
 from measure.networks.tool import log_folder
 from measure.nics.cuts import CutReport, all_reduce_with_cuts, train_with_cuts
 from measure.nics.drivers import DriverRanks, RawTcp
 from measure.nics.mptcp import missing_mptcp, mptcp_rate
 from measure.nics.nic_set import HOSTS, NicSet, parse_nic_set
 from measure.processes import Placement, Ranks, start_all
-from measure.runner import Measure, Plan, Row, Sample, Tool, add_length, add_ranks, number, ratio, several, time_us
+from measure.runner import Length, Measure, Plan, Row, Sample, Tool, number, ratio, several, time_us
 
 RAW_BEST, RAW_ALL = "best NIC", "all NICs"
 _NETWORKS = "10G/2500M"
@@ -131,7 +130,23 @@ def _over(setup: Setup) -> Column[Row]:
 class Nics(Tool):
     name = "nics"
     about = "What several NICs of a host carry together, in each of several emulated networks"
+    title = "All-reduce over several NICs of two hosts: {networks}"
     case_type = Case
+    ranks = (HOSTS, HOSTS)
+    keeps_logs = True
+    options = (
+        (
+            "networks",
+            several(parse_nic_set),
+            _NETWORKS,
+            "each host's NICs, the best first: RATE[+DELAY][~LOSS]/...; as root",
+        ),
+        ("sizes", several(parse_size), _SIZES, "of all-reduce"),
+        ("cuts", within(float, 0.0, 3600.0), 0.0, "seconds of training, or all-reduces, with cuts"),
+        ("down", within(float, 0.1, 600.0), 2.0, "seconds that a cut lasts"),
+        *training(("wide",), "; what --cuts trains"),
+    )
+    length = Length(3, 60.0, 30.0)
     columns = (
         Column("NICs", "", lambda row: row.case.network, left=True),
         Column("size", "", lambda row: format_size(row.case.size_bytes)),
@@ -140,39 +155,6 @@ class Nics(Tool):
         Column("joined", "GB/s", lambda row: MISSING if (rate := _rate(row)) is None else format_bandwidth(rate)),
         Column("of raw TCP", "%", _of_raw),
     )
-
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--networks",
-            type=several(parse_nic_set),
-            default=_NETWORKS,
-            metavar="LIST",
-            help="the NICs of each host as RATE[+DELAY][~LOSS], the best one first, with slashes between them:"
-            f" 10G/2500M,10G/10G+5ms,10G/1G~1%% (default {_NETWORKS}); needs root",
-        )
-        add_ranks(parser, least=HOSTS, most=HOSTS)
-        parser.add_argument(
-            "--sizes",
-            type=several(parse_size),
-            default=_SIZES,
-            metavar="LIST",
-            help=f"of all-reduce (default {_SIZES})",
-        )
-        parser.add_argument(
-            "--cuts",
-            type=within(float, 0.0, 3600.0),
-            default=0.0,
-            metavar="S",
-            help="then, in the first network, cut one NIC after the other during so many seconds of training (on CPUs:"
-            " of all-reduces)",
-        )
-        parser.add_argument(
-            "--down", type=within(float, 0.1, 600.0), default=2.0, metavar="S", help="how long a cut lasts (default 2)"
-        )
-        add_training(parser, ("wide",), "wide; what --cuts trains")
-        add_length(parser, rounds=3, time_limit_s=60.0, timeout_s=30.0)
-        parser.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
 
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__(given)
@@ -317,9 +299,6 @@ class Nics(Tool):
         cases = dict.fromkeys(case for case, _ in self.turns.samples if case.size_bytes)
         return [Row(self.turns, case, JOINED.name) for case in cases]
 
-    def begins_block(self, before: Row, row: Row) -> bool:
-        return before.case.network != row.case.network
-
     def figures(self, row: Row) -> list[Figure]:
         labels = {"collective": "all_reduce", "size_bytes": row.case.size_bytes, "nics": row.case.network, **self.where}
         found = []
@@ -355,9 +334,6 @@ class Nics(Tool):
                 f"{row.case.network}, {row.case}: joined NICs have {over.median:.2f}x the speed of the best NIC alone"
                 f" ({over.low:.2f}..{over.high:.2f}{rounds})"
             ) + ("" if over.verdict(floor=_FLOOR) is Verdict.LESS else ", which may be noise")
-
-    def title(self) -> str:
-        return f"All-reduce over several NICs of two hosts: {', '.join(map(str, self.given.networks))}"
 
 
 main = Nics.main
