@@ -18,8 +18,9 @@ from bagua.net.bench.result_file import Figure, read_result
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-from measure.bench import BenchError, Column, figures
 from measure.runner import Length, Measure, Plan, Row, Sample, Tool
+
+from bagua.net.bench.api import BenchError, Column, figures
 
 
 @dataclass(frozen=True)

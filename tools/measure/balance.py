@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DistributedSampler
 
+from bagua.net.bench.api import Column, Figure, Label, within
 from bagua.torch_api.contrib import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
-from measure.bench import Column, Figure, Label, within
 from measure.rank import join_bagua
 from measure.runner import Length, Plan, Row, Tool, ratio_figure
 

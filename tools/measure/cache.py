@@ -24,8 +24,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from bagua.net.bench.api import Column, Label, within
 from bagua.torch_api.contrib import CachedDataset
-from measure.bench import Column, Label, within
 from measure.runner import Length, Measure, Plan, Row, Sample, Tool
 
 Epoch = Callable[[], float | None]  # returns the samples per second after the first batch

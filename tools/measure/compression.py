@@ -24,8 +24,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
-from bagua.codecs import Codec, codec_names, get_codec
-from measure.bench import Column, Figure, byte_size, describe_machine, figures, names_of
+from bagua.codecs import Codec, codec_names, fused, get_codec
+from bagua.net.bench.api import Column, Figure, byte_size, describe_machine, figures, names_of
 from measure.runner import Length, Measure, Plan, Row, Tool, one_of, several
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -49,6 +49,10 @@ class Operation:
 def _rotation(bytes_of_one: int) -> int:
     """So many buffers in turn."""
     return max(1, min(256, _ROTATING_BYTES // bytes_of_one))
+
+
+FUSED = ("sum 2", "rest", "differences")
+OPERATIONS = ("compress", "decompress", *FUSED)
 
 
 def operations(device: str, elements: int, dtype: torch.dtype, codec: Codec) -> list[Operation]:
@@ -81,6 +85,37 @@ def reduction(device: str, elements: int, versions: int, codec: Codec) -> Operat
         return codec.decompress_reduce_compress(received[at], chunk, True, out[at])
 
     return Operation(f"reduce {versions}", moved, reduce)
+
+
+def fused_operations(device: str, elements: int, dtype: torch.dtype, codec: Codec) -> list[Operation]:
+    """Of FSDP2, as a rank of two has them: `elements` of the shard that is summed, otherwise of both shards."""
+    half = elements // 2
+    own, sent = elements * dtype.itemsize, codec.compressed_bytes(half)
+    rest = get_codec(fused.REST_CODEC).compressed_bytes(half)
+    rotation = _rotation(3 * own)
+    values = [torch.randn(elements, device=device).to(dtype) for _ in range(rotation)]
+    targets = [torch.empty_like(one) for one in values]
+    packed = [codec.compress(one, 2) for one in values]
+    received = [codec.compress(torch.randn(2 * elements, device=device), 2) for _ in range(rotation)]
+    rests = [torch.empty((2, rest), dtype=torch.uint8, device=device) for _ in range(rotation)]
+
+    def reduce(i: int) -> object:
+        at = i % rotation
+        return fused.decompress_reduce(codec, received[at], values[at], 0, 0.5, targets[at])
+
+    def keep(i: int) -> object:
+        at = i % rotation
+        return fused.compress_rest(codec, values[at], packed[at], 0, rests[at])
+
+    def move(i: int) -> object:
+        at = i % rotation
+        return fused.add_differences(codec, packed[at], values[at], targets[at])
+
+    return [
+        Operation("sum 2", codec.compressed_bytes(elements) + 2 * own, reduce),
+        Operation("rest", own // 2 + sent + 2 * rest, keep),
+        Operation("differences", 3 * own + 2 * sent, move),
+    ]
 
 
 def copy(device: str, moved_bytes: int) -> Call:
@@ -208,7 +243,7 @@ class Compression(Tool):
         given, cases = self.given, []
         for threads in given.threads if given.device == "cpu" else [0]:
             for codec, elements in itertools.product(given.codecs, given.elements):
-                for dtype, operation in itertools.product(given.dtypes, ("compress", "decompress")):
+                for dtype, operation in itertools.product(given.dtypes, OPERATIONS):
                     cases.append(Case(codec, operation, elements, dtype, threads))
                 cases += [Case(codec, f"reduce {number}", elements, "", threads) for number in given.versions]
         ways = (CALL,) if given.device == "cpu" else (KERNEL, CALL)
@@ -266,9 +301,8 @@ def operation_of(device: str, case: Case) -> Operation:
     codec = get_codec(case.codec)
     if case.operation.startswith("reduce"):
         return reduction(device, case.elements, int(case.operation.split()[1]), codec)
-    return next(
-        one for one in operations(device, case.elements, _DTYPES[case.dtype], codec) if one.name == case.operation
-    )
+    made = fused_operations if case.operation in FUSED else operations
+    return next(one for one in made(device, case.elements, _DTYPES[case.dtype], codec) if one.name == case.operation)
 
 
 def single_calls_of(given: argparse.Namespace) -> Iterator[tuple[str, Call, Call]]:

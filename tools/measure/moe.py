@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from measure.bench import Column, Label, within
+from bagua.net.bench.api import Column, Label, within
 from measure.rank import join_bagua
 from measure.runner import Length, Plan, Row, Tool, format_ms, one_of, ranks_text
 

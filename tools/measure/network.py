@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from netlab import SPEEDS, TOLD, Lab, LinkPlan, parse_delay_ms, parse_rate_mbit
 from netlab.link_plan import UNLIMITED_MBIT
 
-from measure.bench import MISSING, Label
+from bagua.net.bench.api import MISSING, Label
 from measure.processes import Placement
 from measure.runner import several
 
@@ -83,17 +83,19 @@ class Network:
             yield Placement(sharing=given.sharing)
             return
         gpus = None if given.device == "cpu" else given.ranks if given.sharing is None else given.sharing.gpus
+        ranks_per_host = getattr(given, "ranks_per_host", 1)
+        hosts = given.ranks // ranks_per_host
         with Lab(
-            given.ranks,
+            hosts,
             rate_mbit=self.rate_mbit,
             delay_ms=self.delay_ms,
             per_flow_mbit=self.per_flow_mbit,
             mtu=self.mtu,
             speed=self.speed,
             tcp_buffer_bytes=self.tcp_buffer_bytes,
-            own_cpus=len(os.sched_getaffinity(0)) >= given.ranks * _CPUS_OF_A_HOST,
+            own_cpus=len(os.sched_getaffinity(0)) >= hosts * _CPUS_OF_A_HOST,
         ) as lab:
-            yield Placement(lab, gpus=gpus)
+            yield Placement(lab, ranks_per_host=ranks_per_host, gpus=gpus)
 
 
 def parse_network(text: str) -> Network:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from bagua.net.bench.api import Column, Figure, figures, names_of, speedup, within
 from bagua.torch_api.contrib import fuse_optimizer
-from measure.bench import Column, Figure, figures, names_of, speedup, within
 from measure.runner import Length, Measure, Plan, Row, Tool, name_of, one_of, ratio
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {

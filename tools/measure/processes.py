@@ -15,7 +15,7 @@ from typing import Any, Self
 from netlab import Lab
 
 import bagua
-from measure.bench import (
+from bagua.net.bench.api import (
     PLUGIN_NETWORK,
     Backend,
     BenchError,
@@ -25,7 +25,7 @@ from measure.bench import (
     gather,
     gpu_name,
     network_error,
-    rank_process,
+    rank_command,
     read_proof_file,
     worker_environment,
 )
@@ -47,30 +47,40 @@ class Placement:
     """Where ranks run.
 
     Args:
-        lab: Each rank is a node of its own, on a host of this emulated network. None: all are one node, this host, and
-            meet over loopback.
+        lab: Its hosts are the ranks' nodes. None: all ranks are one node, this host, and meet over loopback.
+        ranks_per_host: In a lab, that many consecutive ranks are on each host.
         sharing: How ranks of this host share GPUs.
         gpus: In a lab, rank k sees GPU k alone, modulo their number.
         interfaces: In a lab, those that NCCL may use; None: all.
     """
 
     def __init__(
-        self, lab: Lab | None = None, *, sharing: Any = None, gpus: int | None = None, interfaces: Any = None
+        self,
+        lab: Lab | None = None,
+        *,
+        ranks_per_host: int = 1,
+        sharing: Any = None,
+        gpus: int | None = None,
+        interfaces: Any = None,
     ) -> None:
         self.lab = lab
+        self._ranks_per_host = ranks_per_host
         self._sharing, self._gpus, self._interfaces = sharing, gpus, interfaces
         self.store_host = "127.0.0.1" if lab is None else lab.hosts[0].address()
-        self.alone_on_node = lab is not None
+
+    def local_ranks(self, ranks: int) -> int:
+        """Of a node, of `ranks` in all."""
+        return ranks if self.lab is None else self._ranks_per_host
 
     def command(self, rank: int, command: Sequence[str]) -> list[str]:
         """Starts `command` where the rank runs. The process that is started becomes it."""
-        return list(command) if self.lab is None else self.lab.entering(rank, command)
+        return list(command) if self.lab is None else self.lab.entering(rank // self._ranks_per_host, command)
 
     def environment(self, rank: int) -> dict[str, str]:
         """Variables of one rank, which override those that all ranks have."""
         if self.lab is None:
             return {} if self._sharing is None else self._sharing.environment(rank)
-        settings = self.lab.rank_environment(rank)
+        settings = self.lab.rank_environment(*divmod(rank, self._ranks_per_host), self._ranks_per_host)
         found = {name: value for name, value in settings.items() if name not in _LAUNCHER_OF_LAB}
         if self._interfaces is not None:
             found["NCCL_SOCKET_IFNAME"] = "=" + ",".join(self._interfaces)
@@ -146,11 +156,12 @@ class Ranks:
         given, placement = self._given, self._placement
         try:
             for rank in range(given.ranks):
-                command = rank_process.rank_command(
+                command = rank_command(
                     self._program,
                     rank,
                     given.ranks,
-                    local_rank=0 if placement.alone_on_node else rank,
+                    # In a lab a rank sees one GPU, or one that it shares.
+                    local_rank=rank if placement.lab is None else 0,
                     device=given.device,
                     backend="cpu:gloo,cuda:nccl" if given.device == "cuda" else "gloo",
                     timeout_s=self._timeout_s,
@@ -170,7 +181,7 @@ class Ranks:
         """
         store = gather(self._ranks[:1], "store", timeout_s, "starting")[0]
         line = {"op": "join", "host": self._placement.store_host, "port": store["port"], **self._join, **join}
-        line["alone_on_node"] = self._placement.alone_on_node
+        line["local_ranks"] = self._placement.local_ranks(self._given.ranks)
         self.facts = ask(self._ranks, json.dumps(line), "ready", timeout_s)[0]
         self._is_formed = True
         if self._shows_network and self._given.ranks > 1 and (fault := self.network_fault("--network tcp")):
@@ -223,7 +234,7 @@ class Ranks:
             inherited = worker_environment(
                 self._backend, os.environ, tcp_only=self._tcp_only, debug_file=self.logs[rank]
             )
-            local = 1 if self._placement.alone_on_node else self._given.ranks
+            local = self._placement.local_ranks(self._given.ranks)
             # As launchers say it: the plugin shares the CPUs out by it.
             settings = {**self._backend.settings, **settings, "LOCAL_WORLD_SIZE": str(local)}
         found = {name: value for name, value in inherited.items() if name not in _LAUNCHER}

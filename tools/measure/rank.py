@@ -1,4 +1,4 @@
-"""One rank: `python -m measure.rank`, a program of bagua.net.bench.rank_process with what a launcher sets and Bagua
+"""One rank: `python -m measure.rank`, a program of bagua.net.bench with what a launcher sets and what Bagua
 reads. It calls functions of a tool's module, in its main thread, one at a time.
 
     -> {"op": "join", ..., "tool": "measure.moe", "options": {"hidden": 512}}
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from measure.bench import rank_process
+from bagua.net.bench.api import run_rank
 
 _tool: Any = None
 
@@ -37,10 +37,10 @@ def _call(device: torch.device, command: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 def _set_launch_environment(arguments: argparse.Namespace, join: Mapping[str, Any]) -> None:
-    rank, ranks, alone = arguments.rank, arguments.ranks, join["alone_on_node"]
+    rank, ranks = arguments.rank, arguments.ranks
+    node, local_rank = divmod(rank, join["local_ranks"])
     os.environ.update(MASTER_ADDR=join["host"], MASTER_PORT=str(join["port"]), RANK=str(rank), WORLD_SIZE=str(ranks))
-    os.environ.update(LOCAL_RANK=str(arguments.local_rank), LOCAL_WORLD_SIZE=str(1 if alone else ranks))
-    os.environ.update(GROUP_RANK=str(rank if alone else 0))
+    os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(join["local_ranks"]), GROUP_RANK=str(node))
     # Two trainings may not differ in what the search for the fastest kernel happened to find.
     torch.backends.cudnn.benchmark = False
 
@@ -54,4 +54,4 @@ def join_bagua() -> None:
 
 
 if __name__ == "__main__":
-    rank_process.run_rank({"call": _call}, _formed, _set_launch_environment)
+    run_rank({"call": _call}, _formed, _set_launch_environment)

@@ -42,7 +42,7 @@ from typing import Any
 
 from netlab import NetlabError
 
-from measure.bench import (
+from bagua.net.bench.api import (
     MISSING,
     BenchError,
     Column,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure.bench import MISSING, Column, Event, Figure, describe_machine, figures, names_of, within
+from bagua.net.bench.api import MISSING, Column, Event, Figure, describe_machine, figures, names_of, within
 from measure.convergence.catalogue import (
     ACCURACY_LIMIT_POINTS,
     CASES,

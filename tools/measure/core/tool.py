@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from measure.bench import MISSING, Backend, Column, Event, Figure, Label, ignored_variables, names_of, within
+from bagua.net.bench.api import MISSING, Backend, Column, Event, Figure, Label, ignored_variables, names_of, within
 from measure.core.catalogue import (
     ALGORITHMS,
     ALL_REDUCE,

@@ -19,7 +19,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from measure.bench import Column, Event, Label, names_of, within
+from bagua.net.bench.api import Column, Event, Label, names_of, within
 from measure.memory_probe import ALLOCATOR_SETTINGS
 from measure.runner import Plan, Row, Sample, Tool, name_of, ranks_text
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from netlab import TOLD, LinkPlan
 
-from measure.bench import (
+from bagua.net.bench.api import (
     BEST_TUNED_NAME,
     MISSING,
     RANK_PROGRAM,

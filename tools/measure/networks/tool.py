@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure.bench import (
+from bagua.net.bench.api import (
     BEST_TUNED_NAME,
     DEFAULT_TUNED,
     MISSING,
@@ -129,11 +129,17 @@ class Networks(Tool):
         ("baseline", one_of("baseline", (REFERENCE, FSDP)), REFERENCE, "what all backends train with"),
         *steps(10, 3),
         WARM_UP,
+        (
+            "ranks-per-host",
+            within(int, 1, 64),
+            1,
+            "of an emulated network; within a host, NCCL communicates as it does",
+        ),
         ("tuned", str, DEFAULT_TUNED, "hand-tuned NCCL, as of bagua-net-bench --nccl --tuned"),
         ("tolerance", float, None, "allowed relative difference of a loss (default: 0 where sums have one order)"),
     )
     length = Length(3, 420.0, 180.0)
-    same = ("steps", "warmup", *TRAINING)
+    same = ("steps", "warmup", "ranks_per_host", *TRAINING)
 
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__(given)
@@ -143,6 +149,16 @@ class Networks(Tool):
             given.tolerance = 0.0 if is_exact else DEFAULT_TOLERANCE
         own = make_backends(library=None, tuned=tuned_settings([given.tuned]), variants=[], with_shared_memory=False)
         self.backends = {one.name: one for one in (*own, bagua_net_by_activation())}
+
+    @classmethod
+    def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+        super().check(parser, given)
+        hosts, rest = divmod(given.ranks, given.ranks_per_host)
+        if rest or (given.ranks_per_host > 1 and hosts < 2):
+            parser.error(
+                f"--ranks-per-host {given.ranks_per_host} does not divide --nproc-per-node {given.ranks} into two hosts"
+                " or more; give the ranks of all hosts together, such as --nproc-per-node 4 --ranks-per-host 2"
+            )
 
     def plan(self) -> Mapping[Network, Plan]:
         given = self.given
@@ -189,6 +205,7 @@ class Networks(Tool):
             placement=placement,
             backend=backend,
             logs=log_folder(self.folder, network.name, backend.name),
+            tcp_only=given.ranks_per_host == 1,
             renews=False,
         )
 

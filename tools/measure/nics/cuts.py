@@ -15,7 +15,7 @@ from typing import Any
 
 from netlab import NIC_CUTS, Lab, NetlabError, cut_nic
 
-from measure.bench import Event
+from bagua.net.bench.api import Event
 from measure.core.catalogue import REFERENCE
 from measure.nics.drivers import DriverRanks
 from measure.nics.nic_set import HOSTS

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from netlab import Lab
 
-from measure.bench import (
+from bagua.net.bench.api import (
     BenchError,
     Case,
     DriverProcess,

@@ -18,7 +18,7 @@ from typing import Any
 
 from netlab import Lab
 
-from measure.bench import (
+from bagua.net.bench.api import (
     MIN_REPETITIONS,
     MISSING,
     PLUGIN_NETWORK,
