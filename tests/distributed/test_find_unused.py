@@ -1,9 +1,8 @@
-"""Parameters that a backward pass does not reach: with find_unused_parameters, and without."""
+"""Parameters that a backward pass does not reach: with find_unused_parameters, and without. Programs beside torch's
+wrapper: test_step_programs.py."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,96 +10,21 @@ import torch
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
-    Batch,
     Branches,
     batches,
     begin,
-    check_equal,
     check_ranks_equal,
     loss_of,
     message_of,
-    torch_ddp,
     with_algorithm,
 )
 from torch import nn
 
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
-# Which branches each rank takes, step by step.
-PLANS: dict[str, list[list[tuple[str, ...]]]] = {
-    "the same": [[("left",)], [("left",)]],
-    "by rank": [[("left",)], [("right",)]],
-    "by step": [[("left",), ("right",), ("left", "right")], [("left",), ("right",), ("left", "right")]],
-    "by rank and step": [[("left",), ("left", "right"), ("right",)], [("right",), ("left",), ("right",)]],
-}
-
-
-def _branches(rank: int, device: torch.device) -> tuple[Branches, Branches]:
-    torch.manual_seed(rank)
-    net = Branches().to(device)
-    return net, copy.deepcopy(net)
-
 
 def _adam(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.1)
-
-
-def _train(model: Any, optimizer: torch.optim.Optimizer, data: Sequence[Batch], plan: Sequence[Sequence[str]]) -> None:
-    for number, batch in enumerate(data):
-        optimizer.zero_grad()
-        loss_of(model, batch, take=plan[number % len(plan)]).backward()
-        optimizer.step()
-
-
-def _against_ddp(plan: str, options: dict[str, Any]) -> None:
-    rank, device = begin()
-    ours, theirs = _branches(rank, device)
-    optimizer, other = _adam(ours), _adam(theirs)
-    wrapped = DistributedDataParallel(ours, find_unused_parameters=True, optimizers=[optimizer], **options)
-    reference = torch_ddp(theirs, find_unused_parameters=True)
-    never = copy.deepcopy(ours.never)
-    for part in range(4):
-        data = batches(rank, 4, device, seed=part)
-        _train(wrapped, optimizer, data, PLANS[plan][rank])
-        _train(reference, other, data, PLANS[plan][rank])
-        check_equal(ours, theirs)
-        for (name, mine), its in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-            assert (mine.grad is None) == (its.grad is None), name
-    # No gradient anywhere: not even weight decay touches it.
-    check_equal(ours.never, never)
-    assert ours.never.weight.grad is None
-    check_ranks_equal(ours)
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_branches_as_with_torch_ddp(plan: str) -> None:
-    run_ranks(2, _against_ddp, plan, {})
-
-
-@pytest.mark.parametrize(
-    "options", [{"bucket_cap_mb": 1e-6}, {"gradient_as_bucket_view": False}], ids=["small buckets", "without views"]
-)
-def test_branches_however_gradients_lie(options: dict[str, Any]) -> None:
-    run_ranks(2, _against_ddp, "by rank and step", options)
-
-
-@on_ranks(2)
-def test_gradients_of_earlier_passes_count(rank: int, device: torch.device) -> None:
-    """A branch that only an earlier pass took has a gradient, which counts."""
-    ours, theirs = _branches(rank, device)
-    wrapped = DistributedDataParallel(ours, find_unused_parameters=True)
-    reference = torch_ddp(theirs, find_unused_parameters=True)
-    first, second, third = batches(rank, 3, device)
-    for model in (wrapped, reference):
-        with model.no_sync():
-            loss_of(model, first, take=("left", "right") if rank else ("left",)).backward()
-        loss_of(model, second, take=("left",)).backward()
-        loss_of(model, third, take=("right",) if rank else ("left",)).backward()
-    for (name, mine), its in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        if its.grad is None:
-            assert mine.grad is None, name
-        else:
-            assert torch.equal(mine.grad, its.grad), name
 
 
 class ThreeLayers(nn.Module):
@@ -139,7 +63,8 @@ def test_the_parameters_that_were_used() -> None:
 
 def _missing(how: str, missing_on: int, small_buckets: bool) -> str | None:
     rank, device = begin()
-    net, _ = _branches(rank, device)
+    torch.manual_seed(rank)
+    net = Branches().to(device)
     del net.never
     optimizer = _adam(net)
     if how == "wrapper":

@@ -3,6 +3,8 @@ message, the ranks stay together, and nothing hangs (a rank that does not answer
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.algorithm_cases import Case
@@ -10,10 +12,11 @@ from support.branching import HEADS, PARTS, PLACES
 from support.examples import examples, is_default_run
 from support.parts_in_turn import PARTS as IN_TURN
 from support.rank_pool import RankPool
-from support.step_programs import FOUND, carry_out, carry_out_turns
+from support.step_programs import FOUND, carry_out, carry_out_beside_torch, carry_out_turns
 
 # By default the same programs in every run.
 PROGRAMS = settings(max_examples=examples(4), derandomize=is_default_run(), database=None)
+MORE_PROGRAMS = settings(PROGRAMS, max_examples=examples(2))
 SIZES = (None, 4, 80, 200)  # bytes of a bucket: one for all, one for each parameter, and some between
 booleans = st.booleans()
 heads = st.sampled_from((HEADS[0], *HEADS))
@@ -44,18 +47,14 @@ def calls(ranks: int) -> st.SearchStrategy[tuple[object, ...]]:
     )
 
 
-options = st.fixed_dictionaries(
-    {
-        "zeroes": booleans,
-        "how": st.sampled_from(("with_bagua", "with_bagua unflattened")),
-        "bytes": st.sampled_from(SIZES),
-    }
-)
+def options(*hows: str) -> st.SearchStrategy[dict[str, Any]]:
+    how = st.sampled_from(("with_bagua", "with_bagua unflattened", "wrapper", "wrapper unflattened", *hows))
+    return st.fixed_dictionaries({"zeroes": booleans, "how": how, "bytes": st.sampled_from(SIZES)})
 
 
-def check(pool: RankPool, data: st.DataObject, cases: tuple[Case, ...]) -> None:
+def check(pool: RankPool, data: st.DataObject, cases: tuple[Case, ...], *hows: str) -> None:
     case = data.draw(st.sampled_from(cases), label="algorithm")
-    chosen = data.draw(options, label="options")
+    chosen = data.draw(options(*hows), label="options")
     program = data.draw(st.lists(calls(pool.size), max_size=14), label="program")
     told = pool.call(carry_out, [(case, chosen, program)] * pool.size)
     if any(told):
@@ -63,12 +62,11 @@ def check(pool: RankPool, data: st.DataObject, cases: tuple[Case, ...]) -> None:
     assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
 
 
-@PROGRAMS
+@MORE_PROGRAMS
 @given(st.data())
 def test_gradients(pool: RankPool, data: st.DataObject) -> None:
-    check(
-        pool, data, (Case("gradient_allreduce"), Case("gradient_allreduce"), Case("bytegrad", {"hierarchical": False}))
-    )
+    cases = (Case("gradient_allreduce"), Case("gradient_allreduce"), Case("bytegrad", {"hierarchical": False}))
+    check(pool, data, cases, "wrapper finding unused")
 
 
 @PROGRAMS
@@ -85,6 +83,35 @@ def test_weights(pool: RankPool, data: st.DataObject) -> None:
     if pool.size % 2 == 0:
         cases.append(Case("decentralized", {"peer_selection_mode": "shift_one", "hierarchical": False}))
     check(pool, data, tuple(cases))
+
+
+def calls_of_torch() -> st.SearchStrategy[tuple[object, ...]]:
+    which = st.integers(0, len(HEADS) - 1)
+    hows = st.sampled_from(("plain", "plain", "checkpointed", "reentrant", "two forward passes", "raising"))
+    synchronized = st.tuples(st.just("passes"), which, booleans, hows, st.just(""))
+    return st.one_of(
+        st.tuples(st.just("train"), which, booleans),
+        synchronized,
+        synchronized,
+        st.tuples(st.just("passes"), which, booleans, hows, st.sampled_from(("no_sync", "attribute"))),
+        st.tuples(st.just("step")),
+        st.tuples(st.just("zero"), st.sampled_from(("to none", "to zero", "by hand"))),
+    )
+
+
+wrapper_options = st.fixed_dictionaries(
+    {"bytes": st.sampled_from(SIZES), "finds_unused": booleans, "views": booleans, "listed": booleans}
+)
+
+
+@MORE_PROGRAMS
+@given(wrapper_options, st.lists(calls_of_torch(), min_size=4, max_size=14))
+def test_wrapper(pool: RankPool, options: dict[str, object], program: list[tuple[object, ...]]) -> None:
+    """Beside torch's."""
+    told = pool.call(carry_out_beside_torch, [(options, program)] * pool.size)
+    if any(told):
+        pool.stop()
+    assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
 
 
 def turns(ranks: int) -> st.SearchStrategy[tuple[object, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 PARTS = ("trunk", "left", "right")
 HEADS = (("left", "right"), ("left",), ("right",))
@@ -21,11 +22,22 @@ class Branching(nn.Module):
         torch.manual_seed(0)
         self.trunk, self.left, self.right = nn.Linear(2, 8), nn.Linear(8, 4), nn.Linear(8, 4)
 
-    def forward(self, x: Tensor, heads: Sequence[str], on_hidden: Callable[[Tensor], object] | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        heads: Sequence[str],
+        on_hidden: Callable[[Tensor], object] | None = None,
+        reentrant: bool | None = None,
+    ) -> Tensor:
+        """`reentrant`: heads are checkpointed, by that kind."""
         hidden = self.trunk(x)
         if on_hidden is not None:
             hidden.register_hook(on_hidden)
-        return sum((getattr(self, head)(torch.tanh(hidden)) for head in heads), torch.zeros(()).to(x.device))
+        total = torch.zeros(()).to(x.device)
+        for head in heads:
+            module, given = getattr(self, head), torch.tanh(hidden)
+            total = total + (module(given) if reentrant is None else checkpoint(module, given, use_reentrant=reentrant))
+        return total
 
 
 def interrupt(_: Tensor) -> None:

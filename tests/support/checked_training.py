@@ -35,7 +35,7 @@ class Trainer:
     """Of gradients, which are the same on all ranks after each pass.
 
     Attributes:
-        net: the wrapped module. `twin`: the copy.
+        net: the wrapped module. `model`: what is called, the same or its wrapper. `twin`: the copy.
         planned: names of parameters that the engine communicates.
         reached: those that got a gradient in synchronized passes of this step.
         is_interrupted: a pass of this step raised.
@@ -72,6 +72,11 @@ class Trainer:
     @property
     def trained(self) -> set[str]:
         return {name for name, parameter in self.net.named_parameters() if parameter.requires_grad}
+
+    @property
+    def finds_unused(self) -> bool:
+        """Then a pass reaches all that is planned; of the rest there is a zero, or what earlier passes made."""
+        return "finding unused" in self.how
 
     @property
     def must_be_refused(self) -> bool:
@@ -120,7 +125,7 @@ class Trainer:
 
     def synchronize_twin(self, names: Collection[str]) -> None:
         for name, parameter in self.twin.named_parameters():
-            if name in names:
+            if name in names and parameter.grad is not None:
                 every = [one / self.ranks for one in gathered(parameter.grad)]
                 parameter.grad = sum(every[1:], every[0])
 
@@ -130,7 +135,7 @@ class Trainer:
         """Again, too."""
         if not self.trained:
             return
-        self.case.wrap(self.net, self.optimizer, self.how)
+        self.model: Any = self.case.wrap(self.net, self.optimizer, self.how)
         self.planned = self.trained
         # What has not been sent is not sent later.
         self.local |= self.reached
@@ -149,7 +154,7 @@ class Trainer:
             x.requires_grad_()
         on_hidden = interrupt if raises == "middle" else None
         with self.quiet(is_quiet):
-            output = self.attempt_forward(lambda: self.net(x.clone() if raises else x, heads, on_hidden))
+            output = self.attempt_forward(lambda: self.model(x.clone() if raises else x, heads, on_hidden))
         losses = []
         for loss in (output.square().mean(), self.twin(x.clone() if raises else x, heads, on_hidden).square().mean()):
             if raises == "start" and loss.requires_grad:
@@ -188,6 +193,8 @@ class Trainer:
         if is_quiet:
             self.local |= made
             return
+        if self.finds_unused and not raises and not foreign:
+            made |= self.planned
         self.has_exact_gradients &= made >= self.planned
         self.is_plain &= made >= self.planned
         self.reached |= made & self.planned
@@ -275,12 +282,12 @@ class Trainer:
         is_local = alone is not None
         self.net.train(in_training and not is_local)
         if with_gradients and not is_local:
-            self.attempt_forward(lambda: self.net(self.batch(), HEADS[0])) if in_training else self.end_step(
-                lambda: self.net(self.batch(), HEADS[0])
+            self.attempt_forward(lambda: self.model(self.batch(), HEADS[0])) if in_training else self.end_step(
+                lambda: self.model(self.batch(), HEADS[0])
             )
         else:
             with torch.set_grad_enabled(with_gradients and not self.reached):
-                self.net(self.batch(), HEADS[0])
+                self.model(self.batch(), HEADS[0])
             if self.net.training:
                 self.follow_plan()
         self.net.train()

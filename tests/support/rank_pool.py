@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import Any
 
 from support.rank_server import receive_message, send_message
-from support.ranks import device_for, run_ranks
+from support.ranks import SERVER_START_S, device_for, run_ranks
 
 LIFE_S = 280.0
-START_S = 60.0
+START_S = SERVER_START_S  # of the processes, and of the server from which they are forked
 COLLECTIVE_S = 20.0
 CALL_S = 2 * COLLECTIVE_S
 LOOK_S = 0.2

@@ -7,15 +7,22 @@ among the arguments says who makes the call alone, or does not make it.
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from support.algorithm_cases import Case
-from support.branching import HEADS
-from support.checked_training import Trainer
+from support.branching import HEADS, Branching
+from support.checked_training import TOLERANCE, Trainer
 from support.parts_in_turn import Turns
+from support.ranks import device_for
+from support.training import message_of, torch_ddp
+
+from bagua.torch_api.data_parallel import DistributedDataParallel
 
 Call = tuple[Any, ...]
 
@@ -46,6 +53,103 @@ def carry_out_turns(case: tuple[str, dict[str, Any]], program: Sequence[Call]) -
     except Exception:
         return f"call {number}\n{traceback.format_exc()}"
     return ""
+
+
+def carry_out_beside_torch(options: dict[str, Any], program: Sequence[Call]) -> str:
+    """As `carry_out`, with torch's wrapper."""
+    number = -1
+    try:
+        both = BesideTorch(options)
+        for number, (name, *arguments) in enumerate(program):  # noqa: B007
+            getattr(both, name)(*arguments)
+            both.compare()
+    except Exception:
+        return f"call {number}\n{traceback.format_exc()}"
+    return ""
+
+
+class BesideTorch:
+    """Our wrapper and torch's, which are called alike: what torch can do, with the same gradients and weights.
+
+    Args:
+        options: `bytes`: of a bucket, or None; `finds_unused`: then ranks may take different heads; `views`: of buckets
+            as gradients; `listed`: our wrapper knows the optimizer.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.device = device_for(int(os.environ["RANK"]))
+        self.data = torch.Generator().manual_seed(self.rank)
+        self.finds_unused, self.is_quiet = options["finds_unused"], False
+        nets = [Branching().to(self.device) for _ in range(2)]
+        for net in nets:  # the first rank's are those of all
+            torch.nn.init.constant_(net.trunk.weight, 0.1 * self.rank + 0.5)
+        self.optimizers = [torch.optim.SGD(net.parameters(), 0.05, 0.9, weight_decay=0.1) for net in nets]
+        ours = DistributedDataParallel(
+            nets[0],
+            bucket_cap_mb=25 if options["bytes"] is None else options["bytes"] / (1 << 20),
+            find_unused_parameters=self.finds_unused,
+            gradient_as_bucket_view=options["views"],
+            optimizers=self.optimizers[:1] if options["listed"] else [],
+        )
+        self.models: list[Any] = [ours, torch_ddp(nets[1], find_unused_parameters=self.finds_unused)]
+
+    def zero(self, how: str) -> None:
+        if self.finds_unused and self.is_quiet and how == "to none":
+            how = "to zero"  # torch remembers what passes without communication used, and misses the gradient
+        for optimizer in self.optimizers:
+            if how != "by hand":
+                optimizer.zero_grad(set_to_none=how == "to none")
+                continue
+            for parameter in optimizer.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(0)
+
+    def passes(self, heads: int, by_rank: bool, how: str, quiet: str) -> None:
+        """A forward and a backward pass.
+
+        Args:
+            heads, by_rank: which of HEADS; the next one on each rank. All where ranks wait for unused parameters.
+            how: "plain"; "checkpointed" or "reentrant": heads are; "two forward passes" in one graph; "raising": after
+                a forward pass that raises.
+            quiet: "": it communicates; by "no_sync" or the "attribute" it does not.
+        """
+        if not self.finds_unused and not quiet:
+            heads, by_rank = 0, False
+        self.is_quiet = bool(quiet)
+        taken = HEADS[(heads + by_rank * self.rank) % len(HEADS)]
+        # torch looks for unused parameters in graphs without reentrant parts.
+        reentrant = {"checkpointed": False, "reentrant": not self.finds_unused}.get(how)
+        first, second = (torch.randn(3, 2, generator=self.data).to(self.device) for _ in range(2))
+        for model in self.models:
+            model.require_backward_grad_sync = quiet != "attribute"
+            with model.no_sync() if quiet == "no_sync" else contextlib.nullcontext():
+                if how == "raising":
+                    message_of(RuntimeError, lambda model=model: model(second[:, :1], taken), "shapes")
+                output = model(first, taken, reentrant=reentrant)
+                if how == "two forward passes":
+                    output = output - model(second, taken)
+                output.square().mean().backward()
+            model.require_backward_grad_sync = True
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def train(self, heads: int, by_rank: bool) -> None:
+        self.zero("to none")
+        self.passes(heads, by_rank, "plain", "")
+        self.step()
+
+    def compare(self) -> None:
+        """The same bits with two ranks; others add up in another order."""
+        ours, theirs = (dict(model.module.named_parameters()) for model in self.models)
+        for name in ours:
+            for one, other in ((ours[name].detach(), theirs[name].detach()), (ours[name].grad, theirs[name].grad)):
+                assert (one is None) == (other is None), name
+                if one is not None and other is not None:
+                    distance = (one - other).abs().max().item()
+                    assert distance <= (0 if self.ranks == 2 else TOLERANCE), f"{name} is {distance} away"
 
 
 class ExchangingTrainer(Trainer):
