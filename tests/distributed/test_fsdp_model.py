@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from support.rank_tests import on_ranks
 from support.sharded import param_groups
 from support.training import check_tensor_on_ranks, message_of
@@ -44,7 +45,7 @@ class Coder(nn.Module):
 def coder(device: torch.device, with_root: bool = True, **options: Any) -> Any:
     torch.manual_seed(3)
     model = Coder().to(device)
-    mesh = init_device_mesh(device.type, (2,))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for part in (model.down, model.up, *((model,) if with_root else ())):
         fully_shard(part, mesh=mesh, **options)
     return model
@@ -284,6 +285,25 @@ def test_evaluation_is_exact_whatever_was_kept(device: torch.device) -> None:
         found = model(x)
         assert torch.equal(found, exact) == is_exact
         found.sum().backward()
+
+
+@on_ranks(4)
+def test_evaluation_is_exact_after_weights_were_kept_by_fewer_ranks(device: torch.device) -> None:
+    x = inputs(device)
+    exact = coder(device).eval()(x)
+    gradients = []
+    for evaluates in (False, True):
+        model = coder(device, reshard_after_forward=2)
+        compress_communication(model, **INT4)
+        found = model(x)
+        assert not torch.equal(found, exact)
+        if evaluates:
+            with torch.no_grad():
+                assert torch.equal(model.eval()(x), exact)
+            model.train()
+        found.sum().backward()
+        gradients.append([one.grad.full_tensor() for one in model.parameters()])
+    assert all(map(torch.equal, *gradients))
 
 
 @on_ranks(2)
