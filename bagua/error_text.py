@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 
@@ -21,5 +22,5 @@ def listed(items: Sequence[object], limit: int, separator: str = ", ", rest: str
 
 
 def one_line(error: BaseException, limit: int) -> str:
-    """The class and the text of an error, of at most so many characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:limit]
+    """The class and the text of an error, of at most so many characters; what is too long ends after a word."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", limit, placeholder=" ...")

@@ -264,7 +264,7 @@ def _message(
         is_agents = dist.is_torchelastic_launched()
         server = "the torchrun agent of the first host" if is_agents else "rank 0"
         remedy = of_fewer_batches(join_helps)
-        early = "" if is_agents else f" If it ended normally, because it had fewer batches, {remedy}."
+        early = "" if is_agents else f" If its script ended because it had fewer batches, {remedy}."
         lines = [
             f"A collective failed, and the job's store is unreachable ({roll.store_problem}).",
             where,
@@ -274,4 +274,4 @@ def _message(
 
 
 def _cause(error: BaseException) -> str:
-    return one_line(error, MAX_ERROR_LENGTH).rstrip(". ")
+    return one_line(error, MAX_ERROR_LENGTH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 EXITED = "exited"
-LEFT = "ended normally, after fewer collectives than others"
+LEFT = "ended (end of script or sys.exit), after fewer collectives than others"
 NO_RESPONSE = "did not respond"
 _EQUAL = "give all ranks equal numbers of batches"
 _JOIN = "or use join() of bagua.torch_api.data_parallel.DistributedDataParallel"

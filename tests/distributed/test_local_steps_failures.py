@@ -70,7 +70,11 @@ def _train(folder: str, name: str, options: dict[str, Any], how: str, is_sharded
     return str(raised.value)
 
 
-HOW = {"killed": "exited.", "silent": "did not respond within 3 s.", "leaves": "ended normally, after fewer"}
+HOW = {
+    "killed": "exited.",
+    "silent": "did not respond within 3 s.",
+    "leaves": "ended (end of script or sys.exit), after fewer",
+}
 EXCHANGE = "waiting for the weights exchanged in round "
 WEIGHTS = "waiting for exchanged weights "
 GRADIENTS = "waiting for the gradients of a backward pass ("

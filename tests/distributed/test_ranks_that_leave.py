@@ -1,4 +1,4 @@
-"""A rank that has ended normally, with fewer collectives than others, is told apart from one that crashed."""
+"""A rank that ended by itself, with fewer collectives than others, is told apart from one that crashed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAVER = 1
 def check(told: str, ended_normally: bool) -> None:
     first, *_, advice, _ = told.splitlines()
     assert first.startswith(f"Rank {LEAVER} (host ")
-    assert first.endswith(") ended normally, after fewer collectives than others.") == ended_normally
+    assert first.endswith(") ended (end of script or sys.exit), after fewer collectives than others.") == ended_normally
     assert advice.startswith(
         "If it had fewer batches, give all ranks equal numbers of batches, or use join() of bagua.torch_api."
         if ended_normally

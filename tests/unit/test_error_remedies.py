@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 
 import bagua
 from bagua import env
+from bagua.error_text import one_line
 
 FOLDERS = ("engine", "job", "collectives", "torch_api", "comm_ops", "comm_hooks", "lightning")
 # Of torch, with what takes them.
@@ -83,3 +84,9 @@ def test_what_messages_name_exists() -> None:
         for argument in (*node.args.args, *node.args.kwonlyargs)
     }
     assert keywords - set(ARGUMENTS_OF_TORCH) - ARGUMENTS_OF_OTHERS - ours == set()
+
+
+def test_a_cause_that_is_too_long_ends_after_a_word() -> None:
+    error = RuntimeError("Broken pipe.\nCheck the logs of others")
+    assert one_line(error, 45) == "RuntimeError: Broken pipe. Check the logs ..."
+    assert one_line(error, 100) == "RuntimeError: Broken pipe. Check the logs of others"
