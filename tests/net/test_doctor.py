@@ -18,6 +18,7 @@ from bagua.net.doctor import examination
 
 _ASKED = {"ENABLE_BAGUA_NET": "1"}
 _SECTIONS = ["library", "activation", "nccl", "interfaces", "rdma", "settings", "tuning", "protection", "self_test"]
+_SECTIONS += ["choice"]
 
 Doctor = Callable[..., tuple[Completed, dict[str, Any]]]
 

@@ -9,12 +9,16 @@ from pathlib import Path
 from bagua.net.bench.api import ResultFile, read_result
 
 from .reference import reference
-from .sections import current, losses, networks, other_losses
+from .sections import choice, current, losses, networks, other_losses
 
 Results = Mapping[str, ResultFile]
 
-PAGES = ("README.md", "docs/index.md", "docs/benchmarks.md", "docs/reference/results.md")
+PAGES = (
+    *("README.md", "docs/index.md", "docs/how-to/what-should-i-use.md"),
+    *("docs/benchmarks.md", "docs/reference/results.md"),
+)
 SECTIONS: Mapping[str, Callable[[Results], str]] = {
+    "choice": choice,
     "current": current,
     "losses": losses,
     "networks": networks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bagua.net.bench.api import Figure, Label, ResultFile
+from bagua.net.doctor.choice import EXPECTATIONS
 
 from .markdown import figure, size, table
 from .reference import describe
@@ -50,6 +51,22 @@ def current(results: Results) -> str:
     ours, bare = (figure(plain.find("busbw", backend=name, mtu=1500)) for name in ("plugin", "bare"))
     rows.append([_link(plain, "10 Gb/s, 64 MiB, two cores"), f"{ours} GB/s; plain sockets {bare}", ""])
     return table(["", "result", "compared with a hand-tuned NCCL"], rows)
+
+
+def choice(_results: Results) -> str:
+    """What a training step gains in each network: the same rows that `bagua-net doctor` shows."""
+    rows = [
+        [
+            f"{one.rate_gbps:g} Gb/s",
+            f"{one.over_default:.2f}x",
+            f"{one.over_tuned:.2f}x",
+            f"{one.int4:.2f}x",
+            "not measured" if one.fsdp2 is None else f"{one.fsdp2:.2f}x",
+        ]
+        for one in EXPECTATIONS
+    ]
+    compared = ["plugin, over NCCL's default", "plugin, over NCCL's best setting"]
+    return table(["network", *compared, "4-bit gradients, over exact ones", "FSDP2 with 4 bits, over plain"], rows)
 
 
 def networks(results: Results) -> str:

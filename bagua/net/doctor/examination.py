@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bagua.gpu_presence import has_gpu
-from bagua.net import nccl_config_file, rdma
+from bagua.net import native, nccl_config_file, rdma
 from bagua.net.activation import Surroundings
 from bagua.net.doctor.activation_check import check_activation
+from bagua.net.doctor.choice import check_choice
 from bagua.net.doctor.finding import Report, Section, Status, skip
 from bagua.net.doctor.library_check import check_library, missing_library
 from bagua.net.doctor.nccl_check import check_nccl, check_tuning
@@ -67,6 +68,14 @@ def examine(environment: Mapping[str, str]) -> Report:
             check_tuning(effective, settings_fail=settings.status is Status.FAIL),
             check_protection(effective, settings_fail=settings.status is Status.FAIL),
             check_loopback(effective, library, settings_fail=settings.status is Status.FAIL),
+            check_choice(_used_interfaces(effective), has_rdma=bool(ports) and rdma.is_used_by_nccl(effective)),
         ),
         python=sys.executable,
     )
+
+
+def _used_interfaces(environment: Mapping[str, str]) -> list[native.Interface]:
+    try:
+        return [row for row in native.interfaces(environment) if row.used]
+    except (ValueError, RuntimeError):
+        return []  # the section of the interfaces says why
