@@ -90,9 +90,9 @@ const std::vector<Knob>& knob_table() {
                    "of a connection use checksums if either asks for them."),
       path_knob(kSecretName, &Config::secret_file,
                 "A file with a secret of at least 32 bytes, the same on every rank. It is part of the key of every "
-                "handshake, so that who reads NCCL's bootstrap cannot join a connection. A file that every user may "
-                "write is refused; one that every user may read, or its group may write, is warned of. `bagua-net "
-                "secret new` makes one."),
+                "handshake, so that someone who reads NCCL's bootstrap cannot join a connection. A file that every "
+                "user may write is refused; one that every user may read, or its group may write, causes a warning. "
+                "`bagua-net secret new` makes one."),
       choice_knob<Encryption>(
           kEncryptionName, &Config::encryption,
           {{"0", Encryption::kOff}, {"1", Encryption::kOn}, {"chacha20", Encryption::kChaCha20}},
