@@ -14,8 +14,8 @@ from bagua.comm_ops.async_average import BucketAverage
 from bagua.comm_ops.averaging_group import AveragingGroup, create_averaging_group, destroyed_after
 from bagua.comm_ops.averaging_loop import AveragingLoop
 from bagua.comm_ops.averaging_memory import Part
-from bagua.comm_ops.joint_updates import JointUpdates
 from bagua.comm_ops.shared_elements import count_once
+from bagua.comm_ops.update_groups import UpdateGroups
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -39,11 +39,11 @@ class BackgroundAverage:
         process_group: the ranks that train together.
 
     Attributes:
-        joint_updates: of the parameters.
+        update_groups: of the parameters.
     """
 
     def __init__(self, process_group: BaguaProcessGroup) -> None:
-        self.joint_updates = JointUpdates()
+        self.update_groups = UpdateGroups()
         self._process_group = process_group
         self._group: AveragingGroup | None = None
         self._keep_group: Callable[[], object] = lambda: None
@@ -73,10 +73,10 @@ class BackgroundAverage:
     @torch.inference_mode(False)  # what is made here is used in later passes
     def start(self, buckets: Sequence[Bucket], interval_s: float) -> None:
         """Start the loop for the parameters of these buckets. Every rank does, before any of them calls `begin`."""
-        self.joint_updates.divide(buckets)
+        self.update_groups.divide(buckets)
         if self._group is None:
             return  # alone: nobody to average with
-        owners = self.joint_updates.owners.values()
+        owners = self.update_groups.owners.values()
         counts = iter(count_once([tensor for owner in owners for bucket in owner.buckets for tensor in bucket.tensors]))
         parts = [
             Part([BucketAverage(bucket, [next(counts) for _ in bucket.tensors]) for bucket in owner.buckets])
@@ -93,11 +93,11 @@ class BackgroundAverage:
     def begin(self) -> None:
         """This rank trains from now on."""
         if self._loop is not None:
-            self._loop.begin(*self.joint_updates.state())
+            self._loop.begin(*self.update_groups.state())
 
     # --- safe points -------------------------------------------------------------------------------------------------
 
-    def finish_joint_update(self, position: int) -> Addition | None:
+    def finish_group_update(self, position: int) -> Addition | None:
         """An optimizer has made a step.
 
         Args:
@@ -106,23 +106,23 @@ class BackgroundAverage:
         Returns:
             what its parameters were given, if anything.
         """
-        owner = self.joint_updates.owners.get(position)
+        owner = self.update_groups.owners.get(position)
         if owner is None:
             return None
         owner.steps += 1
         if self._loop is None:
             return None
-        index = list(self.joint_updates.owners).index(position)
+        index = list(self.update_groups.owners).index(position)
         steps = self._loop.safe_point(index, owner.parameters, owner.steps)
         return None if steps is None else Addition(steps, self._loop.exchanges, self._loop.exchange_s)
 
     def pass_safe_point_of_rest(self) -> Addition | None:
         """A forward pass begins: those whom none of the optimizers steps have their safe point, if somebody has changed
-        them. Returns as `finish_joint_update`."""
-        if not self.joint_updates.rest_has_changed():
+        them. Returns as `finish_group_update`."""
+        if not self.update_groups.rest_has_changed():
             return None
-        addition = self.finish_joint_update(self.joint_updates.rest)
-        self.joint_updates.look_at_rest()
+        addition = self.finish_group_update(self.update_groups.rest)
+        self.update_groups.look_at_rest()
         return addition
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class BackgroundAverage:
         """
         if self._loop is None:
             return []
-        steps = self._loop.end(*self.joint_updates.state(), self._process_group.timeout.total_seconds())
+        steps = self._loop.end(*self.update_groups.state(), self._process_group.timeout.total_seconds())
         additions = [Addition(one, self._loop.exchanges, self._loop.exchange_s) for one in steps]
         self._forget_loop()
         if self._group is not None:

@@ -14,7 +14,7 @@ from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.engine.bucket import Bucket
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.parameters import trainable_parameters
-from bagua.engine.setup import Attendance, Setup
+from bagua.engine.setup import ActiveRanks, Setup
 from bagua.engine.tensor import mark_ready
 from bagua.engine.training_steps import TrainingSteps
 
@@ -23,7 +23,7 @@ class AlgorithmFacade:
     """
     Args:
         setup: how the module is trained.
-        attendance: which ranks take part in a step.
+        active_ranks: which ranks take part in a step.
 
     Attributes:
         module: this rank's replica.
@@ -32,12 +32,12 @@ class AlgorithmFacade:
         parameters_to_ignore: names of parameters and buffers that are not synchronized.
     """
 
-    def __init__(self, setup: Setup, attendance: Attendance) -> None:
+    def __init__(self, setup: Setup, active_ranks: ActiveRanks) -> None:
         self.module = setup.module
         self.process_group: BaguaProcessGroup = setup.group
         self.bagua_module_name = setup.name
         self.parameters_to_ignore = setup.ignored
-        self._steps = TrainingSteps(setup, self, attendance)
+        self._steps = TrainingSteps(setup, self, active_ranks)
 
     # The usual backward hook: the parameter's tensor may be communicated.
     mark_ready = staticmethod(mark_ready)

@@ -18,7 +18,7 @@ from bagua.engine.incomplete_step import (
     unsynchronized_gradient,
 )
 from bagua.engine.parameters import TrainableWatch
-from bagua.engine.setup import Attendance
+from bagua.engine.setup import ActiveRanks
 from bagua.engine.static_graph import StaticGraph
 from bagua.engine.step_state import PASS_TRANSITIONS, PassEvent, PassState, StateMachine
 from bagua.engine.tensor import mark_ready, record_of
@@ -33,7 +33,7 @@ _PASSES_BETWEEN_LOOKS = 100
 class BackwardPasses(StateMachine[PassState, PassEvent]):
     """
     Args:
-        attendance: which ranks take part.
+        active_ranks: which ranks take part.
 
     Attributes:
         state: between and in backward passes.
@@ -44,12 +44,12 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
             first, and without `find_unused_parameters`.
     """
 
-    def __init__(self, attendance: Attendance) -> None:
+    def __init__(self, active_ranks: ActiveRanks) -> None:
         super().__init__(PassState.CLOSED, PASS_TRANSITIONS)
         self.communicates = True
         self.on_gradient: list[Callable[[Tensor], None] | None] = []
         self.used_anywhere: set[str] | None = None
-        self._attendance = attendance
+        self._active_ranks = active_ranks
         self._plan: TrainingPlan
         self._hooks: AlgorithmHooks
         self._trainable: TrainableWatch
@@ -180,7 +180,7 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
                 if one is not Presence.USED:
                     self._hooks.on_gradient(name, parameter)
         self._hooks.after_backward()
-        scale = self._attendance.gradient_scale
+        scale = self._active_ranks.gradient_scale
         if scale != 1:
             with torch.no_grad():
                 for bucket in self._plan.scheduler.sent:

@@ -21,7 +21,7 @@ from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.gradient_owners import owners_by_name
 from bagua.engine.parameters import ignored_names
 from bagua.engine.plan_tuner import PlanTuner
-from bagua.engine.setup import Attendance, Setup
+from bagua.engine.setup import ActiveRanks, Setup
 from bagua.engine.step_statistics import PassRecorder, StepStatistics
 
 _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -43,7 +43,7 @@ class DataParallelEngine(AlgorithmFacade):
         autotune: finds the fastest way to communicate in the first steps, as `autotune`.
         allow: algorithms that tuning may choose, too.
         once_compared: called when the ranks have compared models, optimizers and settings, before anything is changed.
-        attendance: which ranks take part in a step; None: all.
+        active_ranks: which ranks take part in a step; None: all.
         static_graph: all backward passes are like the first one: a parameter may get its gradient in several parts,
             and the ranks agree on unused parameters only once.
         synchronizes_first: the ranks compare modules, optimizers and settings when this is made, and take the values of
@@ -69,7 +69,7 @@ class DataParallelEngine(AlgorithmFacade):
         autotune: bool = False,
         allow: Sequence[Any] = (),
         once_compared: Callable[[], None] | None = None,
-        attendance: Attendance | None = None,
+        active_ranks: ActiveRanks | None = None,
         static_graph: bool = False,
         synchronizes_first: bool = True,
     ) -> None:
@@ -96,7 +96,7 @@ class DataParallelEngine(AlgorithmFacade):
             static_graph,
             synchronizes_first,
         )
-        super().__init__(setup, attendance or Attendance())
+        super().__init__(setup, active_ranks or ActiveRanks())
         try:
             self._steps.start(once_compared)
         except BaseException:

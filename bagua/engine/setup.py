@@ -76,7 +76,7 @@ class Setup:
 
 
 @dataclass
-class Attendance:
+class ActiveRanks:
     """Which ranks take part in a step. Whoever lets ranks stop earlier than others owns one, and the engine asks it.
 
     is_uneven: some ranks only repeat what others communicate. They do not see changes of the plan, so there are none.

@@ -31,7 +31,7 @@ from bagua.engine.incomplete_step import compiled_autograd, failed_reinitializat
 from bagua.engine.module_hooks import ModuleHooks, tensors_with_gradient
 from bagua.engine.plan_maker import PlanMaker
 from bagua.engine.plan_tuner import PlanTuner
-from bagua.engine.setup import Attendance, Setup
+from bagua.engine.setup import ActiveRanks, Setup
 from bagua.engine.step_state import PassEvent, PassState
 from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.tensor import drop_record, record_of
@@ -46,7 +46,7 @@ class TrainingSteps:
     Args:
         setup: how the module is trained.
         facade: what algorithms are told of the engine.
-        attendance: which ranks take part in a step.
+        active_ranks: which ranks take part in a step.
 
     Attributes:
         plans: the plan in use, and its makers.
@@ -61,10 +61,10 @@ class TrainingSteps:
         failure: why there was no re-initialization.
     """
 
-    def __init__(self, setup: Setup, facade: object, attendance: Attendance) -> None:
+    def __init__(self, setup: Setup, facade: object, active_ranks: ActiveRanks) -> None:
         self.recorder = PassRecorder()
         self.plans = PlanMaker(setup, facade, self.recorder)
-        self.passes = BackwardPasses(attendance)
+        self.passes = BackwardPasses(active_ranks)
         self.tuner: PlanTuner | None = None
         self.after_backward: list[Callable[[], None]] = []
         self.count = 0
@@ -73,7 +73,7 @@ class TrainingSteps:
         self.failure: str | None = None
         self._module = setup.module
         self._facade = facade
-        self._attendance = attendance
+        self._active_ranks = active_ranks
         self._hooks = ModuleHooks()
         self._of_algorithm: AlgorithmHooks
         # The algorithm asked for it while all parameters were frozen.
@@ -228,7 +228,7 @@ class TrainingSteps:
 
     @property
     def _active_tuner(self) -> PlanTuner | None:
-        return None if self._attendance.is_uneven else self.tuner
+        return None if self._active_ranks.is_uneven else self.tuner
 
     @property
     def _tunes_after_pass(self) -> bool:

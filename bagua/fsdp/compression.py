@@ -24,8 +24,8 @@ from bagua.fsdp.residual import Residual
 from bagua.fsdp.torch_internals import ShardedModule
 from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
+from bagua.job.all_gather_across_groups import all_gather_across_groups
 from bagua.job.places import Place, place_of_this_process
-from bagua.job.told_by_all import told_by_all
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.replicas.tensor_broadcast import why_unsendable
@@ -302,7 +302,7 @@ def _compare(
     """
     told = (settings, [one.name for one in found])
     with named_errors("compress_communication, which every rank of the model has to call,", *groups):
-        known = told_by_all(groups, (told, place_of_this_process()), found[0].device)
+        known = all_gather_across_groups(groups, (told, place_of_this_process()), found[0].device)
     other = sorted(rank for rank, (theirs, _) in known.items() if theirs != told)
     if other:
         raise ValueError(

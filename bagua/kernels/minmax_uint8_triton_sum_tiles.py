@@ -8,7 +8,7 @@ are read and written, the last of a chunk with some of its padding; otherwise by
 
 Versions lie `stride` bytes after each other from `source` on. Up to CHAIN of them are weighed first, and their sum is a
 chain of multiply-adds; of more the weights are found in a loop that adds, as registers would not hold them. WIDEST is
-the weight of the widest. What is done for a range every thread of a warp does: it counts.
+the weight of the widest. Work for a range is repeated by every thread of the warp, so it is kept short.
 """
 
 # Triton reads the sources of these functions; their arguments have no Python types.

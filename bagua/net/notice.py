@@ -12,7 +12,7 @@ from collections.abc import MutableMapping, Sequence
 
 from bagua.launch_environment import job_position
 
-# Not BAGUA_NET_*: it is no knob, and the library warns about unknown names of that kind.
+# Not BAGUA_NET_*: it is not a setting, and the library warns about unknown names of that kind.
 _SAID_VARIABLE = "_BAGUA_NET_SAID"
 
 

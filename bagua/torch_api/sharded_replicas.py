@@ -27,7 +27,7 @@ from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.step_statistics import PassRecorder, StepStatistics
 from bagua.engine.tensor import drop_record
 from bagua.fsdp.model import Shard, Shards, replicated_tensors
-from bagua.job.told_by_all import told_by_all
+from bagua.job.all_gather_across_groups import all_gather_across_groups
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.saved_rank import check_rank
 from bagua.replicas.state_broadcast import broadcast_parameters
@@ -122,7 +122,7 @@ def _check_groups(meshes: Sequence[DeviceMesh], replicas: BaguaProcessGroup) -> 
 
 def _compare(settings: list[str], groups: Sequence[dist.ProcessGroup | None], gpu: torch.device | None) -> None:
     # Also of ranks of the same replica, whose shards would be exchanged in different steps.
-    known = told_by_all([one for one in groups if one is not None], settings, gpu)
+    known = all_gather_across_groups([one for one in groups if one is not None], settings, gpu)
     for rank, theirs in sorted(known.items()):
         if theirs != settings:
             mine, other = ([one for one in a if one not in b] for a, b in ((settings, theirs), (theirs, settings)))

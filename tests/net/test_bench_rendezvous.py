@@ -95,7 +95,7 @@ def test_strangers_are_turned_away_and_disturb_nobody() -> None:
     meeting.finish()
     assert meeting.error is None
     assert len(meeting.members) == 2
-    assert sum("which is no rank of this run" in text for text in meeting.said) == 2
+    assert sum("which is not a rank of this run" in text for text in meeting.said) == 2
     connection.close()
 
 

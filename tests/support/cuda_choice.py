@@ -1,6 +1,6 @@
 """The tests of tests/distributed that run on GPUs as well (tests/gpu/test_training_core.py), by file.
 
-Chosen is what CUDA and NCCL do otherwise than CPUs and gloo:
+Selected: tests whose result depends on CUDA or NCCL:
 
 - the weights of torch's DDP or of the algorithm's formula, bit for bit: one case for each algorithm and way to wrap;
 - streams: overlap, hooks that do not wait, exchanges under way while forward and backward run, the averaging thread;

@@ -85,7 +85,9 @@ class LineConnection:
                 raise ConnectionLostError(self._lost("closed by the peer"))
             self._received += data
             if len(self._received) > _MAX_LINE_BYTES:
-                raise BenchError(f"{self.peer} sent a line above {_MAX_LINE_BYTES} bytes; it is no rank of this bench")
+                raise BenchError(
+                    f"{self.peer} sent a line above {_MAX_LINE_BYTES} bytes; it is not a rank of this benchmark"
+                )
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         try:
@@ -253,7 +255,7 @@ def _admit(
         and hmac.compare_digest(str(hello.get("proof")), proof(launch.job, nonce, rank))
     )
     if hello is None or not genuine or not isinstance(rank, int):
-        say(f"turned away {peer}, which is no rank of this run")
+        say(f"turned away {peer}, which is not a rank of this run")
         connection.close()
         return None
     complaint = None

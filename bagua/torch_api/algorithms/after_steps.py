@@ -1,8 +1,9 @@
 """What algorithms have in common that exchange weights after steps of the optimizers: when a rank has made its step.
 
-A backward pass makes the rank owe its peers a step. It is made when all listed optimizers have stepped that step
-parameters which need a gradient in that pass; or else, because a GradScaler skipped a step or only some of them were
-stepped, at the beginning of the next forward pass, or when the module is wrapped again or its state is saved or loaded.
+After a backward pass, a rank must take part in one exchange with its peers, a step. It is made when all listed
+optimizers have stepped that step parameters which need a gradient in that pass; or else, because a GradScaler skipped a
+step or only some of them were stepped, at the beginning of the next forward pass, or when the module is wrapped again or
+its state is saved or loaded.
 So each rank makes as many steps as its peers, whatever its gradients are. Optimizers that step in hooks of the backward
 pass have stepped at its end.
 """

@@ -31,7 +31,7 @@ from bagua.comm_ops.background_average import Addition, BackgroundAverage
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, communicated
-from bagua.torch_api.algorithms.rounds import UnheardSteps, steppers
+from bagua.torch_api.algorithms.rounds import MissingForwardCheck, steppers
 from bagua.torch_api.algorithms.staleness import Staleness
 from bagua.torch_api.algorithms.warm_up import WarmUp, check_warm_up
 
@@ -97,14 +97,14 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     # --- tensors and buckets: gradients during warm-up, then parameters ----------------------------------------------
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
-        self._unheard = UnheardSteps(bagua_ddp.bagua_module_name, self.process_group.size)
+        self._missing_forward = MissingForwardCheck(bagua_ddp.bagua_module_name, self.process_group.size)
         self._average.prepare(bagua_ddp.synchronized_parameters[0][1].device)
         if self.ranks_in_step:
             return self._warm_up.algorithm.init_tensors(bagua_ddp)
         self._averaged = [name for name, _ in bagua_ddp.synchronized_parameters]
-        self._average.joint_updates.set_owners(steppers(bagua_ddp), len(bagua_ddp.bagua_optimizers))
+        self._average.update_groups.set_owners(steppers(bagua_ddp), len(bagua_ddp.bagua_optimizers))
         tensors = communicated(bagua_ddp)[::-1]
-        tensors.sort(key=self._average.joint_updates.owner_of)
+        tensors.sort(key=self._average.update_groups.owner_of)
         return tensors
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> Sequence[BaguaBucket]:
@@ -112,7 +112,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         if self.ranks_in_step:
             return self._warm_up.algorithm.tensors_to_buckets(tensors, do_flatten)
         # Parameters keep their memory: the bucket's is that of the copy.
-        owner_of = self._average.joint_updates.owner_of
+        owner_of = self._average.update_groups.owner_of
         of_one_owner = [list(part) for group in tensors for _, part in itertools.groupby(group, owner_of)]
         return [BaguaBucket(group, str(number), flatten=False) for number, group in enumerate(of_one_owner)]
 
@@ -141,7 +141,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             if self.ranks_in_step:
                 bagua_ddp.mark_ready(name, parameter)
             else:
-                self._unheard.note_gradients()
+                self._missing_forward.note_gradients()
 
         return mark
 
@@ -162,9 +162,9 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
         def after_step(optimizer: torch.optim.Optimizer) -> None:
             self._raise_failure()
-            self._note(self._average.finish_joint_update(position[id(optimizer)]))
+            self._note(self._average.finish_group_update(position[id(optimizer)]))
             if self.status == "new":
-                self._unheard.note_step(optimizer)
+                self._missing_forward.note_step(optimizer)
 
         return after_step
 
@@ -245,7 +245,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._average.start(bagua_ddp.bagua_buckets, max(0.0, self.sync_interval_ms / 1000))
 
     def _begin(self, bagua_ddp: AlgorithmFacade) -> None:
-        self._unheard.note_forward()
+        self._missing_forward.note_forward()
         self._has_begun = True
         if not self._average.has_loop:
             self._start(bagua_ddp)

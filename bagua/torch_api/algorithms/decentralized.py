@@ -25,11 +25,11 @@ from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, communicated
 from bagua.torch_api.algorithms.rounds import (
     Interval,
+    MissingForwardCheck,
     Round,
     RoundEvent,
     RoundState,
     Unexchanged,
-    UnheardSteps,
     check_interval,
     group_of_weights,
     steppers,
@@ -190,7 +190,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             self._round.restart()
         self._is_stepping = False
         self._exchanges = self._buckets[0].operation.exchanges if self._buckets else 0
-        self._unheard = UnheardSteps(bagua_ddp.bagua_module_name, self.process_group.size)
+        self._missing_forward = MissingForwardCheck(bagua_ddp.bagua_module_name, self.process_group.size)
         stepped = steppers(bagua_ddp)
         self._sees_steps = all(id(parameter) in stepped for _, parameter in bagua_ddp.synchronized_parameters)
         return communicated(bagua_ddp)
@@ -247,7 +247,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         def begin_round(_: Any) -> None:
             if not torch.is_grad_enabled():
                 return
-            self._unheard.note_forward()
+            self._missing_forward.note_forward()
             # A forward pass after which no backward pass communicates does not start what it would have to wait for.
             if not bagua_ddp.require_backward_grad_sync:
                 return
@@ -276,7 +276,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     def _end_pass(self, bagua_ddp: AlgorithmFacade) -> None:
         if not self._round.end_pass():
             return
-        self._unheard.note_gradients()
+        self._missing_forward.note_gradients()
         self._unexchanged.note_trained(bagua_ddp.synchronized_parameters)
         if self._mean is not None and self._sees_steps and not self._is_stepping and not self._mean.is_over:
             self._mean.note_parameters()
@@ -302,7 +302,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             if self._mean is not None:
                 # The step was in the backward pass, which is over: what it left out has its mean now.
                 self._put_in_place()
-            self._unheard.note_step(optimizer)
+            self._missing_forward.note_step(optimizer)
 
         return after_step
 

@@ -217,7 +217,7 @@ def steppers(bagua_ddp: AlgorithmFacade) -> dict[int, int]:
     }
 
 
-class UnheardSteps:
+class MissingForwardCheck:
     """Notices that a module is trained, and its forward pass, with which exchanges begin, never called in training: by
     the steps of the listed optimizers. Time, steps without a gradient of the module and steps in evaluation are no sign
     of that.

@@ -22,7 +22,7 @@ from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms.base import Algorithm, resolve_algorithm
 from bagua.torch_api.data_parallel import arguments
-from bagua.torch_api.data_parallel.engine_names import EngineNames
+from bagua.torch_api.data_parallel.engine_properties import EngineProperties
 from bagua.torch_api.data_parallel.forward_buffers import ForwardBuffers
 from bagua.torch_api.data_parallel.left_out import leave_out_unused_after_first_pass
 from bagua.torch_api.data_parallel.mixed_precision import MixedPrecision
@@ -50,7 +50,7 @@ _OF_THIS_OBJECT = frozenset(
 )
 
 
-class DistributedDataParallel(TorchMethods, EngineNames, nn.Module, JoinableWrapper):
+class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, JoinableWrapper):
     """Trains `module` in parallel with the same module of the other ranks, each on one device.
 
     Parameters and buffers are broadcast from group rank 0 when the wrapper is made. Buffers are broadcast again before
@@ -224,7 +224,7 @@ class DistributedDataParallel(TorchMethods, EngineNames, nn.Module, JoinableWrap
             first_bucket_bytes=min(FIRST_BUCKET_BYTES, bucket_bytes),
             static_graph=self.static_graph,
             synchronizes_first=self.init_sync,
-            attendance=self._uneven.attendance,
+            active_ranks=self._uneven.active_ranks,
         )
         try:
             self.forward_buffers = ForwardBuffers(engine)

@@ -23,7 +23,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from bagua.collectives.coalesced import broadcast_coalesced
 from bagua.engine.data_parallel import DataParallelEngine
-from bagua.engine.setup import Attendance
+from bagua.engine.setup import ActiveRanks
 from bagua.job.failure_report import failures_named
 from bagua.torch_api.data_parallel.forward_buffers import ForwardBuffers
 
@@ -92,13 +92,13 @@ class UnevenInputs:
     """Of one wrapper; idle outside of `join`.
 
     Attributes:
-        attendance: what the engine asks: which ranks take part in a step.
+        active_ranks: what the engine asks: which ranks take part in a step.
         source: the group rank whose buffers count.
     """
 
     def __init__(self, wrapper: JoinableWrapper) -> None:
         self._wrapper = wrapper
-        self.attendance = Attendance()
+        self.active_ranks = ActiveRanks()
         self.source = 0
         self._divide_by_active = False
 
@@ -116,7 +116,7 @@ class UnevenInputs:
                 f"{', or begins to in some step' if changes else ''}. A rank without inputs cannot take part in that.\n"
                 "Give every rank the same number of batches."
             )
-        self.attendance.is_uneven, self.attendance.gradient_scale = True, 1.0
+        self.active_ranks.is_uneven, self.active_ranks.gradient_scale = True, 1.0
         # Of a sum there is nothing to divide.
         self._divide_by_active = not divide_by_initial_world_size and getattr(engine.bagua_algorithm, "average", True)
         return _ShadowStep(self._wrapper, self)
@@ -147,13 +147,13 @@ class UnevenInputs:
         # The last one, as torch's DDP has it.
         self.source = running[-1] if running else 0
         if self._divide_by_active and running:
-            self.attendance.gradient_scale = ranks / len(running)
+            self.active_ranks.gradient_scale = ranks / len(running)
         return any(row[_BACKWARD] for row in table), any(row[_BUFFERS] for row in table)
 
     def finish(self) -> None:
         """All ranks have run out, and have the same parameters and buffers."""
         self.source = 0
-        self.attendance.is_uneven, self.attendance.gradient_scale = False, 1.0
+        self.active_ranks.is_uneven, self.active_ranks.gradient_scale = False, 1.0
         self._wrapper.forward_buffers.differ = False
         # Outside of the context, ranks may call forward unequally often.
         Joinable.__init__(self._wrapper)

@@ -6,7 +6,7 @@
 // streams are driven by workers, or, where the process has none, are the comm's own as well. Streams may join while the
 // comm lives; the table of them is in transport/comm/stream_table.h.
 //
-// Own streams belong to the comm's mutex: whoever holds it may drive them. That is the calling thread, and with
+// Own streams have no worker: a thread that holds the comm's mutex drives them. That is the calling thread, and with
 // recovery also the recovery thread, while something is to be sent again: the application may not call the comm before
 // the peer has what was lost.
 #pragma once

@@ -25,12 +25,12 @@ std::size_t max_unauthenticated(std::size_t most) {
 }
 
 // Whether the other end of a connection is still there, which a look at the socket tells without reading.
-enum class Departure { kNone, kReset, kClosed };
+enum class PeerClose { kNone, kReset, kClosed };
 
-Departure departure(int socket) {
+PeerClose peer_close(int socket) {
   pollfd state{socket, POLLRDHUP, 0};  // -1, no socket, is ignored
-  if (::poll(&state, 1, 0) <= 0) return Departure::kNone;
-  return (state.revents & POLLERR) != 0 ? Departure::kReset : Departure::kClosed;
+  if (::poll(&state, 1, 0) <= 0) return PeerClose::kNone;
+  return (state.revents & POLLERR) != 0 ? PeerClose::kReset : PeerClose::kClosed;
 }
 
 }  // namespace
@@ -115,14 +115,14 @@ void InboundHandshakes::log_stall(std::string line) {
 }
 
 Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) {
-  Departure departed = Departure::kNone;
-  for (const KeyedSocket& socket : listen.connection.sockets) departed = std::max(departed, departure(socket.get()));
-  if (departed == Departure::kNone) {
+  PeerClose closed = PeerClose::kNone;
+  for (const KeyedSocket& socket : listen.connection.sockets) closed = std::max(closed, peer_close(socket.get()));
+  if (closed == PeerClose::kNone) {
     listen.rejoin_deadline_ms = 0;
     return Status::ok();
   }
   // A connector closes a connection when its attempt has failed, and resets it when it tries again.
-  if (departed == Departure::kReset) {
+  if (closed == PeerClose::kReset) {
     if (listen.rejoin_deadline_ms == 0) listen.rejoin_deadline_ms = now_ms + kRejoinMs;
     if (now_ms < listen.rejoin_deadline_ms) return Status::ok();
   }
@@ -365,7 +365,7 @@ int InboundHandshakes::place_of(const Hello& hello, const Listen& listen) {
   if (hello.stream_index == kReplacingFirstStream) return 0;
   std::size_t index = sockets.size();
   if (hello.stream_index == kReplacingStream) {
-    for (index = 1; index < sockets.size() && departure(sockets[index].get()) == Departure::kNone; ++index) {
+    for (index = 1; index < sockets.size() && peer_close(sockets[index].get()) == PeerClose::kNone; ++index) {
     }
   }
   return static_cast<int>(index);

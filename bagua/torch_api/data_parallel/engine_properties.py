@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bagua.torch_api.algorithms.base import AlgorithmImpl
 
 
-class EngineNames:
+class EngineProperties:
     """A base class of the wrapper."""
 
     module: nn.Module

@@ -1,4 +1,4 @@
-"""Which parameters of a module have their safe points together, and how many each of these owners has passed.
+"""Groups of parameters that one optimizer updates, with a count of steps for each group.
 
 [Note: safe points]
 Parameters change, and are copied, right after a step of the optimizer that owns them: a graph of autograd that uses
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
 
 
-class Owner:
-    """What has its safe points together: the parameters of one optimizer, or those that none of the listed ones has."""
+class UpdateGroup:
+    """The parameters of one optimizer, or those that none of the listed ones has. They share their safe points."""
 
     def __init__(self) -> None:
         self.buckets: list[Bucket] = []
@@ -34,7 +34,7 @@ class Owner:
         return sum(tensor._version for bucket in self.buckets for tensor in bucket.tensors)
 
 
-class JointUpdates:
+class UpdateGroups:
     """Of one module.
 
     Attributes:
@@ -43,7 +43,7 @@ class JointUpdates:
     """
 
     def __init__(self) -> None:
-        self.owners: dict[int, Owner] = {}
+        self.owners: dict[int, UpdateGroup] = {}
         self.rest = 0
         self._positions: Mapping[int, int] = {}
         self._versions = 0
@@ -63,9 +63,9 @@ class JointUpdates:
 
     def divide(self, buckets: Sequence[Bucket]) -> None:
         """Each of the buckets, which have one owner each, to its owner. Steps go on being counted."""
-        owners: dict[int, Owner] = {}
+        owners: dict[int, UpdateGroup] = {}
         for bucket in buckets:
-            owners.setdefault(self.owner_of(bucket.tensors[0]), Owner()).buckets.append(bucket)
+            owners.setdefault(self.owner_of(bucket.tensors[0]), UpdateGroup()).buckets.append(bucket)
         for position, owner in owners.items():
             owner.steps = self.owners[position].steps if position in self.owners else 0
         self.owners = owners

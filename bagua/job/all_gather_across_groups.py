@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 
 
-def told_by_all(groups: Iterable[dist.ProcessGroup], told: Any, device: torch.device | None) -> dict[int, Any]:
-    """What each rank tells, by its rank in the job. Whoever judges it does so once all groups have heard it, so that no
-    rank waits in one of them for a rank that has raised.
+def all_gather_across_groups(
+    groups: Iterable[dist.ProcessGroup], told: Any, device: torch.device | None
+) -> dict[int, Any]:
+    """What each rank tells, by its rank in the job. Check the result only after the last
+    group's all-gather: otherwise a rank that raises leaves others waiting.
 
     Args:
         groups: this rank's, in the same order on all ranks; together they connect all that have to agree.
