@@ -2,10 +2,9 @@
 
 After a backward pass, a rank must take part in one exchange with its peers, a step. It is made when all listed
 optimizers have stepped that step parameters which need a gradient in that pass; or else, because a GradScaler skipped a
-step or only some of them were stepped, at the beginning of the next forward pass, or when the module is wrapped again or
-its state is saved or loaded.
-So each rank makes as many steps as its peers, whatever its gradients are. Optimizers that step in hooks of the backward
-pass have stepped at its end.
+step or only some of them were stepped, at the beginning of the next forward pass, or when the module is wrapped again
+or its state is saved or loaded. So each rank makes as many steps as its peers, whatever its gradients are. Optimizers
+that step in hooks of the backward pass have stepped at its end.
 """
 
 from __future__ import annotations
