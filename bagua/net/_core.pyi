@@ -39,6 +39,14 @@ class _NcclJoins(TypedDict):
     refusals: list[str]  # by group; "": it would be joined
 
 @type_check_only
+class _RdmaPort(TypedDict):
+    name: str  # "mlx5_0", or "mlx5_0:2"
+    state: str  # "ACTIVE", "DOWN", ...
+    link: str  # "InfiniBand", "RDMA over Ethernet"; "": unknown
+    rate: str  # "400 Gb/sec"; "": unknown
+    would_be_used: bool
+
+@type_check_only
 class _PageLayout(TypedDict):
     places: dict[str, int]  # version, sizes and offsets in bytes
     # In the order of the page: name, 64-bit words, metric of the exporter, help.
@@ -91,6 +99,10 @@ def nccl_joins(environment: Mapping[str, str], groups: list[list[str]]) -> _Nccl
 
     Raises ValueError where `nic_groups` does.
     """
+
+def rdma_ports(environment: Mapping[str, str], sysfs_root: str) -> tuple[list[_RdmaPort], str]:
+    """Every RDMA port, and "mlx5_0 (InfiniBand, 400 Gb/sec) is up" for those that NCCL's own transport would use; "":
+    there is none."""
 
 def page_layout() -> _PageLayout:
     """The statistics page of a process."""

@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 
 from bagua.env import read_switch, read_text
-from bagua.net import nccl_config_file, notice, rdma
+from bagua.net import nccl_config_file, notice
 from bagua.net.blame import start_in_job
 from bagua.net.library import initial_environment, library_path, loader_search_path
 from bagua.net.nccl_config_file import ConfigSetting
@@ -94,7 +94,6 @@ class Surroundings:
 
     library: Path
     config: tuple[ConfigSetting, ...] = ()
-    rdma_ports: tuple[rdma.RdmaPort, ...] = ()
     torch_nccl: tuple[str, NcclRelease] | None = None  # name and release of the wheel
     loader_path: tuple[Path, ...] = ()  # LD_LIBRARY_PATH as the loader of the target reads it
 
@@ -104,7 +103,6 @@ class Surroundings:
         return cls(
             library=library_path(),
             config=tuple(nccl_config_file.read_settings(nccl_config_file.config_files(environment))),
-            rdma_ports=tuple(rdma.active_ports()),
             torch_nccl=wheel_release(),
             loader_path=tuple(loader_search_path(started_with)),
         )
@@ -209,10 +207,7 @@ def plan(base: Mapping[str, str], target: Target, surroundings: Surroundings | N
     if is_new:
         changes |= {} if is_asked else {"ENABLE_BAGUA_NET": "1"}
         changes |= _loader_path_change(base, here.library)
-    warnings = []
-    if here.rdma_ports and rdma.is_used_by_nccl({name: setting.value for name, setting in settings.items()}):
-        warnings.append(rdma.replacement_warning(list(here.rdma_ports)))
-    return ActivationResult(ActivationState.ACTIVE, changes | required, here.library, warnings=tuple(warnings))
+    return ActivationResult(ActivationState.ACTIVE, changes | required, here.library)
 
 
 def demanding_setting(base: Mapping[str, str]) -> str | None:
@@ -229,7 +224,7 @@ def nccl_finds_plugin(environment: Mapping[str, str]) -> bool:
     files say; whether the library starts, only NCCL's log knows. Never raises: what keeps us from telling keeps
     `activate` from setting anything, too."""
     try:
-        # Neither RDMA nor torch's wheel is looked at: they decide about warnings, and about what is still to be set.
+        # torch's wheel is not looked at: it decides about what is still to be set.
         here = Surroundings(
             library=library_path(),
             config=tuple(nccl_config_file.read_settings(nccl_config_file.config_files(environment))),

@@ -42,6 +42,18 @@ class NcclJoins:
 
 
 @dataclass(frozen=True)
+class RdmaPort:
+    name: str  # "mlx5_0", or "mlx5_0:2"
+    state: str  # "ACTIVE", "DOWN", "INIT", ...
+    link: str  # "InfiniBand", "RDMA over Ethernet"; "": unknown
+    rate: str  # "400 Gb/sec"; "": unknown
+    would_be_used: bool  # by NCCL's own transport, which Bagua-Net replaces
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class Knob:
     name: str
     type: str
@@ -92,6 +104,13 @@ def nic_groups(environment: Mapping[str, str]) -> NicGroups:
 def nccl_joins(environment: Mapping[str, str], groups: list[list[str]]) -> NcclJoins:
     """What would become of groups of devices in NCCL_NET_FORCE_MERGE. Raises ValueError where `nic_groups` does."""
     return NcclJoins(**_core().nccl_joins(dict(environment), groups))
+
+
+def rdma_ports(environment: Mapping[str, str], sysfs_root: str = "/sys") -> tuple[list[RdmaPort], str]:
+    """Every RDMA port of this host, and "mlx5_0 (InfiniBand, 400 Gb/sec) is up" for those that NCCL's own transport
+    would use; "": there is none, or the user has chosen another network."""
+    rows, unused = _core().rdma_ports(dict(environment), sysfs_root)
+    return [RdmaPort(**row) for row in rows], str(unused)
 
 
 def invalid_knobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:

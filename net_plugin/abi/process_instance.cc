@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
@@ -31,14 +32,16 @@ void abandon_parents_instance() {
   instance.store(nullptr, std::memory_order_release);
 }
 
-void log_active(int table_version, const std::string& summary) {
-  BAGUA_NET_INFO(std::string(active_banner()) + ": table v" + std::to_string(table_version) + ", " + summary);
-  // Every rank of a host has the same misspelt setting.
-  if (job_position(process_environment()).is_first_of_its_host()) {
-    for (const std::string& warning : unknown_knob_warnings()) BAGUA_NET_WARN(warning);
-  }
-  const std::string rdma = rdma_replaced_warning(process_environment(), "/sys");
-  if (!rdma.empty()) BAGUA_NET_WARN(rdma);
+void log_active(int table_version, const Startup& startup) {
+  BAGUA_NET_INFO(std::string(active_banner()) + ": table v" + std::to_string(table_version) + ", " + startup.summary);
+  // Every rank of a host has the same settings and devices.
+  if (!job_position(process_environment()).is_first_of_its_host()) return;
+  for (const std::string& warning : unknown_knob_warnings()) BAGUA_NET_WARN(warning);
+  // Whoever demands us has decided.
+  const std::string question = startup.demanded ? "" : rdma_question(process_environment(), "/sys");
+  // Not to NCCL's log, which shows nothing unless NCCL_DEBUG is set, and whose last warning is given as the reason of
+  // an error that comes later.
+  if (!question.empty()) std::fprintf(stderr, "Bagua-Net: %s\n", question.c_str());
 }
 
 void log_trace(const Trace& trace) {
@@ -85,7 +88,7 @@ Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, n
         transport_ = std::move(startup.transport);
         transport_->devices().restore(joins_);
         current_epoch.store(last_epoch.fetch_add(1) + 1, std::memory_order_release);
-        if (!std::exchange(announced_, true)) log_active(table_version, startup.summary);
+        if (!std::exchange(announced_, true)) log_active(table_version, startup);
         break;
       case Startup::Outcome::kRefusing:
         refusal_ = startup.failure;

@@ -101,6 +101,7 @@ Startup start_transport(const EnvironmentReader& environment, const std::shared_
     return startup;
   }
   const char* const demanding = demanded_by(environment);
+  startup.demanded = demanding != nullptr;
   startup.failure = start(environment, trace, &startup);
   if (startup.failure.is_ok()) {
     startup.outcome = Startup::Outcome::kStarted;

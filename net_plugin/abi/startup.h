@@ -22,7 +22,8 @@ struct Startup {
   Outcome outcome = Outcome::kFailed;
   std::unique_ptr<TransportContext> transport;
   Status failure;
-  std::string summary;  // kStarted: interfaces and settings, for the "active" line
+  std::string summary;    // kStarted: interfaces and settings, for the "active" line
+  bool demanded = false;  // the job must not go on without us
 };
 
 // [Note: BAGUA_NET_REQUIRED]

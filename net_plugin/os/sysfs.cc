@@ -11,6 +11,9 @@
 #include <cstdlib>
 #include <fstream>
 #include <memory>
+#include <string_view>
+
+#include "base/text_parsing.h"
 
 namespace bagua_net {
 
@@ -106,36 +109,80 @@ namespace {
 
 constexpr std::size_t kPortsNamed = 4;
 
+// As NCCL reads NCCL_IB_HCA: "^" first turns the list round, "=" next makes names exact instead of prefixes, and ":2"
+// after a name is a port.
+bool hca_is_selected(const std::string& text, const std::string& device, const std::string& port) {
+  std::string_view list = text;
+  const bool negated = !list.empty() && list.front() == '^';
+  if (negated) list.remove_prefix(1);
+  const bool exact = !list.empty() && list.front() == '=';
+  if (exact) list.remove_prefix(1);
+  bool listed = list.empty();
+  for (const std::string_view entry : split(list, ',')) {
+    const auto colon = entry.find(':');
+    const std::string_view name = entry.substr(0, colon);
+    if (name.empty()) continue;
+    const bool named = exact ? name == device : device.compare(0, name.size(), name) == 0;
+    listed = listed || (named && (colon == std::string_view::npos || entry.substr(colon + 1) == port));
+  }
+  return listed != negated;
+}
+
+bool has_chosen_a_network(const EnvironmentReader& environment) {
+  // NCCL reads NCCL_IB_DISABLE as an integer, and any but 0 disables.
+  const std::optional<std::string> disabled = environment("NCCL_IB_DISABLE");
+  if (disabled && std::strtol(disabled->c_str(), nullptr, 0) != 0) return true;
+  const std::optional<std::string> network = environment("NCCL_NET");
+  return network && !network->empty();
+}
+
 }  // namespace
 
-std::vector<std::string> active_rdma_ports(const std::string& sysfs_root) {
-  std::vector<std::string> active;
+std::vector<RdmaPort> rdma_ports(const EnvironmentReader& environment, const std::string& sysfs_root) {
+  const bool is_free = !has_chosen_a_network(environment);
+  const std::string selected = environment("NCCL_IB_HCA").value_or("");
+  std::vector<RdmaPort> found;
   const std::string devices = sysfs_root + "/class/infiniband/";
   for (const std::string& device : directory_entries(devices)) {
     const std::string ports = devices + device + "/ports/";
     for (const std::string& port : directory_entries(ports)) {
+      const std::string folder = ports + port + "/";
       // "4: ACTIVE"; 5 is ACTIVE_DEFER, a port that is losing its link.
-      const std::optional<std::string> state = read_first_line(ports + port + "/state");
-      if (state && state->rfind("4:", 0) == 0) active.push_back(device + " port " + port);
+      const std::string state = read_first_line(folder + "state").value_or("");
+      const std::string link = read_first_line(folder + "link_layer").value_or("");
+      const std::string rate = read_first_line(folder + "rate").value_or("");  // "400 Gb/sec (4X NDR)"
+      const auto colon = state.find(": ");
+      RdmaPort one;
+      one.name = port == "1" ? device : device + ":" + port;
+      one.state = colon == std::string::npos ? "unknown" : state.substr(colon + 2);
+      one.link = link == "Ethernet" ? "RDMA over Ethernet" : link == "InfiniBand" ? link : "";
+      one.rate = rate.substr(0, rate.find(" ("));
+      one.would_be_used = is_free && one.state == "ACTIVE" && hca_is_selected(selected, device, port);
+      found.push_back(one);
     }
   }
-  return active;
+  return found;
 }
 
-std::string rdma_replaced_warning(const EnvironmentReader& environment, const std::string& sysfs_root) {
-  // NCCL reads this variable as an integer, and any but 0 disables.
-  const std::optional<std::string> disabled = environment("NCCL_IB_DISABLE");
-  if (disabled && std::strtol(disabled->c_str(), nullptr, 0) != 0) return "";
-  const std::vector<std::string> ports = active_rdma_ports(sysfs_root);
-  if (ports.empty()) return "";
+std::string unused_rdma(const std::vector<RdmaPort>& ports) {
   std::string names;
-  for (std::size_t index = 0; index < std::min(ports.size(), kPortsNamed); ++index) {
-    names += (index == 0 ? "" : ", ") + ports[index];
+  std::size_t count = 0;
+  for (const RdmaPort& port : ports) {
+    if (!port.would_be_used || ++count > kPortsNamed) continue;
+    const std::string facts = port.link + (port.link.empty() || port.rate.empty() ? "" : ", ") + port.rate;
+    names += (count == 1 ? "" : ", ") + port.name + (facts.empty() ? "" : " (" + facts + ")");
   }
-  if (ports.size() > kPortsNamed) names += " and " + std::to_string(ports.size() - kPortsNamed) + " more";
-  return "this host has an active RDMA network (" + names +
-         ") and Bagua-Net carries this job over TCP instead of it, which is most likely slower. Set "
-         "ENABLE_BAGUA_NET=0 to use the RDMA network, or NCCL_IB_DISABLE=1 to keep TCP without this warning";
+  if (count == 0) return "";
+  if (count > kPortsNamed) names += " and " + std::to_string(count - kPortsNamed) + " more";
+  return names + (count == 1 ? " is up" : " are up");
+}
+
+std::string rdma_question(const EnvironmentReader& environment, const std::string& sysfs_root) {
+  const std::string unused = unused_rdma(rdma_ports(environment, sysfs_root));
+  if (unused.empty()) return "";
+  return unused +
+         ", and NCCL uses TCP through Bagua-Net: is that wanted? RDMA is usually faster. ENABLE_BAGUA_NET=0 uses it; "
+         "NCCL_IB_DISABLE=1 keeps TCP without this question.";
 }
 
 }  // namespace bagua_net

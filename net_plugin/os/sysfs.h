@@ -10,13 +10,25 @@
 
 namespace bagua_net {
 
-// Finds RDMA ports that are up: a job that could use them should not be moved to TCP without being told.
-// "mlx5_0 port 1", ... for every port in state ACTIVE below <sysfs_root>/class/infiniband, sorted. Empty if there is
-// none, or if sysfs cannot be read. Covers InfiniBand, RoCE, iWARP and EFA: all of them register there.
-std::vector<std::string> active_rdma_ports(const std::string& sysfs_root);
+// A port of a device that can do RDMA. Covers InfiniBand, RoCE, iWARP and EFA: all of them register below
+// <sysfs_root>/class/infiniband.
+struct RdmaPort {
+  std::string name;            // "mlx5_0", or "mlx5_0:2" for another port than the first
+  std::string state;           // "ACTIVE", "DOWN", "INIT", ...
+  std::string link;            // "InfiniBand", or "RDMA over Ethernet"; "": the driver does not say
+  std::string rate;            // "400 Gb/sec"; "": the driver does not say
+  bool would_be_used = false;  // by NCCL's own transport, which Bagua-Net replaces
+};
 
-// The warning for the log, or "" if nothing is lost: no port is up, or NCCL_IB_DISABLE tells NCCL not to use them.
-std::string rdma_replaced_warning(const EnvironmentReader& environment, const std::string& sysfs_root);
+// Sorted by name. Empty if there is none, or if sysfs cannot be read. NCCL would use a port that is up, unless the user
+// has chosen a network: NCCL_IB_DISABLE, NCCL_NET, or an NCCL_IB_HCA that leaves the port out, as that of storage.
+std::vector<RdmaPort> rdma_ports(const EnvironmentReader& environment, const std::string& sysfs_root);
+
+// "mlx5_0 (InfiniBand, 400 Gb/sec) is up", for the ports that NCCL would use; "": there is none.
+std::string unused_rdma(const std::vector<RdmaPort>& ports);
+
+// What a job that the plugin carries asks its user at its start; "": nothing.
+std::string rdma_question(const EnvironmentReader& environment, const std::string& sysfs_root);
 
 // The first line without its newline; nullopt if the file is missing or unreadable. The speed of an interface that is
 // down, for one, exists but answers EINVAL.

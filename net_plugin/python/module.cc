@@ -20,6 +20,7 @@
 #include "os/cpu_budget.h"
 #include "os/launcher.h"
 #include "os/network_interface.h"
+#include "os/sysfs.h"
 #include "stats/page_layout.h"
 #include "transport/device_list.h"
 
@@ -216,6 +217,22 @@ std::string secret_key_id(const py::str& file) {
   return key_id_text(secret->id());
 }
 
+py::tuple rdma_ports_of(const py::object& environment, const py::str& sysfs_root) {
+  const EnvironmentReader reader = reader_of(environment_of(environment));
+  const std::string root = bytes_of(sysfs_root);
+  std::vector<RdmaPort> ports;
+  {
+    const py::gil_scoped_release unlocked;
+    ports = rdma_ports(reader, root);
+  }
+  py::list rows;
+  for (const RdmaPort& port : ports) {
+    rows.append(py::dict("name"_a = text_of(port.name), "state"_a = text_of(port.state), "link"_a = port.link,
+                         "rate"_a = text_of(port.rate), "would_be_used"_a = port.would_be_used));
+  }
+  return py::make_tuple(rows, text_of(unused_rdma(ports)));
+}
+
 // The two below read the process environment with getenv: with the GIL, which Python holds when it changes it.
 py::dict cpu_budget() {
   const CpuBudget budget = measure_cpu_budget(process_environment());
@@ -261,6 +278,10 @@ PYBIND11_MODULE(_core, module) {
   module.def("nccl_joins", &bagua_net::nccl_joins, py::arg("environment"), py::arg("groups"),
              "The names of NCCL's devices, and of each group of them, why NCCL cannot join it; empty if it can. Raises "
              "ValueError where nic_groups does.");
+  module.def(
+      "rdma_ports", &bagua_net::rdma_ports_of, py::arg("environment"), py::arg("sysfs_root"),
+      "Every RDMA port of this host, and whether NCCL's own transport would use it; and what there is to say of those "
+      "that it would use, \"\": nothing.");
   module.def("page_layout", &bagua_net::page_layout,
              "The statistics page: its version, sizes and offsets in bytes; and of each counter, in the order of the "
              "page, name, 64-bit words, metric of the exporter and help.");

@@ -27,7 +27,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     home = tmp_path / "home"
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*_OURS, *_RANKS))}
-    # The machine of the test may have an RDMA network, of which activation would warn.
+    # The machine of the test may have an RDMA network, about which the plugin would ask.
     return {**kept, "HOME": str(home), "NCCL_IB_DISABLE": "1", "NO_COLOR": "1"}
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bagua.env import EnvironmentValueError, read_number, read_switch
-from bagua.net import rdma
 from bagua.net.activation import (
     ActivationError,
     ActivationResult,
@@ -161,16 +160,6 @@ def test_our_own_name_is_no_conflict(name: str, here: Surroundings) -> None:
     other = replace(here, config=(ConfigSetting("NCCL_NET", "Socket", Path("/etc/nccl.conf")),))
     for surroundings in (here, other):
         assert in_process(variables, surroundings).changes == {"NCCL_NET_PLUGIN": str(here.library)}
-
-
-def test_rdma_is_warned_about(here: Surroundings) -> None:
-    with_rdma = replace(here, rdma_ports=(rdma.RdmaPort("mlx5_0", "1", "400 Gb/sec (4X NDR)"),))
-    (warning,) = in_process(_ASKED, with_rdma).warnings
-    assert warning.startswith("this host has an RDMA network, mlx5_0:1 (400 Gb/sec (4X NDR)), which Bagua-Net replaces")
-    assert in_process({**_ASKED, "NCCL_IB_DISABLE": "0"}, with_rdma).warnings == (warning,)
-    assert in_process({**_ASKED, "NCCL_IB_DISABLE": "1"}, with_rdma).warnings == ()
-    disabled = ConfigSetting("NCCL_IB_DISABLE", "1", Path("/etc/nccl.conf"))
-    assert in_process(_ASKED, replace(with_rdma, config=(disabled,))).warnings == ()
 
 
 def test_a_path_that_nccl_would_cut(tmp_path: Path) -> None:

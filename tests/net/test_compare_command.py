@@ -34,7 +34,7 @@ TRAINING = """
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("NCCL_", "BAGUA_NET_", "ENABLE_BAGUA_NET"))]:
         monkeypatch.delenv(name)
-    # The machine of the test may have an RDMA network, of which activation would warn.
+    # The machine of the test may have an RDMA network, about which the plugin would ask.
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
 
 

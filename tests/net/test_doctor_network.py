@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bagua.net import native, rdma
+from bagua.net import native
 from bagua.net.doctor import interface_state, network_check
 from bagua.net.doctor.finding import Finding, Section, Status
 
@@ -114,26 +115,42 @@ def test_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding == Finding(Status.FAIL, "NCCL_SOCKET_IFNAME=eth9 matches nothing of lo, eth0", "correct it")
 
 
-_UP = rdma.RdmaPort("mlx5_0", "1", "400 Gb/sec")
-_DOWN = rdma.RdmaPort("mlx5_1", "1", "", "DOWN")
+def make_port(sysfs: Path, device: str, state: str, link: str = "InfiniBand") -> None:
+    folder = sysfs / "class/infiniband" / device / "ports/1"
+    folder.mkdir(parents=True)
+    for name, text in (("state", state), ("link_layer", link), ("rate", "400 Gb/sec (4X NDR)")):
+        (folder / name).write_text(text + "\n")
 
 
-@pytest.mark.parametrize(
-    ("ports", "inactive", "has_device_files", "said"),
-    [
-        ([], [], True, ""),
-        ([_UP], [], True, "mlx5_0:1 (400 Gb/sec), which Bagua-Net replaces by TCP"),
-        ([], [_DOWN], True, "this host has RDMA devices, but no port of them is active: mlx5_1:1 (DOWN)"),
-        ([_UP], [_DOWN], True, "mlx5_0:1 (400 Gb/sec), which Bagua-Net replaces"),  # a second one without a cable
-        ([_UP], [], False, "(mlx5_0:1), which this environment cannot use: /dev/infiniband is missing"),
-    ],
-)
-def test_rdma(ports: list[rdma.RdmaPort], inactive: list[rdma.RdmaPort], has_device_files: bool, said: str) -> None:
-    section = network_check.check_rdma(ports, {}, inactive, has_device_files=has_device_files)
-    assert only(section).status is (Status.WARN if said else Status.OK)
-    assert said in only(section).text
-    switched_off = network_check.check_rdma(ports, {"NCCL_IB_DISABLE": "1"}, inactive, has_device_files=False)
-    assert only(switched_off).status is Status.OK
+def test_rdma_that_is_there_and_not_used(tmp_path: Path) -> None:
+    """Which ports NCCL would use is tested in C++."""
+    devices = tmp_path / "dev"
+    devices.mkdir()
+
+    def finding(**environment: str) -> Finding:
+        return only(network_check.check_rdma(environment, str(tmp_path), devices))
+
+    assert finding() == Finding(Status.OK, "no RDMA port that NCCL would use")
+    make_port(tmp_path, "mlx5_1", "1: DOWN", "Ethernet")
+    assert finding() == Finding(Status.OK, "no RDMA port that NCCL would use (mlx5_1 is DOWN)")
+    make_port(tmp_path, "mlx5_0", "4: ACTIVE")
+    assert finding() == Finding(
+        Status.WARN,
+        f"mlx5_0 (InfiniBand, 400 Gb/sec) is up, and this environment cannot use it: {devices} is missing",
+        f"start the container with --device={devices} to use RDMA, or set NCCL_IB_DISABLE=1 if TCP is wanted",
+    )
+    (devices / "uverbs0").touch()
+    assert finding() == Finding(
+        Status.WARN,
+        "mlx5_0 (InfiniBand, 400 Gb/sec) is up, and NCCL uses TCP through Bagua-Net: is that wanted? RDMA is usually"
+        " faster",
+        "set ENABLE_BAGUA_NET=0 to use RDMA, or NCCL_IB_DISABLE=1 to keep TCP without this question",
+    )
+    for name, value in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket"), ("NCCL_IB_HCA", "^mlx5_0")):
+        said = "no RDMA port that NCCL would use (mlx5_0 is ACTIVE, mlx5_1 is DOWN)"
+        assert finding(**{name: value}) == Finding(Status.OK, said)
+    facts = network_check.check_rdma({}, str(tmp_path), devices).facts["ports"]
+    assert [(port["name"], port["would_be_used"]) for port in facts] == [("mlx5_0", True), ("mlx5_1", False)]
 
 
 def test_joined_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,14 @@ def test_what_is_advised(made: Results, headline: str, use_plugin: bool | None, 
     assert any("NCCL's own network is RDMA here" in one for one in found.reasons) == uses_rdma
 
 
+def test_rdma_that_nccl_does_not_use_either() -> None:
+    job = Job(2, 2, "nccl", (), ("host a: mlx5_0 (InfiniBand, 400 Gb/sec) is up",))
+    (question, _) = conclude(results(2.0, 2.0, 2.0, job=job)).reasons
+    assert question.startswith("host a: mlx5_0 (InfiniBand, 400 Gb/sec) is up, and NCCL does not use RDMA without")
+    used = conclude(results(1.0, 1.0, 1.0, networks=("IB", "BaguaNet"), job=job)).reasons
+    assert not any("is that wanted" in one for one in used)
+
+
 def test_ranks_on_one_host_end_after_a_round() -> None:
     assert results(1.0, 1.0, 1.0, rounds=1, transport="SHM", job=Job(2, 1, "nccl")).is_pointless()
     assert not results(1.0, 1.0, 1.0, rounds=1).is_pointless()
@@ -120,6 +128,8 @@ def member(rank: int, host: str, gpus: int = 8) -> Member:
 
 def test_gpus_on_some_nodes_only_are_refused() -> None:
     assert job_of([member(0, "a"), member(1, "a"), member(2, "b")]) == Job(3, 2, "nccl")
+    up = Member(2, "b", "kernel of b", "b", None, {"gpus": 8, "unused_rdma": "mlx5_0 is up"})
+    assert job_of([member(0, "a"), up, up]) == Job(3, 2, "nccl", (), ("host b: mlx5_0 is up",))
     assert job_of([member(0, "a", 0), member(1, "b", 0)]) == Job(2, 2, "gloo", ("a", "b"))
     with pytest.raises(BenchError, match="no GPU that torch can use on b, where other ranks have one"):
         job_of([member(0, "a"), member(1, "b", 0)])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bagua.gpu_presence import has_gpu
-from bagua.net import native, nccl_config_file, rdma
+from bagua.net import native, nccl_config_file
 from bagua.net.activation import Surroundings
 from bagua.net.doctor.activation_check import check_activation
 from bagua.net.doctor.choice import check_choice
@@ -29,8 +29,6 @@ def examine(environment: Mapping[str, str]) -> Report:
     files = nccl_config_file.config_files(environment)
     config = nccl_config_file.read_settings(files)
     effective = {setting.name: setting.value for setting in config} | dict(environment)
-    ports = rdma.active_ports()
-    inactive = [port for port in rdma.all_ports() if port not in ports]
     torch = find_torch()
     nccl = find_nccl_libraries(environment)
 
@@ -43,11 +41,10 @@ def examine(environment: Mapping[str, str]) -> Report:
         activation = Section("activation", "Activation", (skip("not checked: there is no library"),))
     else:
         library_section = check_library(library)
-        surroundings = Surroundings(
-            library, tuple(config), tuple(ports), wheel_release(), tuple(loader_search_path(environment))
-        )
+        surroundings = Surroundings(library, tuple(config), wheel_release(), tuple(loader_search_path(environment)))
         activation = check_activation(environment, surroundings, torch, nccl)
 
+    rdma = check_rdma(effective)
     settings = check_settings(environment, config, files)
     return Report(
         __version__,
@@ -63,12 +60,12 @@ def examine(environment: Mapping[str, str]) -> Report:
                 has_gpu=has_gpu(),
             ),
             check_interfaces(effective),
-            check_rdma(ports, effective, inactive, has_device_files=rdma.has_device_files()),
+            rdma,
             settings,
             check_tuning(effective, settings_fail=settings.status is Status.FAIL),
             check_protection(effective, settings_fail=settings.status is Status.FAIL),
             check_loopback(effective, library, settings_fail=settings.status is Status.FAIL),
-            check_choice(_used_interfaces(effective), has_rdma=bool(ports) and rdma.is_used_by_nccl(effective)),
+            check_choice(_used_interfaces(effective), has_rdma=rdma.status is not Status.OK),
         ),
         python=sys.executable,
     )

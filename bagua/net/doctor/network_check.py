@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from pathlib import Path
 
-from bagua.net import native, rdma
+from bagua.net import native
 from bagua.net.doctor import interface_state
 from bagua.net.doctor.finding import Finding, Section, Status, ok, split_message, warn
 
@@ -162,36 +162,28 @@ def _speed(mbps: int) -> str:
 
 
 def check_rdma(
-    ports: Sequence[rdma.RdmaPort],
-    environment: Mapping[str, str],
-    inactive: Sequence[rdma.RdmaPort] = (),
-    *,
-    has_device_files: bool = True,
+    environment: Mapping[str, str], sysfs_root: str = "/sys", device_files: Path = Path("/dev/infiniband")
 ) -> Section:
     """
     Args:
-        ports: the active ones.
-        inactive: all others; a host may have some beside its active ones.
-        has_device_files: whether this process could open a device.
+        sysfs_root: where the ports are listed.
+        device_files: without the files there, a container sees the ports and cannot use them.
     """
-    names = ", ".join(f"{port.device}:{port.port} ({port.state})" for port in inactive)
-    if not rdma.is_used_by_nccl(environment):
-        finding = ok("NCCL_IB_DISABLE keeps NCCL from an RDMA network: nothing faster is replaced")
-    elif ports and not has_device_files:
-        active = ", ".join(f"{port.device}:{port.port}" for port in ports)
+    try:
+        ports, unused = native.rdma_ports(environment, sysfs_root)
+    except RuntimeError as error:
+        return Section("rdma", "RDMA", (split_message(Status.FAIL, str(error)),))
+    if not unused:
+        others = ", ".join(f"{port.name} is {port.state}" for port in ports)
+        finding = ok("no RDMA port that NCCL would use" + (f" ({others})" if others else ""))
+    elif any(device_files.glob("uverbs*")):
         finding = warn(
-            f"this host has an RDMA network ({active}), which this environment cannot use: /dev/infiniband is missing",
-            "start the container with --device=/dev/infiniband to use it, or set NCCL_IB_DISABLE=1 if TCP is meant",
-        )
-    elif ports:
-        finding = split_message(Status.WARN, rdma.replacement_warning(list(ports)))
-    elif inactive:
-        finding = warn(
-            f"this host has RDMA devices, but no port of them is active: {names}",
-            "check the cable and, for InfiniBand, the subnet manager (ibv_devinfo, ibstat), or set NCCL_IB_DISABLE=1 if"
-            " TCP is meant",
+            f"{unused}, and NCCL uses TCP through Bagua-Net: is that wanted? RDMA is usually faster",
+            "set ENABLE_BAGUA_NET=0 to use RDMA, or NCCL_IB_DISABLE=1 to keep TCP without this question",
         )
     else:
-        finding = ok("no active RDMA port: nothing faster is replaced")
-    facts = {"ports": [asdict(port) for port in ports], "inactive_ports": [asdict(port) for port in inactive]}
-    return Section("rdma", "RDMA", (finding,), facts)
+        finding = warn(
+            f"{unused}, and this environment cannot use it: {device_files} is missing",
+            f"start the container with --device={device_files} to use RDMA, or set NCCL_IB_DISABLE=1 if TCP is wanted",
+        )
+    return Section("rdma", "RDMA", (finding,), {"ports": [port.as_json() for port in ports]})

@@ -13,6 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from bagua.net import native, nccl_config_file
 from bagua.net.activation import original_environment
 from bagua.net.bench.driver import NetworkPath
 from bagua.net.bench.errors import BenchError, UsageError
@@ -66,7 +67,10 @@ def _take_part(launch: LaunchEnvironment, plan: Plan) -> int:
     settings = default_settings(original_environment())
     torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")
-    gpus = {"gpus": torch.cuda.device_count() if distributed.is_nccl_available() else 0}
+    facts = {
+        "gpus": torch.cuda.device_count() if distributed.is_nccl_available() else 0,
+        "unused_rdma": _unused_rdma(original_environment()),
+    }
     backends = [Backend(one.name, "", environment=one.environment) for one in settings]
     with tempfile.TemporaryDirectory(prefix="bagua-net-test-") as logs:
         processes = RankSettings(backends, START_S, Path(logs), original_environment())
@@ -75,8 +79,8 @@ def _take_part(launch: LaunchEnvironment, plan: Plan) -> int:
             return LocalPlace(processes), NetworkPath(address, "")
 
         if launch.rank:
-            return follow(launch, plan.wait_s, make, RankRequest, gpus)
-        ranks = lead_ranks(launch, plan.wait_s, lambda _: None, make, gpus)
+            return follow(launch, plan.wait_s, make, RankRequest, facts)
+        ranks = lead_ranks(launch, plan.wait_s, lambda _: None, make, facts)
         with ranks:
             _measure(ranks, job_of(ranks.members), settings, backends, plan)
     return 0
@@ -93,7 +97,13 @@ def job_of(ranks: Sequence[Member]) -> Job:
             f"no GPU that torch can use on {', '.join(without)}, where other ranks have one\n"
             "Start ranks on GPU nodes only; check `python -c 'import torch; print(torch.cuda.device_count())'` there."
         )
-    return Job(len(ranks), len({one.identity for one in ranks}), "gloo" if without else "nccl", without)
+    rdma = dict.fromkeys(f"host {one.host}: {up}" for one in ranks if (up := one.facts.get("unused_rdma")))
+    return Job(len(ranks), len({one.identity for one in ranks}), "gloo" if without else "nccl", without, tuple(rdma))
+
+
+def _unused_rdma(environment: dict[str, str]) -> str:
+    config = nccl_config_file.read_settings(nccl_config_file.config_files(environment))
+    return native.rdma_ports({one.name: one.value for one in config} | environment)[1]
 
 
 def _measure(

@@ -22,6 +22,10 @@ SIZES = (64 << 10, 1 << 20, 64 << 20)
 _RDMA_NETWORK = "IB"
 _LINE = "export ENABLE_BAGUA_NET=1"
 _GLOO = "The plugin has no effect on gloo: both columns show gloo, and their difference is chance."
+_RDMA_UNUSED = (
+    "{}, and NCCL does not use RDMA without the plugin either: is that wanted?"
+    " `bagua-net doctor` says what is missing; NCCL_IB_DISABLE=1 keeps TCP without this question."
+)
 _RDMA = (
     "NCCL's own network is RDMA here (IB in its log). Bagua-Net replaces it by TCP, which takes CPU time from training."
 )
@@ -35,12 +39,14 @@ class Job:
         hosts: how many different ones.
         backend: of torch.distributed, "nccl" or "gloo".
         without_gpu: the names of the hosts that have no GPU.
+        unused_rdma: "host a: mlx5_0 is up", of the hosts whose RDMA NCCL would use by its own settings.
     """
 
     ranks: int
     hosts: int
     backend: str
     without_gpu: tuple[str, ...] = ()
+    unused_rdma: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -181,9 +187,9 @@ def _uses_rdma(results: Results) -> bool:
 
 
 def _rdma(results: Results) -> list[str]:
-    if not _uses_rdma(results):
-        return []
-    return [_RDMA]
+    if _uses_rdma(results):
+        return [_RDMA]
+    return [_RDMA_UNUSED.format("; ".join(results.job.unused_rdma))] if results.job.unused_rdma else []
 
 
 def _limit(largest: Verdict, results: Results) -> list[str]:
