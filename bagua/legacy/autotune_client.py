@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +52,13 @@ class AutotuneClient:
         self.service_addr, self.service_port = service_addr, service_port
 
     def register_tensors(
-        self, model_name: str, tensor_list: Sequence[TensorDeclaration], whether_to_bucket: bool = True
+        self,
+        model_name: str,
+        tensor_list: Sequence[TensorDeclaration | Mapping[str, Any]],
+        whether_to_bucket: bool = True,
     ) -> Response:
         """Its JSON has `recommended_hyperparameters`."""
-        tensors = [tensor.dict() for tensor in tensor_list]
+        tensors = [TensorDeclaration(tensor).dict() for tensor in tensor_list]
         return self._post(
             "register_tensors", model_name=model_name, tensor_list=tensors, whether_to_bucket=whether_to_bucket
         )

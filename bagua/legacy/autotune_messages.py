@@ -15,6 +15,7 @@ __all__ = [
     "get_tensor_declaration_bytes",
 ]
 
+_ENTRIES = ("name", "num_elements", "dtype")
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1, "f64": 8, "i32": 4, "i64": 8}
 
 
@@ -30,18 +31,39 @@ class TensorDtype(enum.StrEnum):
     I64 = "i64"
 
 
-@dataclass
-class TensorDeclaration:
-    """
-    Attributes:
-        name: of the tensor, unique in its model.
+class TensorDeclaration(dict[str, Any]):
+    """A dictionary, as in Bagua 0.9, whose entries are attributes too.
+
+    Args:
+        name: of the tensor, unique in its model; or a dictionary of all three.
         num_elements: how many it has.
         dtype: a value of TensorDtype.
+
+    Raises:
+        TypeError: an entry is missing, or there is one more.
     """
 
     name: str
     num_elements: int
     dtype: str
+
+    def __init__(
+        self, name: str | Mapping[str, Any], num_elements: int | None = None, dtype: str | None = None
+    ) -> None:
+        given = name if isinstance(name, Mapping) else {"name": name, "num_elements": num_elements, "dtype": dtype}
+        if set(given) != set(_ENTRIES) or None in given.values():
+            raise TypeError(f"A tensor is declared as {given!r}. Give {', '.join(_ENTRIES)}.")
+        super().__init__({entry: given[entry] for entry in _ENTRIES})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ENTRIES:
+            return self[name]
+        raise AttributeError(f"A TensorDeclaration has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _ENTRIES:
+            raise AttributeError(f"A TensorDeclaration has no attribute {name!r}")
+        self[name] = value
 
     def bytes(self) -> int:
         """
@@ -55,9 +77,14 @@ class TensorDeclaration:
         return {"name": self.name, "num_elements": self.num_elements, "dtype": TensorDtype(self.dtype).value}
 
 
-def get_tensor_declaration_bytes(td: TensorDeclaration) -> int:
-    """Its size in bytes."""
-    return td.bytes()
+def get_tensor_declaration_bytes(td: TensorDeclaration | Mapping[str, Any]) -> int:
+    """Its size in bytes.
+
+    Raises:
+        TypeError: an entry is missing.
+        ValueError: an unknown dtype.
+    """
+    return TensorDeclaration(td).bytes()
 
 
 @dataclass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import math
+import pickle
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from bagua.bagua_define import BaguaCoreTelemetrySpan, BaguaHyperparameter, TensorDeclaration, TensorDtype
+from bagua.bagua_define import (
+    BaguaCoreTelemetrySpan,
+    BaguaHyperparameter,
+    TensorDeclaration,
+    TensorDtype,
+    get_tensor_declaration_bytes,
+)
 from bagua.legacy import autotune_client
 from bagua.service import AutotuneClient, AutotuneService, make_autotune_server
 
@@ -42,6 +50,26 @@ def serve() -> Iterator[Any]:
 
 def names(hyperparameters: dict[str, Any]) -> list[list[str]]:
     return [[tensor["name"] for tensor in bucket] for bucket in hyperparameters["buckets"]]
+
+
+def test_a_declaration_is_a_dictionary_too() -> None:
+    """Bagua 0.9's was a TypedDict, and its own tests make one of a dictionary."""
+    as_dictionary = {"name": "A", "num_elements": 123, "dtype": TensorDtype.F32}
+    declared = TensorDeclaration(as_dictionary)
+    assert declared == as_dictionary == TensorDeclaration("A", 123, "f32") == TensorDeclaration(**as_dictionary)
+    assert (declared["num_elements"], declared.num_elements, declared.dtype) == (123, 123, "f32")
+    assert json.loads(json.dumps(declared)) == declared.dict() == as_dictionary
+    assert get_tensor_declaration_bytes(as_dictionary) == get_tensor_declaration_bytes(declared) == 492
+    assert pickle.loads(pickle.dumps(declared)).name == copy.deepcopy(declared).name == "A"
+    declared.dtype = "f16"
+    assert declared.bytes() == 246
+    hyperparameters = BaguaHyperparameter(is_hierarchical_reduce=False).update({"buckets": [[declared]]})
+    assert hyperparameters.buckets == [[declared]]
+    for wrong in ({"name": "A"}, {**as_dictionary, "size": 1}):
+        with pytest.raises(TypeError, match="Give name, num_elements, dtype"):
+            TensorDeclaration(wrong)
+    with pytest.raises(TypeError, match="Give name, num_elements, dtype"):
+        TensorDeclaration("A", 123)
 
 
 def test_the_fastest_bucket_size_is_found_by_two_ranks(serve: Any) -> None:
