@@ -33,9 +33,7 @@ def resolve(comm: BaguaCommunicator | None, what: str) -> BaguaCommunicator | No
     if comm is CommMember.NON_COMM_MEMBER:
         return None
     if not isinstance(comm, BaguaCommunicator):
-        raise TypeError(
-            f"{what}: comm is {comm!r}, must be a communicator, such as group.get_global_communicator() gives, or None"
-        )
+        raise TypeError(f"{what}: comm is {comm!r}, must be a communicator, such as {_call_for(comm)} gives, or None")
     comm.raise_if_aborted(what)
     return comm
 
@@ -64,7 +62,9 @@ def check_tensors(what: str, comm: BaguaCommunicator, **tensors: torch.Tensor) -
 def check_tensor(what: str, comm: BaguaCommunicator, name: str, tensor: torch.Tensor) -> None:
     """Raises TypeError, ValueError: it is no dense tensor on a device that the communicator serves."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{what}: {name} is {type(tensor).__name__}, must be a torch.Tensor")
+        raise TypeError(
+            f"{what}: {name} is {type(tensor).__name__}, must be a torch.Tensor" + _instead_of(tensor, what, name)
+        )
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise TypeError(f"{what}: {name} is {tensor.layout}, quantized or sparse; give a dense tensor")
     if tensor.is_conj() or tensor.is_neg():
@@ -78,6 +78,18 @@ def check_tensor(what: str, comm: BaguaCommunicator, name: str, tensor: torch.Te
             f"{what}: {name} is on {tensor.device}, and the group has backends for {', '.join(served)} only; move the "
             "tensor, or make the group with the backend cpu:gloo,cuda:nccl, as bagua.torch_api.init_process_group does"
         )
+
+
+def _call_for(group: object) -> str:
+    given = "from_torch_group(group)" if isinstance(group, dist.ProcessGroup) else "group"
+    return f"{given}.get_global_communicator()"
+
+
+def _instead_of(given: object, what: str, name: str) -> str:
+    """What torch.distributed has in this place."""
+    if isinstance(given, list | tuple):
+        return "; give one tensor for all of the list, such as torch.cat(list)"
+    return f"; for one tensor that is sent and overwritten, call {what}_inplace" if name == "recv_tensor" else ""
 
 
 def repeats_elements(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,9 @@ timeout and the seconds in which the others are asked. `send` and `recv` ask the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from typing import ParamSpec
 
 import torch
 
@@ -33,8 +35,26 @@ from bagua.collectives.arguments import (
 from bagua.collectives.byte_transport import flat, without_overlap
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.reduce_op import ReduceOp
+from bagua.misuse import explains_calls
+
+P = ParamSpec("P")
+
+_OF_TORCH = {
+    "group": "Pass a communicator: comm=from_torch_group(group).get_global_communicator().",
+    "async_op": "Leave async_op out: on a GPU, the call does not wait for the collective, but the current stream does.",
+}
 
 
+def _collective(function: Callable[P, None]) -> Callable[P, None]:
+    """People also call it as they would torch.distributed's, with one tensor."""
+    name, parameters = function.__name__, ", ".join(inspect.signature(function).parameters)
+    right = f"Call {name}({parameters})"
+    if "recv_tensor" in parameters:
+        right += f", or {name}_inplace for one tensor that is sent and overwritten"
+    return explains_calls(f"{right}.", **_OF_TORCH)(function)
+
+
+@_collective
 def send(tensor: torch.Tensor, dst: int, comm: BaguaCommunicator | None = None) -> None:
     """To one rank, which calls `recv`.
 
@@ -49,6 +69,7 @@ def send(tensor: torch.Tensor, dst: int, comm: BaguaCommunicator | None = None) 
         byte_transport.send(member, tensor, destination)
 
 
+@_collective
 def recv(tensor: torch.Tensor, src: int, comm: BaguaCommunicator | None = None) -> None:
     """From one rank, which calls `send`.
 
@@ -63,6 +84,7 @@ def recv(tensor: torch.Tensor, src: int, comm: BaguaCommunicator | None = None) 
         byte_transport.receive(member, tensor, source)
 
 
+@_collective
 def broadcast(tensor: torch.Tensor, src: int = 0, comm: BaguaCommunicator | None = None) -> None:
     """`tensor` becomes that of rank `src`."""
     if member := resolve(comm, "broadcast"):
@@ -70,6 +92,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, comm: BaguaCommunicator | None
         byte_transport.broadcast(member, tensor, check_rank("broadcast", "src", src, member))
 
 
+@_collective
 def reduce(
     send_tensor: torch.Tensor,
     recv_tensor: torch.Tensor,
@@ -89,6 +112,7 @@ def reduce(
         reduction.reduce(member, result, destination, plan)
 
 
+@_collective
 def reduce_inplace(
     tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, comm: BaguaCommunicator | None = None
 ) -> None:
@@ -96,6 +120,7 @@ def reduce_inplace(
     reduce(tensor, tensor, dst, op, comm)
 
 
+@_collective
 def allreduce(
     send_tensor: torch.Tensor,
     recv_tensor: torch.Tensor,
@@ -110,11 +135,13 @@ def allreduce(
         reduction.all_reduce(member, _copied(send_tensor, recv_tensor), plan)
 
 
+@_collective
 def allreduce_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: BaguaCommunicator | None = None) -> None:
     """`tensor` becomes the reduction of all."""
     allreduce(tensor, tensor, op, comm)
 
 
+@_collective
 def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
     """`recv_tensor`, n times as long, becomes all `send_tensor` in the order of the ranks."""
     if member := resolve(comm, "allgather"):
@@ -123,6 +150,7 @@ def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: BaguaC
         byte_transport.all_gather(member, flat(send_tensor), flat(recv_tensor))
 
 
+@_collective
 def allgather_inplace(tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
     """`tensor` has a part for each rank; that of rank i becomes what rank i has there."""
     if member := resolve(comm, "allgather_inplace"):
@@ -132,6 +160,7 @@ def allgather_inplace(tensor: torch.Tensor, comm: BaguaCommunicator | None = Non
         byte_transport.all_gather(member, byte_transport.parts(whole, member.nranks())[member.rank()], whole)
 
 
+@_collective
 def gather(
     send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, comm: BaguaCommunicator | None = None
 ) -> None:
@@ -147,6 +176,7 @@ def gather(
         byte_transport.gather(member, flat(send_tensor), flat(recv_tensor), destination)
 
 
+@_collective
 def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: BaguaCommunicator | None = None) -> None:
     """
     On rank `dst`, the part of rank i of `tensor`, n * count elements, becomes what rank i gives; its own is there
@@ -158,6 +188,7 @@ def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: BaguaCommun
         byte_transport.gather(member, own, whole, destination)
 
 
+@_collective
 def scatter(
     send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm: BaguaCommunicator | None = None
 ) -> None:
@@ -173,6 +204,7 @@ def scatter(
         byte_transport.scatter(member, flat(send_tensor), flat(recv_tensor), root)
 
 
+@_collective
 def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: BaguaCommunicator | None = None) -> None:
     """
     `tensor`, `count` elements, becomes this rank's part of that of rank `src`, n * count elements, which stays as it
@@ -184,6 +216,7 @@ def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: BaguaCommu
         byte_transport.scatter(member, whole, own, root)
 
 
+@_collective
 def reduce_scatter(
     send_tensor: torch.Tensor,
     recv_tensor: torch.Tensor,
@@ -199,6 +232,7 @@ def reduce_scatter(
         reduction.reduce_scatter(member, without_overlap(flat(send_tensor), result), result, plan)
 
 
+@_collective
 def reduce_scatter_inplace(
     tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: BaguaCommunicator | None = None
 ) -> None:
@@ -209,6 +243,7 @@ def reduce_scatter_inplace(
         reduce_scatter(tensor, flat(tensor)[:part], op, member)
 
 
+@_collective
 def alltoall(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
     """Both have a part for each rank: part i of `recv_tensor` becomes this rank's part of rank i's `send_tensor`."""
     if member := resolve(comm, "alltoall"):
@@ -218,11 +253,13 @@ def alltoall(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: BaguaCo
         byte_transport.all_to_all(member, flat(send_tensor), flat(recv_tensor))
 
 
+@_collective
 def alltoall_inplace(tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
     """Part i of `tensor` becomes this rank's part of rank i's."""
     alltoall(tensor, tensor, comm)
 
 
+@_collective
 def alltoall_v(
     send_tensor: torch.Tensor,
     send_counts: Sequence[int],
@@ -253,6 +290,7 @@ def alltoall_v(
         byte_transport.all_to_all_segments(member, flat(send_tensor), sent, flat(recv_tensor), received)
 
 
+@_collective
 def alltoall_v_inplace(
     tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], comm: BaguaCommunicator | None = None
 ) -> None:
@@ -260,6 +298,7 @@ def alltoall_v_inplace(
     alltoall_v(tensor, counts, displs, tensor, counts, displs, comm)
 
 
+@_collective
 def barrier(comm: BaguaCommunicator | None = None) -> None:
     """Returns when every member has called it."""
     if member := resolve(comm, "barrier"):

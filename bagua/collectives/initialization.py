@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import difflib
 import itertools
 import numbers
 import os
@@ -14,14 +13,27 @@ import torch
 import torch.distributed as dist
 
 from bagua import launch_environment
-from bagua.collectives.process_group import DEFAULT_TIMEOUT, from_torch_group, is_initialized, set_default_group
+from bagua.collectives.process_group import (
+    DEFAULT_TIMEOUT,
+    BaguaProcessGroup,
+    from_torch_group,
+    is_initialized,
+    set_default_group,
+    to_bagua_process_group,
+)
 from bagua.env import read_text
 from bagua.job import rendezvous, torch_internals
+from bagua.misuse import explains_calls, nearest
 
 _MAX_TIMEOUT_S = 10 * 365 * 86400.0  # backends count in milliseconds, some of them in 64 bits of nanoseconds
 _BACKEND_EXAMPLES = "'nccl', 'gloo' or 'cpu:gloo,cuda:nccl'"
 
 
+@explains_calls(
+    "Call init_process_group(), or init_process_group(backend='nccl', timeout=1800).",
+    init_method="Leave init_method out. Processes meet at MASTER_ADDR and MASTER_PORT, or through a store.",
+    device_id="Leave device_id out, and call torch.cuda.set_device(device_id) before init_process_group().",
+)
 def init_process_group(
     store: torch_internals.Store | None = None,
     rank: int = -1,
@@ -51,7 +63,7 @@ def init_process_group(
     Raises:
         RuntimeError: ranks have not come within the timeout (torch.distributed.DistStoreError, which names them),
             Bagua is initialized already, or the backend is not available in this build of torch.
-        TypeError: `timeout` is neither a timedelta nor a number, or `backend` is not a string.
+        TypeError: `store` is not a store, `timeout` is neither a timedelta nor a number, or `backend` is not a string.
         ValueError: an argument or a variable is missing, out of range or contradicts torch's default group; or srun or
             mpirun started several processes without WORLD_SIZE.
     """
@@ -63,6 +75,8 @@ def init_process_group(
             "To start over, call torch.distributed.destroy_process_group() first. For a group of some ranks, call"
             " communication.new_group(ranks)."
         )
+    if store is not None:
+        _check_store(store)
     limit = _checked_timeout(timeout)
     if backend is not None:
         _check_backend(backend)
@@ -87,6 +101,31 @@ def init_process_group(
     set_default_group(from_torch_group(dist.group.WORLD))
 
 
+def destroy_process_group(group: BaguaProcessGroup | dist.ProcessGroup | None = None) -> None:
+    """
+    Ends a group of Bagua and of torch. All its ranks call it, after their last collective.
+
+    Args:
+        group: None: the default group, and with it all others. `init_process_group` may be called again then.
+
+    Raises:
+        RuntimeError: there is no default group.
+    """
+    is_default = group is None and is_initialized()
+    dist.destroy_process_group(None if is_default else to_bagua_process_group(group).torch_group)
+
+
+def _check_store(store: Any) -> None:
+    if isinstance(store, str):
+        # The first argument of torch.distributed.init_process_group.
+        raise TypeError(
+            f"store is {store!r}. A backend is passed by name: init_process_group(backend={store!r}).\n"
+            "The first argument is a store, through which processes meet if no launcher has set MASTER_ADDR."
+        )
+    if not isinstance(store, torch_internals.Store):
+        raise TypeError(f"store is {store!r}. Pass a torch.distributed.Store, such as a TCPStore, or none.")
+
+
 def _checked_timeout(timeout: Any) -> datetime.timedelta:
     if timeout is None:
         return DEFAULT_TIMEOUT
@@ -105,8 +144,7 @@ def _check_backend(backend: Any) -> None:
     for part in backend.lower().split(","):
         name = part.rpartition(":")[2]
         if name not in dist.Backend.backend_list or name == dist.Backend.UNDEFINED:
-            near = difflib.get_close_matches(name, dist.Backend.backend_list, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = nearest(name, dist.Backend.backend_list)
             raise ValueError(f"backend={backend!r} names the unknown backend {name!r}.{hint} Pass {_BACKEND_EXAMPLES}.")
         if not dist.is_backend_available(name):
             raise RuntimeError(f"backend={backend!r}: this build of torch has no {name}. Pass 'gloo', or install one.")

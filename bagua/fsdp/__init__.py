@@ -8,6 +8,11 @@ docs/how-to/train/compress-fsdp.md says what is compressed and what it costs.
 
 from __future__ import annotations
 
+from bagua.misuse import missing_torch
+
+if (without_torch := missing_torch(__name__)) is not None:
+    raise without_torch
+
 from bagua.fsdp.compression import compress_communication
 from bagua.fsdp.handle import CompressionHandle
 from bagua.fsdp.waits import CommunicationMeter, StepWaits, measure_communication

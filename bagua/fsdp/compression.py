@@ -26,6 +26,7 @@ from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
 from bagua.job.all_gather_across_groups import all_gather_across_groups
 from bagua.job.places import Place, place_of_this_process
+from bagua.misuse import explains_calls
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.replicas.tensor_broadcast import why_unsendable
@@ -33,6 +34,10 @@ from bagua.replicas.tensor_broadcast import why_unsendable
 _logger = logging.getLogger("bagua")
 
 
+@explains_calls(
+    "Call compress_communication(model, gradients='int8'), with other arguments by their names.",
+    codec="Name a codec for gradients, weights or both: gradients='int8', weights='int8'.",
+)
 def compress_communication(
     model: nn.Module,
     gradients: str | None = "int8",
@@ -143,6 +148,12 @@ def compress_communication(
     if dist.get_rank() == 0:
         for line in _of_one_hop([nodes[group] for group in hops], untold):
             _logger.warning(f"compress_communication: {line}")
+        if weight_codec is not None and weight_codec.name == "int4" and not weight_differences:
+            _logger.warning(
+                "compress_communication: weights='int4' without weight_differences rounds whole weights to 4 bits, and"
+                " raises the loss.\nPass weight_differences=True, for modules with reshard_after_forward=False, or"
+                " weights='int8'."
+            )
         for line in _without_effect(found, groups, gradient_codec, weight_codec, compress_shard, exact_weights_every):
             _logger.warning(f"compress_communication: {line}")
         if found[0].device.type == "cpu":

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from bagua.job.torch_internals import hide_from_compiler, without_wrappers
+from bagua.misuse import shown
 
 # What ShardedModule reads of every module, so that a torch that names it otherwise is noticed at once.
 _KNOWN = (
@@ -327,9 +328,12 @@ def param_groups(module: FSDPModule) -> list[Any]:
 def _sharded_modules(model: nn.Module) -> list[ShardedModule]:
     """
     Raises:
+        TypeError: `model` is not a module.
         ValueError: a module is sharded over several meshes by a `shard_placement_fn`.
         RuntimeError: this torch keeps other things under these names.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {shown(model)}. Pass the torch.nn.Module that fully_shard was called with.")
     found: list[ShardedModule] = []
     seen: set[int] = set()
     for name, module in model.named_modules():

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import functools
 import importlib
+import inspect
 import itertools
 import logging
 import uuid
@@ -28,6 +29,7 @@ from bagua.collectives.process_group import is_initialized
 from bagua.engine.data_parallel import DataParallelEngine
 from bagua.lightning.packages import ForPackage, subclass_for
 from bagua.lightning.rank_files import STATE, load_own, rank_file
+from bagua.misuse import nearest
 from bagua.torch_api import init_process_group
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithmImpl
@@ -35,6 +37,7 @@ from bagua.torch_api.algorithms.base import resolve_algorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.data_parallel import DistributedDataParallel
+from bagua.torch_api.data_parallel.arguments import cap_of
 
 NAME = "bagua"
 _MEANS = ("mean", "avg")
@@ -168,6 +171,11 @@ class BaguaParallel(ForPackage):
 
     def _check_options(self) -> None:
         """Before ranks are started; QAdam's optimizer exists only later."""
+        if self._bucket_cap_mb is not None:
+            try:
+                cap_of(self._bucket_cap_mb)
+            except (TypeError, ValueError) as error:
+                raise self.misconfiguration(f"BaguaStrategy: {error}") from error
         if isinstance(self._algorithm, Algorithm):
             if self._options:
                 raise self.misconfiguration(
@@ -187,7 +195,9 @@ class BaguaParallel(ForPackage):
         try:
             return resolve_algorithm(self._algorithm, optimizers, **self._options)
         except (TypeError, ValueError) as error:
-            raise self.misconfiguration(f"BaguaStrategy: {error.args[0]}") from error
+            own = [name for name in inspect.signature(BaguaParallel).parameters if name not in self._options]
+            near = "".join(nearest(option, own) for option in self._options)
+            raise self.misconfiguration(f"BaguaStrategy: {error.args[0]}{near}") from error
 
     # --- set-up and end ----------------------------------------------------------------------------------------------
 

@@ -8,15 +8,12 @@ sets up nothing else: no CUDA, no process group.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
-if importlib.util.find_spec("torch") is None:
-    raise ModuleNotFoundError(
-        "bagua.torch_api needs torch, which is not installed.\n"
-        "Install it in this environment: pip install torch. In a checkout of Bagua: pip install '.[torch]'.",
-        name="torch",
-    )
+from bagua.misuse import missing_torch, nearest
+
+if (without_torch := missing_torch(__name__)) is not None:
+    raise without_torch
 
 from bagua.legacy.installation import install_in_torch_api
 from bagua.torch_api import algorithms, communication, data_parallel, env, tensor
@@ -32,10 +29,14 @@ from bagua.torch_api.communication import (
     alltoall_v_inplace,
     barrier,
     broadcast,
+    broadcast_object,
+    destroy_process_group,
     gather,
     gather_inplace,
     get_backend,
     init_process_group,
+    is_initialized,
+    new_group,
     recv,
     reduce,
     reduce_inplace,
@@ -49,6 +50,7 @@ from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_rank, get_world_size
 from bagua.torch_api.tensor import BaguaTensor
 from bagua.torch_api.wrapping import with_bagua
+from bagua.version import __version__ as __version__
 
 __all__ = [
     "BaguaModule",
@@ -65,8 +67,10 @@ __all__ = [
     "alltoall_v_inplace",
     "barrier",
     "broadcast",
+    "broadcast_object",
     "communication",
     "data_parallel",
+    "destroy_process_group",
     "env",
     "gather",
     "gather_inplace",
@@ -76,6 +80,8 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "init_process_group",
+    "is_initialized",
+    "new_group",
     "recv",
     "reduce",
     "reduce_inplace",
@@ -106,8 +112,7 @@ install_in_torch_api()
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        told = f"; there is bagua.{name}: from bagua import {name}" if name in _OUTSIDE else ""
-        raise AttributeError(f"module {__name__} has no attribute {name!r}{told}")
+        raise AttributeError(f"module {__name__} has no attribute {name!r}{_told_of(name)}")
     path = _LAZY[name]
     try:
         return importlib.import_module(path)
@@ -115,6 +120,17 @@ def __getattr__(name: str) -> Any:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise  # a package that it needs, which the message names
         raise AttributeError(f"this version of Bagua has no {path}") from None
+
+
+def _told_of(name: str) -> str:
+    if name in _OUTSIDE:
+        return f"; there is bagua.{name}: from bagua import {name}"
+    if name.startswith("_"):
+        return ""
+    for module in (communication, data_parallel, algorithms):
+        if name in module.__all__:
+            return f"; there is {module.__name__}.{name}"
+    return f".{nearest(name, __dir__())}"
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ from bagua.collectives.collectives import (
     send,
 )
 from bagua.collectives.communicator import BaguaCommunicator, CommMember
-from bagua.collectives.initialization import init_process_group
+from bagua.collectives.initialization import destroy_process_group, init_process_group
 from bagua.collectives.object_collectives import broadcast_object
 from bagua.collectives.process_group import (
     BaguaProcessGroup,
@@ -64,6 +64,7 @@ __all__ = [
     "broadcast",
     "broadcast_coalesced",
     "broadcast_object",
+    "destroy_process_group",
     "from_torch_group",
     "gather",
     "gather_inplace",

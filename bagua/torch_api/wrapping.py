@@ -15,6 +15,7 @@ from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import DataParallelEngine, engine_named
 from bagua.env import read_text
+from bagua.misuse import explains_calls, shown
 from bagua.torch_api.algorithms.base import allowed_algorithms, resolve_algorithm
 from bagua.torch_api.env import get_autotune_level, get_default_bucket_size
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
@@ -27,6 +28,10 @@ __all__ = ["with_bagua"]
 M = TypeVar("M", bound=nn.Module)
 
 
+@explains_calls(
+    "Call with_bagua(model, [optimizer], 'bytegrad'), or model.with_bagua([optimizer], 'bytegrad').",
+    codec="A codec is an option of an algorithm: algorithm=Algorithm.init('bytegrad', codec='int4').",
+)
 def with_bagua(
     model: M,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -65,13 +70,14 @@ def with_bagua(
 
     Raises:
         RuntimeError: No process group is initialized, or the ranks' modules or optimizers differ.
-        TypeError: `optimizers` is not a list of optimizers, `algorithm` is neither a name nor an Algorithm, or `allow`
-            is not a list of them.
+        TypeError: `model` is not a module, `optimizers` is not a list of optimizers, `algorithm` is neither a name nor
+            an Algorithm, or `allow` is not a list of them.
         ValueError: `algorithm` or `allow` has a name that is not registered, `optimizers` is empty, there is nothing to
             train, the state of an optimizer cannot be synchronized (LBFGS), ranks divide the steps of an optimizer
             (ZeroRedundancyOptimizer) and `algorithm` does not average gradients, or training cannot change to an
             algorithm of `allow`.
     """
+    check_module("model", model)
     given = check_optimizers(optimizers)
     recipe = resolve_algorithm(algorithm, given)
     allowed = allowed_algorithms(recipe, allow)
@@ -116,6 +122,18 @@ def with_bagua(
     return model
 
 
+def check_module(argument: str, module: object) -> None:
+    """
+    Args:
+        argument: its name, for the error.
+
+    Raises:
+        TypeError: it is not a torch.nn.Module.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{argument} is {shown(module)}. Pass an instance of torch.nn.Module.")
+
+
 def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
     """The optimizers as a list. Of one that only calls another, as Accelerate's, that other one: it is the one that has
     state and hooks.
@@ -150,7 +168,7 @@ def _warn_of_same_name(module: nn.Module) -> None:
         warnings.warn(
             f"Another wrapped module also has the bagua_module_name {name!r}; get_backend({name!r}) now returns this"
             " module's. Give each module a name of its own.",
-            stacklevel=3,
+            stacklevel=4,  # the caller of with_bagua, behind what explains wrong calls
         )
 
 

@@ -127,6 +127,9 @@ def test_of_compressed_communication(rank: int, device: torch.device) -> None:
     ):
         assert len(lines) == (rank == 0)
         assert all(line.startswith(f"compress_communication: {expected}") for line in lines), lines
+    rounds = "weights='int4' without weight_differences rounds whole weights to 4 bits"
+    assert sum(rounds in line for line in of(weights="int4")) == (rank == 0)
+    assert not any(rounds in line for line in of(gradients="int4", weights="int8"))
     # The nearest with an effect.
     assert of(gradients="bf16", weights="bf16", exact_weights_every=2) == []
     assert of(policy=short, weights="int8") == []

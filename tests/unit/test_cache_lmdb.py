@@ -52,6 +52,13 @@ def use_without_space(path: Path) -> None:
         assert loader.statistics().hits == 40
 
 
+def refuse_at_once(path: Path) -> None:
+    """It will not become better by itself."""
+    for folder in (path, path / "cache" / "deep"):
+        with pytest.raises(OSError, match="cannot be the folder of a cache: Read-only file system"):
+            CacheLoader("lmdb", path=folder)
+
+
 def use_with_a_limit(path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
     use_without_space(path)
@@ -92,7 +99,8 @@ def test_a_full_disk_is_a_miss(options: str, tmp_path: Path) -> None:
         elif "inodes" in options:
             for number in range(2):
                 (tmp_path / f"file{number}").touch()
-        in_child(use_and_fill_up if options == "filled later" else use_without_space, tmp_path)
+        uses = {"filled later": use_and_fill_up, "size=2m,ro": refuse_at_once}
+        in_child(uses.get(options, use_without_space), tmp_path)
     finally:
         subprocess.run(["umount", tmp_path], check=True)
 

@@ -65,7 +65,7 @@ def examine(environment: Mapping[str, str]) -> Report:
             check_tuning(effective, settings_fail=settings.status is Status.FAIL),
             check_protection(effective, settings_fail=settings.status is Status.FAIL),
             check_loopback(effective, library, settings_fail=settings.status is Status.FAIL),
-            check_choice(_used_interfaces(effective), has_rdma=rdma.status is not Status.OK),
+            check_choice(_used_interfaces(effective), has_rdma=rdma.status is Status.WARN),
         ),
         python=sys.executable,
     )

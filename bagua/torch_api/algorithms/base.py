@@ -8,7 +8,6 @@ docs/how-to/train/write-an-algorithm.md shows how to write one.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bagua.codecs import dtype_names
+from bagua.codecs import codec_names, dtype_names
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import Getter, Setter, ensure_record, gradient_of, set_gradient
+from bagua.misuse import nearest
 
 if TYPE_CHECKING:
     from bagua.codecs import Codec
@@ -305,9 +305,13 @@ class AlgorithmRegistry:
         """
         if name not in self._entries:
             known = self.available_algorithms()
-            raise UnknownAlgorithmError(
-                f"Unknown algorithm {name!r}.{_nearest(name, known)} Known algorithms: {', '.join(known)}."
-            )
+            listed = f"Known algorithms: {', '.join(known)}."
+            if str(name).lower() in codec_names():
+                raise UnknownAlgorithmError(
+                    f"{name!r} is a codec, not an algorithm. Pass Algorithm.init('bytegrad', codec={name.lower()!r})."
+                    f" {listed}"
+                )
+            raise UnknownAlgorithmError(f"Unknown algorithm {name!r}.{nearest(name, known)} {listed}")
         return self._entries[name][0]
 
     def make(self, name: str, **options: Any) -> Algorithm:
@@ -318,8 +322,39 @@ class AlgorithmRegistry:
             TypeError: the algorithm has no such option, or one that it needs is missing.
         """
         algorithm = self.get(name)
-        _check_options(name, algorithm, options)
+        self._check_options(name, algorithm, options)
         return algorithm(**options)
+
+    def _check_options(self, name: str, algorithm: Callable[..., Algorithm], options: Mapping[str, Any]) -> None:
+        # The errors are those of `make`.
+        parameters = inspect.signature(algorithm).parameters
+        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            return
+        has = f"Options of {name}: {', '.join(parameters) or 'none'}."
+        for option, value in options.items():
+            if option not in parameters:
+                near = nearest(option, list(parameters)) or self._others_with(name, option, value)
+                raise TypeError(f"{name} has no option {option!r}.{near} {has}")
+        for one in parameters.values():
+            if one.default is one.empty and one.kind is not one.VAR_POSITIONAL and one.name not in options:
+                raise TypeError(f"{name} needs the option {one.name!r}. {has}")
+
+    def _is_interchangeable(self, name: str) -> bool:
+        return bool(vars(self._entries[name][0]).get("is_interchangeable", False))
+
+    def _others_with(self, name: str, option: str, value: object) -> str:
+        """For an error: the algorithms that have an option that `name` lacks."""
+        others = [
+            other for other in self if option in inspect.signature(self._entries[other][0]).parameters and other != name
+        ]
+        if not others:
+            return ""
+        # What was meant: a variant of the one that was asked for, or one that may take its place.
+        variant = next((other for other in others if name in other), None)
+        if variant is None and self._is_interchangeable(name):
+            variant = next(filter(self._is_interchangeable, others), None)
+        call = "" if variant is None else f": Algorithm.init({variant!r}, {option}={value!r}, ...)"
+        return f" {', '.join(others)} {'has' if len(others) == 1 else 'have'} it{call}."
 
     def name_of(self, algorithm: Callable[..., Algorithm]) -> str | None:
         """The name under which it is registered."""
@@ -402,22 +437,3 @@ def allowed_algorithms(algorithm: Algorithm, allow: Sequence[str | Algorithm]) -
         else:
             raise TypeError(f"allow contains {one!r}. Each must be a name, or an Algorithm.")
     return found
-
-
-def _check_options(name: str, algorithm: Callable[..., Algorithm], options: Mapping[str, Any]) -> None:
-    # The errors are those of `AlgorithmRegistry.make`.
-    parameters = inspect.signature(algorithm).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return
-    has = f"Options of {name}: {', '.join(parameters) or 'none'}."
-    for option in options:
-        if option not in parameters:
-            raise TypeError(f"{name} has no option {option!r}.{_nearest(option, list(parameters))} {has}")
-    for one in parameters.values():
-        if one.default is one.empty and one.kind is not one.VAR_POSITIONAL and one.name not in options:
-            raise TypeError(f"{name} needs the option {one.name!r}. {has}")
-
-
-def _nearest(name: object, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""

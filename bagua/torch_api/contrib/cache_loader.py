@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from bagua.misuse import nearest
 from bagua.torch_api.contrib.caching.codec import codec_of, pack, unpack
 from bagua.torch_api.contrib.caching.statistics import CacheStatistics, SharedCounts
 from bagua.torch_api.contrib.caching.store import (
@@ -54,6 +55,7 @@ class CacheLoader:
         ValueError: unknown backend or codec, or writer_buffer_size below 1.
         TypeError: an argument that the backend does not have.
         ModuleNotFoundError: a package of the backend is not installed; the message names the extra.
+        OSError: the folder of "lmdb" cannot be made, or this user cannot write to it.
     """
 
     def __init__(
@@ -259,13 +261,14 @@ _BACKENDS = {
 
 def _open_store(backend: str, arguments: dict[str, Any]) -> Store:
     if backend not in _BACKENDS:
-        raise ValueError(f"backend={backend!r}: must be one of {', '.join(map(repr, _BACKENDS))}")
+        near = nearest(backend, list(_BACKENDS))
+        raise ValueError(f"backend={backend!r}: must be one of {', '.join(map(repr, _BACKENDS))}.{near}")
     module, name = _BACKENDS[backend]
     kind = getattr(importlib.import_module(f"bagua.torch_api.contrib.caching.{module}"), name)
     accepted = list(inspect.signature(kind).parameters)
     if unknown := sorted(set(arguments) - set(accepted)):
         raise TypeError(
-            f"backend={backend!r} has no argument {', '.join(unknown)}.\n"
+            f"backend={backend!r} has no argument {', '.join(unknown)}.{nearest(unknown[0], accepted)}\n"
             f"It has {', '.join(accepted)}; hosts, cluster_mode and capacity_per_node are those of backend='redis'."
         )
     store: Store = kind(**arguments)

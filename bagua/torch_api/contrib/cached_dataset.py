@@ -42,6 +42,7 @@ class CachedDataset(Dataset[Any]):
         ValueError: unknown backend or codec, or writer_buffer_size below 1.
         TypeError: an IterableDataset, an argument that the backend does not have, or no fingerprint can be computed.
         ModuleNotFoundError: a package of the backend is not installed; the message names the extra.
+        OSError: the folder of "lmdb" cannot be made, or this user cannot write to it.
     """
 
     def __init__(

@@ -80,6 +80,8 @@ class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[
             raise ValueError(
                 f"rank is {rank}, must be between 0 and {num_replicas - 1}, as num_replicas={num_replicas}"
             )
+        if not callable(complexity_fn):
+            raise TypeError(f"complexity_fn is {complexity_fn!r}. Pass a function of a sample that returns its cost.")
         if not 0 <= random_level <= 1:
             raise ValueError(f"random_level is {random_level}, must be between 0 and 1")
         DistributedSampler.__init__(self, dataset, num_replicas, rank, shuffle, seed, drop_last)

@@ -113,8 +113,11 @@ def device_ids_of(device_ids: Sequence[int | torch.device] | None, device: torch
     """As torch's wrapper has them: the index of the device, or None where inputs are not moved.
 
     Raises:
+        TypeError: not a list.
         ValueError: several, or another than the module's.
     """
+    if isinstance(device_ids, int | str | torch.device):
+        raise TypeError(f"device_ids is {device_ids!r}. Pass a list of the one GPU of this process, such as [0].")
     if not device_ids:
         return None
     ids = [as_device(one) for one in device_ids]

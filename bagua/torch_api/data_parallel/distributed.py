@@ -17,6 +17,7 @@ from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.module_hooks import HookCallable
 from bagua.job.torch_internals import is_in_backward
+from bagua.misuse import explains_calls
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.replicas.state_broadcast import broadcast_parameters
@@ -33,7 +34,7 @@ from bagua.torch_api.data_parallel.torch_methods import TorchMethods
 from bagua.torch_api.data_parallel.tuned_all_reduce import AllReduceOptions, TunedAllReduceAlgorithm
 from bagua.torch_api.data_parallel.uneven_inputs import JoinableWrapper, UnevenInputs
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
-from bagua.torch_api.wrapping import check_optimizers
+from bagua.torch_api.wrapping import check_module, check_optimizers
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -107,6 +108,10 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
             optimizers differ, or both `process_group` and `device_mesh` are given.
     """
 
+    @explains_calls(
+        "Call DistributedDataParallel(module), with arguments by their names.",
+        codec="A codec is an option of an algorithm: algorithm=Algorithm.init('bytegrad', codec='int4').",
+    )
     def __init__(
         self,
         module: nn.Module,
@@ -133,6 +138,7 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         forward_sync_buffers: bool | None = None,
         init_sync: bool = True,
     ) -> None:
+        check_module("module", module)
         nn.Module.__init__(self)
         JoinableWrapper.__init__(self)
         if not any(parameter.requires_grad for parameter in module.parameters()):

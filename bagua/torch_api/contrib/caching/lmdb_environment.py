@@ -18,6 +18,7 @@ LMDB maps its file. What it does not survive is handled here:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import weakref
@@ -34,6 +35,7 @@ _LOCK_TIMEOUT_S = 10.0
 _MAX_READERS = 1024
 # More than the lock file needs: 64 bytes for each reader and a head. LMDB leaves a longer file as it is.
 _LOCK_FILE_BYTES = 64 * _MAX_READERS + 8192
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # What LMDB raises when it finds its file damaged.
 _DAMAGE = (
     *("BadDbiError", "BadTxnError", "BadValsizeError", "CorruptedError", "CursorFullError", "IncompatibleError"),
@@ -70,14 +72,24 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, 
 
 
 def shared_environment(path: Path, map_bytes: int) -> SharedEnvironment:
-    """The environment of `path` in this process, with room for at least `map_bytes`."""
+    """The environment of `path` in this process, with room for at least `map_bytes`.
+
+    Raises:
+        OSError: the folder cannot be made, or not be written to. That a disk is full is for the first use to say, and
+            is a miss: there may be room by then.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         reason = f"path={str(path)!r} cannot be the folder of a cache: it, or a folder above it, is a file"
         raise type(error)(error.errno, f"{reason}. Pass another path.") from None
-    except OSError:
-        pass  # no space, for example: the first use says so, and is a miss
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise OSError(error.errno, _unusable(path, error.errno)) from None
+    else:
+        if not os.access(path, os.W_OK | os.X_OK):
+            number = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(number, _unusable(path, number))
     name = str(path.resolve())
     with _registry:
         environment = _environments.get(name)
@@ -85,6 +97,11 @@ def shared_environment(path: Path, map_bytes: int) -> SharedEnvironment:
             environment = _environments[name] = SharedEnvironment(Path(name))
     environment.request(map_bytes)
     return environment
+
+
+def _unusable(path: Path, number: int | None) -> str:
+    why = os.strerror(number or errno.EIO)
+    return f"path={str(path)!r} cannot be the folder of a cache: {why}. Pass a path that this user can write to."
 
 
 class DamagedError(Exception):

@@ -67,7 +67,7 @@ class LmdbStore(Store):
         TypeError: an argument of another type.
         ValueError: capacity_bytes is too small, or path is empty.
         ModuleNotFoundError: lmdb is not installed.
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be made, or this user cannot write to it.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, capacity_bytes: int | str = 16 << 30) -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from bagua.misuse import explains_calls, shown
 from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.torch_api.contrib.fuse.block import Block
 from bagua.torch_api.contrib.fuse.break_even import BreakEven, break_even
@@ -38,6 +39,7 @@ _WORTH_STEPS = 16
 _FREE_PLANS = 8
 
 
+@explains_calls("Call fuse_optimizer(optimizer), with other arguments by their names.")
 def fuse_optimizer(
     optimizer: OptimizerT, do_flatten: bool = True, check_flatten: bool = True, *, elementwise: bool = False
 ) -> OptimizerT:
@@ -63,9 +65,12 @@ def fuse_optimizer(
 
     Raises:
         RuntimeError: it is fused already.
+        TypeError: it is not a torch.optim.Optimizer.
         ValueError: it is not elementwise, has `differentiable=True`, or steps parameters that FSDP or tensor
             parallelism distributes.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is {shown(optimizer)}. Pass a torch.optim.Optimizer, one at a time.")
     name = type(optimizer).__name__
     if is_fused_optimizer(optimizer):
         raise RuntimeError(
