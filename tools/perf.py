@@ -189,10 +189,20 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("base", nargs="?", metavar="COMMIT", help=f"tag, branch or commit (default: {default_base})")
     parser.add_argument("--fail-on-slower", action="store_true", help=f"exit with {_EXIT_SLOWER} if a row is worse")
     parser.add_argument("--json", type=Path, metavar="PATH", help="the ratios and their spread")
-    rounds = parser.add_argument("--rounds", type=within(int, 11, 1000), default=DEFAULT_ROUNDS, metavar="N")
-    rounds.help = "fresh starts (default %(default)s)"
-    seconds = parser.add_argument("--seconds", type=within(float, 1, 86400), default=DEFAULT_SECONDS, metavar="S")
-    seconds.help = "for measuring, without the build of the base (default %(default)g)"
+    parser.add_argument(
+        "--rounds",
+        type=within(int, 11, 1000),
+        default=DEFAULT_ROUNDS,
+        metavar="N",
+        help="fresh starts (default %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=within(float, 1, 86400),
+        default=DEFAULT_SECONDS,
+        metavar="S",
+        help="for measuring, without the build of the base (default %(default)g)",
+    )
     parser.add_argument("--library", type=Path, metavar="PATH", help="the tree's libnccl-net.so (default: installed)")
     parser.add_argument("--driver", type=Path, metavar="PATH", help="bagua-net-driver of both (default: installed)")
     options = parser.parse_args(arguments)
