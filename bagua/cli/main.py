@@ -24,8 +24,14 @@ The other commands of this package:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
     parser, commands = make_parser()
-    return run_program(parser, commands, arguments)
+    if words and words[0] not in commands.choices:
+        from bagua.cli.net import make_parser as make_net_parser
+
+        if words[0] in make_net_parser()[1].choices:
+            parser.error(f"unknown command {words[0]!r}; that is `bagua-net {words[0]}`")
+    return run_program(parser, commands, words)
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, Subcommands]:

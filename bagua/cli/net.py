@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bagua.cli import (
@@ -63,14 +64,30 @@ def make_parser() -> tuple[argparse.ArgumentParser, Subcommands]:
     )
     parser.add_argument("--version", action="version", version=f"bagua-net {__version__}")
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    for module in (
-        *(net_run, net_env, net_enable, net_disable, net_doctor, net_test, net_compare),
-        *(net_stats, net_top, net_blame, net_exporter, net_trace, net_settings, net_secret),
-    ):
-        module.add_parser(subcommands)
-    net_completion.add_parser(subcommands, parser)
-    subcommands.add_parser("bench", help="measure the network: another name of bagua-net-bench", add_help=False)
+    parser._positionals._group_actions.remove(subcommands)  # shown in groups instead
+    groups: dict[str, Sequence[Callable[[Subcommands], object]]] = {
+        "switch it on and off": (net_run.add_parser, net_env.add_parser, net_enable.add_parser, net_disable.add_parser),
+        "check": (net_doctor.add_parser,),
+        "measure": (net_test.add_parser, net_compare.add_parser, _add_bench),
+        "watch": (
+            *(net_stats.add_parser, net_top.add_parser, net_blame.add_parser),
+            *(net_exporter.add_parser, net_trace.add_parser),
+        ),
+        "set up": (
+            *(net_settings.add_parser, net_secret.add_parser),
+            partial(net_completion.add_parser, program=parser),
+        ),
+    }
+    for title, adders in groups.items():
+        shown = len(subcommands._choices_actions)
+        for add in adders:
+            add(subcommands)
+        parser.add_argument_group(title)._group_actions += subcommands._choices_actions[shown:]
     return parser, subcommands
+
+
+def _add_bench(subcommands: Subcommands) -> None:
+    subcommands.add_parser("bench", help="measure the network: another name of bagua-net-bench", add_help=False)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from bagua.command_exit import EXIT_INTERRUPTED, CommandError
+from bagua.command_exit import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
     # What `add_subparsers` returns, which argparse does not name in public.
@@ -18,14 +18,22 @@ if TYPE_CHECKING:
 def run_program(parser: argparse.ArgumentParser, commands: Subcommands, arguments: Sequence[str] | None = None) -> int:
     """Parse, call the subcommand's `execute`, and return the exit code. `commands` writes to `options.subcommand`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and not words[0].startswith("-") and words[0] not in commands.choices:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if words and words[0].startswith("-"):
+        own = _options(parser)
+        if not any(option.startswith(words[0]) for option in own):  # argparse takes abbreviations
+            _refuse(parser, f"unknown option {words[0]}", words[0], own)
+    elif words and words[0] not in commands.choices:
         _refuse(parser, f"unknown command {words[0]!r}", words[0], commands.choices)
+    if (unfinished := _without_subcommand(parser, words)) is not None:
+        unfinished.print_help(sys.stderr)
+        return EXIT_USAGE
     options, unknown = parser.parse_known_args(words)
     if unknown:
         # argparse would show the usage of the program instead of the subcommand's.
         command = commands.choices[options.subcommand]
-        known = [option for action in command._actions for option in action.option_strings]
-        _refuse(command, f"unknown argument {unknown[0]!r}", unknown[0].partition("=")[0], known)
+        _refuse(command, f"unknown argument {unknown[0]!r}", unknown[0].partition("=")[0], _options(command))
     try:
         exit_code = int(options.execute(options))
         sys.stdout.flush()  # what is still in the buffer would otherwise meet the closed pipe after this function
@@ -39,6 +47,18 @@ def run_program(parser: argparse.ArgumentParser, commands: Subcommands, argument
         # The reader (`| head`) has gone; Python would complain again when it closes stdout.
         sys.stderr.close()
         return 1
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings]
+
+
+def _without_subcommand(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser | None:
+    """The parser whose subcommand is missing after these words; None: there are other words, or all are there."""
+    below = next((one.choices for one in parser._actions if isinstance(one, argparse._SubParsersAction)), None)
+    if not words:
+        return None if below is None else parser
+    return None if below is None or words[0] not in below else _without_subcommand(below[words[0]], words[1:])
 
 
 def _refuse(parser: argparse.ArgumentParser, what: str, word: str, known: Iterable[str]) -> NoReturn:

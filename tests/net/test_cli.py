@@ -35,13 +35,26 @@ def test_help_of_all_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="0"):
             main([subcommand, "--help"])
         assert capsys.readouterr().out.startswith("usage: bagua-net")
-        assert f"\n    {subcommand}" in text or subcommand == "knobs"
+        assert f"\n  {subcommand}" in text or subcommand == "knobs"
+    groups = [line.removesuffix(":") for line in text.splitlines() if line.endswith(":") and line == line.lower()]
+    assert groups == ["options", "switch it on and off", "check", "measure", "watch", "set up"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["help"])
+    assert capsys.readouterr().out == text
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "doctor"])
+    assert capsys.readouterr().out.startswith("usage: bagua-net doctor ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: COMMAND"),
+        ([], "  doctor      "),
+        (["secret"], "  new     "),
+        (["trace"], "  merge     "),
+        (["trace", "mrge"], "invalid choice: 'mrge' (choose from"),
+        (["--verison"], "unknown option --verison; did you mean --version?"),
+        (["--json", "doctor"], "unknown option --json; `bagua-net --help` lists what there is"),
         (["doctr"], "unknown command 'doctr'; did you mean doctor?"),
         (["doctor", "--wrong"], "bagua-net doctor: error: unknown argument '--wrong'; `bagua-net doctor --help`"),
         (["doctor", "--jsn"], "did you mean --json?"),

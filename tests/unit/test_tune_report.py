@@ -68,6 +68,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_what_is_no_command_of_this_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune"]) == 2
+    assert "  report    " in capsys.readouterr().err
+    for name in ("doctor", "stats"):
+        with pytest.raises(SystemExit, match="2"):
+            main([name])
+        assert f"unknown command '{name}'; that is `bagua-net {name}`\n" in capsys.readouterr().err
+
+
 def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "report"]) == 1
     assert "autotune=True" in capsys.readouterr().err

@@ -59,11 +59,13 @@ def command(parser: argparse.ArgumentParser, name: str, level: int) -> Iterator[
     if parser.description:
         yield escaped(parser.description.strip()) + "\n"
     subcommands = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    # Each has a heading of its own below.
+    listed = [*subcommands, *(one for action in subcommands for one in action._choices_actions)]
     for group in parser._action_groups:
         shown = [
             action
             for action in group._group_actions
-            if action.help != argparse.SUPPRESS and action not in subcommands and action.dest != "help"
+            if action.help != argparse.SUPPRESS and action not in listed and action.dest != "help"
         ]
         if shown:
             yield f"**{(group.title or 'options').capitalize()}**\n"
