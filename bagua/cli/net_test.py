@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,8 @@ def _say(text: str) -> None:
 
 
 def _launcher(words: list[str]) -> list[str]:
+    from bagua.net.network_test.command import users_script
+
     words = words[1:] if words[:1] == ["--"] else words
     if not words or not words[0]:
         raise CommandError(
@@ -100,6 +103,13 @@ def _launcher(words: list[str]) -> list[str]:
     if words[0].startswith("-"):
         raise CommandError(
             f"{words[0]} is neither an option of `test` nor a launcher; put `--` before the launcher", EXIT_USAGE
+        )
+    script = users_script(words)
+    if script is not None:
+        raise CommandError(
+            f"`test` runs a script of its own; leave yours out: bagua-net test -- {shlex.join(words[:script])}\n"
+            f"To measure your own job, run: bagua-net compare -- {shlex.join(words)}",
+            EXIT_USAGE,
         )
     return words
 

@@ -17,7 +17,8 @@ from support.ports import free_port
 from support.processes import is_alive, wait_until
 from support.sweeps import rest_is_deep
 
-from bagua.net.network_test.command import Plan, launcher_command
+from bagua.cli.net import main
+from bagua.net.network_test.command import Plan, launcher_command, users_script
 
 PLAN = Plan(1, 0.1, 10.0)
 TORCHRUN = Path(sys.executable).parent / "torchrun"
@@ -116,15 +117,41 @@ def test_a_rank_that_fails_ends_both_commands(bagua_net: Path, environment: dict
         (["accelerate", "launch", "--num_machines", "2"], False),
         (["srun", "--nodes", "2"], True),
         (["mpirun", "-x", "MASTER_ADDR=a"], True),
+        (["python", "own_launcher.py", "--nodes", "2"], True),
+        (["srun", "--nodes", "2", "./set_network.sh"], True),
     ],
 )
 def test_launchers_of_scripts_and_of_commands(words: list[str], starts_python: bool) -> None:
+    assert users_script(words) is None
     command = launcher_command(words, PLAN)
     assert command[: len(words)] == words
     *python, script, plan = command[len(words) :]
     assert python == ([sys.executable] if starts_python else [])
     assert Path(script).name == "rank_script.py"
     assert Plan(**json.loads(plan)) == PLAN
+
+
+@pytest.mark.parametrize(
+    ("launcher", "script"),
+    [
+        (["torchrun", "--nproc-per-node", "2"], ["train.py"]),
+        (["torchrun", "--nnodes", "2"], ["missing/train.py", "--lr", "1"]),
+        (["torchrun", "--nnodes", "2"], ["-m", "package.train"]),
+        (["srun", "--nodes", "2", "torchrun", "--nnodes", "2"], ["train.py"]),
+        (["python", "-m", "torch.distributed.run"], ["train.py"]),
+        (["accelerate", "launch"], ["train.py"]),
+        (["srun", "--nodes", "2"], ["python3", "-u", "train.py"]),
+        (["mpirun", "-x", "MASTER_ADDR=a"], ["/opt/bin/python", "-m", "package.train"]),
+    ],
+)
+def test_a_script_is_refused_before_anything_starts(
+    launcher: list[str], script: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")  # no launcher could be started: another message
+    assert main(["test", "--", *launcher, *script]) == 2
+    errors = capsys.readouterr().err
+    assert f"leave yours out: bagua-net test -- {' '.join(launcher)}\n" in errors
+    assert f"bagua-net compare -- {' '.join([*launcher, *script])}\n" in errors
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -22,6 +21,8 @@ _SCRIPT_MODULES = (
     *("torch.distributed.run", "torch.distributed.launch"),
     *("bagua.distributed.run", "bagua.distributed.launch", "bagua.script.baguarun"),
 )
+# They start any command, so a Python script that follows them is what they would start.
+_COMMAND_LAUNCHERS = ("srun", "mpirun", "mpiexec", "orterun", "prun", "jsrun", "aprun")
 _KEPT_LINES = 2000
 # After a rank has told an error. The others may be waiting for it until their own time is over.
 _GRACE_S = 5.0
@@ -76,10 +77,33 @@ def parse(line: str) -> dict[str, Any] | None:
 def launcher_command(words: Sequence[str], plan: Plan) -> list[str]:
     """The launcher with its options, then our script."""
     script = str(Path(__file__).with_name("rank_script.py"))
-    names = [Path(word).name for word in words]
-    takes_script = any(name in _SCRIPT_LAUNCHERS or name in _SCRIPT_MODULES for name in names)
-    takes_script = takes_script or ("accelerate", "launch") in itertools.pairwise(names)
+    takes_script = _script_launcher_words(words) is not None
     return [*words, *([] if takes_script else [sys.executable]), script, plan.as_argument()]
+
+
+def users_script(words: Sequence[str]) -> int | None:
+    """Where a script of the user's begins in a launcher's command; None: there is none, as far as the words tell. A
+    launcher may itself be a Python script."""
+    begin = _script_launcher_words(words)
+    if begin is not None:
+        found = (at for at in range(begin, len(words)) if words[at].endswith(".py") or words[at] in ("-m", "--module"))
+        return next(found, None)
+    names = [Path(word).name for word in words]
+    launchers = [at for at, name in enumerate(names) if name in _COMMAND_LAUNCHERS]
+    pythons = [at for at in range(launchers[0], len(words)) if names[at].startswith("python")] if launchers else []
+    has_script = pythons and any(word.endswith(".py") or word == "-m" for word in words[pythons[0] :])
+    return pythons[0] if has_script else None
+
+
+def _script_launcher_words(words: Sequence[str]) -> int | None:
+    """How many words there are up to a launcher that starts a Python script itself; None: there is no such launcher."""
+    names = [Path(word).name for word in words]
+    for at, name in enumerate(names):
+        if name in _SCRIPT_LAUNCHERS or name in _SCRIPT_MODULES:
+            return at + 1
+        if names[at : at + 2] == ["accelerate", "launch"]:
+            return at + 2
+    return None
 
 
 def run_launcher(
