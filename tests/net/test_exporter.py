@@ -77,7 +77,7 @@ def test_sums_by_peer_do_not_fall_when_comms_close() -> None:
 
 def test_the_time_that_data_waited_is_told_by_cause() -> None:
     """What a kernel counts as busy has the time in it in which the peer did not read."""
-    sent = {"busy_us": 5_000_000, "peer_window_us": 3_000_000, "worker_wait_ns": 1_000_000_000}
+    sent = {"busy_us": 5_000_000, "peer_not_reading_us": 3_000_000, "worker_wait_ns": 1_000_000_000}
     received = {"parked_ns": 4_000_000_000}
     comms = [Comm(streams=[Stream(counters=sent)]), Comm(direction=1, streams=[Stream(counters=received)])]
     with page_of_this_process(page_bytes(comms)):
