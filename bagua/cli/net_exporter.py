@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
+import socket
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -65,10 +67,15 @@ def execute(options: argparse.Namespace) -> int:
         server, _ = start_http_server(options.port, options.address, registry)
         server.set_app(ReportApp(server.get_app()))
     except (OSError, OverflowError, UnicodeError) as error:
+        where = f"The exporter cannot listen on {options.address}, port {options.port}"
+        is_elsewhere = isinstance(error, socket.gaierror | UnicodeError)
+        if is_elsewhere or (isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL):
+            raise CommandError(
+                f"{where}: {options.address} is not an address of this host ({error}).\n"
+                "Give one of this host with --address, or 0.0.0.0 for every interface."
+            ) from error
         raise CommandError(
-            f"The exporter cannot listen on {options.address}, port {options.port}: {error}.\n"
-            "Another exporter may run on this host, or the address is not one of this host's.\n"
-            "Choose others with --port and --address."
+            f"{where}: {error}.\nAnother exporter may run on this host.\nChoose another port with --port."
         ) from error
     print(f"serving http://{options.address}:{server.server_port}/metrics", flush=True)
     try:

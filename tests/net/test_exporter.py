@@ -29,6 +29,7 @@ from support.ports import free_port
 from support.processes import wait_until
 from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
 
+from bagua.cli.net import main
 from bagua.net.exporter.collector import HostCollector, PushAddress, registry_of
 from bagua.net.exporter.peer_sums import MAX_DEVICES, MAX_PEERS, OTHER
 from bagua.net.stats import HostReport, report, snapshot
@@ -184,11 +185,39 @@ def test_what_is_no_endpoint(endpoint: str, message: str) -> None:
         EndpointSource(endpoint, 1.0)
 
 
-def test_an_endpoint_of_something_else_is_named(net: RunNet) -> None:
-    with gateway(200) as (host, _):
-        shown = net("top", "--json", "--endpoints", host)
-    assert shown.returncode == 1
-    assert f"http://{host}/report: HTTP Error 501" in shown.stderr
+class _OtherServer(http.server.BaseHTTPRequestHandler):
+    """Another web server: it has a page of its own, or none, or has failed."""
+
+    code = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.code)
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (200, " is not a bagua-net exporter (Expecting value"),
+        (404, " is not a bagua-net exporter (HTTP Error 404: Not Found).\nGive the address that `bagua-net exporter`"),
+        (503, "/report: HTTP Error 503: Service Unavailable"),  # an exporter may stand behind it
+    ],
+)
+@pytest.mark.parametrize("command", ["top", "blame"])
+def test_an_endpoint_of_something_else_is_named(
+    command: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_OtherServer, "code", code)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _OtherServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert main([command, "--json", "--endpoints", url]) == 1
+        server.shutdown()
+    assert f"{url}{said}" in capsys.readouterr().err
 
 
 def test_places_that_cannot_be_listened_on(net: RunNet) -> None:
@@ -201,6 +230,8 @@ def test_places_that_cannot_be_listened_on(net: RunNet) -> None:
             done = net("exporter", *words)
             assert done.returncode == 1
             assert f"cannot listen on {place}" in done.stderr
+            assert ("aaaa is not an address of this host (" in done.stderr) == ("--address" in words)
+            assert ("Another exporter may run on this host" in done.stderr) == ("--port" in words)
             assert "Traceback" not in done.stderr
     with pytest.raises(OSError, match="label"):
         PushAddress.parsed(name).push(registry_of(HostCollector(own)))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bagua.net.stats.errors import StatsError
+from bagua.net.stats.errors import NotAReportError, StatsError
 from bagua.net.stats.layout import SIZE_CLASSES
 from bagua.net.stats.quantities import printable
 from bagua.net.stats.reports import SCHEMA, HostReport
@@ -49,11 +49,12 @@ def report_from_json(text: str | bytes, where: str) -> HostReport:
         raise _not_a_report(where, str(error)) from error
 
 
-def _not_a_report(where: str, why: str) -> StatsError:
-    return StatsError(
+def _not_a_report(where: str, why: str) -> NotAReportError:
+    return NotAReportError(
         f"What {where} sent is not a report of `bagua-net stats --json`: {why[:200]}.\n"
         "Its shell may print text at login, or its bagua-net may be another program.\n"
-        f"Run `bagua-net stats --json` on {where} and look at the output."
+        f"Run `bagua-net stats --json` on {where} and look at the output.",
+        why[:200],
     )
 
 

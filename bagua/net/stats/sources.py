@@ -10,14 +10,16 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Protocol
 
 from bagua.host_port import require_port
-from bagua.net.stats.errors import StatsError
+from bagua.net.stats.errors import NotAReportError, StatsError
 from bagua.net.stats.quantities import printable
 from bagua.net.stats.rates import report
 from bagua.net.stats.report_json import MAX_BYTES, report_from_json
@@ -148,9 +150,21 @@ class EndpointSource(_Threaded):
             try:
                 with urllib.request.urlopen(self._url, timeout=_ANSWER_S) as answer:
                     self._put(report_from_json(answer.read(MAX_BYTES), self._url))
-            except (OSError, ValueError, http.client.HTTPException, StatsError) as error:
+            except (http.client.HTTPException, NotAReportError) as error:
+                self._put_problem(self._not_an_exporter(error))
+            except urllib.error.HTTPError as error:
+                is_its_own = error.code >= 500 and error.code != HTTPStatus.NOT_IMPLEMENTED
+                self._put_problem(f"{self._url}: {error}" if is_its_own else self._not_an_exporter(error))
+            except (OSError, ValueError, StatsError) as error:
                 self._put_problem(f"{self._url}: {error}")
             self._closing.wait(self._interval_s)
+
+    def _not_an_exporter(self, error: Exception) -> str:
+        why = error.why if isinstance(error, NotAReportError) else str(error).strip() or type(error).__name__
+        return (
+            f"{self._url.removesuffix(REPORT_PATH)} is not a bagua-net exporter ({why}).\n"
+            "Give the address that `bagua-net exporter` prints when it starts."
+        )
 
 
 class SshSource(_Threaded):
