@@ -183,6 +183,9 @@ def _replace(file: Path, content: bytes) -> None:
 
 
 def _no_access(what: str, file: Path, error: OSError) -> str:
+    if what == "written" and isinstance(error, FileNotFoundError) and file.resolve().parent.is_dir():
+        # /proc, for one, says so of every new file.
+        return f"{file} cannot be written: {file.resolve().parent} takes no new files\nName another in NCCL_CONF_FILE."
     if isinstance(error, PermissionError):
         remedy = "Run the command as the file's owner (sudo for --system), or name another file in NCCL_CONF_FILE."
     elif isinstance(error, FileNotFoundError):

@@ -253,7 +253,8 @@ def test_files_that_cannot_be_written(net: RunNet, environment: dict[str, str], 
     """/proc refuses new files, to root too."""
     result = net("enable", NCCL_CONF_FILE="/proc/nccl.conf")
     assert result.returncode == 1
-    assert result.stderr.startswith("bagua-net enable: /proc/nccl.conf cannot be written (")
+    refusal = "bagua-net enable: /proc/nccl.conf cannot be written: /proc takes no new files\n"
+    assert result.stderr == f"{refusal}Name another in NCCL_CONF_FILE.\n"
     assert not file.exists()
     del environment["HOME"]
     for subcommand in ("enable", "disable"):
