@@ -24,11 +24,11 @@ def launch_changes(*, by_name: bool) -> tuple[dict[str, str], dict[str, str]]:
     if result.state is ActivationState.ACTIVE:
         settings = {item.name: item.value for item in read_settings(config_files(base))} | base
         try:
-            invalid = native.invalid_knobs(settings)
+            refusals = native.refusals(settings)
         except RuntimeError as error:
             raise CommandError(str(error)) from error
-        if invalid:
-            raise CommandError("\n".join(f"{problem}\n{remedy}" for problem, remedy in invalid))
+        if refusals:
+            raise CommandError("\n".join(refusals))
         unknown_settings.report(base)
     # What was said is recorded in the environment that the command will have.
     notice.report(result.warnings, base)

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from bagua.net.library import MissingFileError
+from bagua.net.secret_file import SECRET_FILE
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,19 @@ def rdma_ports(environment: Mapping[str, str], sysfs_root: str = "/sys") -> tupl
 def invalid_knobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """Problem and remedy of every setting with a bad value."""
     return [(str(problem), str(remedy)) for problem, remedy in _core().invalid_knobs(dict(environment))]
+
+
+def refusals(environment: Mapping[str, str]) -> list[str]:
+    """Why the plugin would not start with these settings, each with the remedy: bad values, and else a secret file that
+    it would refuse."""
+    found = [f"{problem}\n{remedy}" for problem, remedy in invalid_knobs(environment)]
+    file = environment.get(SECRET_FILE, "").strip()
+    if not found and file:
+        try:
+            secret_key_id(file)
+        except ValueError as error:
+            found.append(str(error))
+    return found
 
 
 def unknown_knobs(environment: Mapping[str, str]) -> list[str]:

@@ -123,6 +123,7 @@ def test_switched_off(subcommand: list[str], net: RunNet) -> None:
         ({"ENABLE_BAGUA_NET": "maybe"}, "ENABLE_BAGUA_NET=maybe: must be 1, true, yes or on, or else 0"),
         ({"BAGUA_NET_NSTREAMS": "lots"}, "BAGUA_NET_NSTREAMS=lots: must be an integer from 1 to 64"),
         ({"BAGUA_NET_REQUIRED": "1", "NCCL_NET": "Socket"}, "BAGUA_NET_REQUIRED=1, but NCCL_NET=Socket"),
+        ({"BAGUA_NET_SECRET_FILE": "nosuch"}, "BAGUA_NET_SECRET_FILE=nosuch: the file cannot be opened"),
     ],
 )
 def test_variables_with_which_no_job_starts(variables: dict[str, str], message: str, net: RunNet) -> None:
