@@ -1,11 +1,22 @@
-"""Who else may use or change BAGUA_NET_SECRET_FILE: what the library warns of in its log (net_plugin/crypto)."""
+"""What encrypts the plugin's traffic, and who else may use or change BAGUA_NET_SECRET_FILE: what the library warns
+of in its log (net_plugin/crypto)."""
 
 from __future__ import annotations
 
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 SECRET_FILE = "BAGUA_NET_SECRET_FILE"
+_ENCRYPTION = "BAGUA_NET_ENCRYPTION"
+
+
+def cipher(environment: Mapping[str, str]) -> str:
+    """What the plugin's traffic is encrypted with; "": it is not."""
+    value = environment.get(_ENCRYPTION, "").strip().lower()
+    if value in ("", "0"):
+        return ""
+    return "ChaCha20-Poly1305" if value == "chacha20" else "AES-256-GCM, or ChaCha20-Poly1305 without AES"
 
 
 def warnings(file: str) -> list[tuple[str, str]]:

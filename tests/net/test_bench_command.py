@@ -16,6 +16,8 @@ from bagua.net.bench.nccl_ab import processes
 from bagua.net.bench.nccl_ab.options import NcclOptions, parse_options
 from bagua.net.bench.nccl_ab.processes import RankRequest, RankSettings, own_ranks
 from bagua.net.bench.processes import LocalPlace
+from bagua.net.bench.ring.options import parse_options as parse_ring_options
+from bagua.net.bench.ring.sessions import own_ranks as ring_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,16 @@ def test_each_end_has_its_code_and_line(
 ) -> None:
     assert run_in_order("prog", "drivers", run) == code
     assert capsys.readouterr().err == line
+
+
+def test_settings_that_the_plugin_refuses_are_told_before_a_driver_starts(tmp_path: Path) -> None:
+    bad, missing = {"BAGUA_NET_RAILS": "foo"}, tmp_path / "none"
+    with pytest.raises(BenchError, match=r"\ABAGUA_NET_RAILS=foo: must be an integer from 1 to 16"):
+        ring_ranks(parse_ring_options([]), bad)
+    with pytest.raises(BenchError, match=rf"\ABAGUA_NET_SECRET_FILE={missing}: the file cannot be opened"):
+        ring_ranks(parse_ring_options([]), {"BAGUA_NET_SECRET_FILE": str(missing)})
+    ring_ranks(parse_ring_options(["--backends", "bare"]), bad).close(failed=False)  # does not read them
+    ring_ranks(parse_ring_options([]), {"ENABLE_BAGUA_NET": "maybe"}).close(failed=False)  # drivers do not get it
 
 
 class TestGpusThatAreNotThere:

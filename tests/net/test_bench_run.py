@@ -64,6 +64,15 @@ def test_a_misspelt_setting_is_told_with_the_right_name(bench: Bench) -> None:
         assert f"Did you mean {meant}?" in told
 
 
+def test_encryption_is_told_with_what_is_not_encrypted(bench: Bench) -> None:
+    environment = {**bench.environment(), "BAGUA_NET_ENCRYPTION": "chacha20"}
+    command = bench.command(*SMALL_RUN, *NATIVE)
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout
+    assert "table v12, devices lo, encrypted (ChaCha20-Poly1305)\n" in told
+    assert "NCCL's own transport does by default; not encrypted\n" in told
+    assert "\nthe plugin's traffic is encrypted, and bare and raw are not: unset BAGUA_NET_ENCRYPTION" in told
+
+
 @pytest.mark.parametrize(("folder", "told"), [("/no-such-folder", 1), ("/tmp", 0), ("/scratch/%h", 0)])
 def test_a_trace_that_cannot_be_written_is_told(bench: Bench, folder: str, told: int) -> None:
     environment = {**bench.environment(), "BAGUA_NET_TRACE": f"{folder}/trace.json"}

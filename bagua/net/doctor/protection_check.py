@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from bagua.net import native, secret_file
 from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, skip, warn
 
-_ENCRYPTION = "BAGUA_NET_ENCRYPTION"
 _OFF = ("0", "false", "no", "off")
 
 
@@ -17,8 +16,8 @@ def check_protection(environment: Mapping[str, str], *, settings_fail: bool) -> 
     if settings_fail:
         return Section("protection", "Protection", (skip("not checked: correct the settings first"),))
     file = environment.get(secret_file.SECRET_FILE, "").strip()
-    encryption = environment.get(_ENCRYPTION, "").strip().lower()
-    is_encrypted = encryption not in ("", "0")
+    cipher = secret_file.cipher(environment)
+    is_encrypted = bool(cipher)
     try:
         key_id = native.secret_key_id(file) if file else ""
         finding = _finding(file, key_id, is_encrypted=is_encrypted)
@@ -32,7 +31,7 @@ def check_protection(environment: Mapping[str, str], *, settings_fail: bool) -> 
     table = (
         ("what", "protected by"),
         ("joining a connection", f"secret with key id {key_id}" if key_id else "token, which NCCL sends in the clear"),
-        ("data", _cipher(encryption) if is_encrypted else "nothing: it is sent in the clear"),
+        ("data", cipher or "nothing: it is sent in the clear"),
         ("NCCL's bootstrap", _bootstrap(environment, is_encrypted=is_encrypted)),
         ("torch's store", "nothing: whoever reaches its port can read and write"),
         ("gloo", _gloo(environment)),
@@ -48,10 +47,6 @@ def _finding(file: str, key_id: str, *, is_encrypted: bool) -> Finding:
     if file:
         return ok(f"only ranks with the secret in {file} (key id {key_id}) can join; traffic is not encrypted")
     return ok("only ranks that NCCL has introduced can join; traffic is not encrypted")
-
-
-def _cipher(encryption: str) -> str:
-    return "ChaCha20-Poly1305" if encryption == "chacha20" else "AES-256-GCM, or ChaCha20-Poly1305 without AES"
 
 
 def _bootstrap(environment: Mapping[str, str], *, is_encrypted: bool) -> str:

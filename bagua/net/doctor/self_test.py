@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bagua.net import secret_file
 from bagua.net.doctor.finding import Section, Status, fail, ok, skip, split_message
 from bagua.net.library import MissingFileError, driver_path
 
@@ -54,6 +55,8 @@ def check_loopback(environment: Mapping[str, str], library: Path | None, *, sett
     facts = {"passed": True, "busbw_gb_per_s": busbw, "seconds": time.monotonic() - started}
     text = f"{_RANKS} processes, {_VERIFIED_BYTES >> 20} MiB compared element by element: all correct"
     rate = f"best of {_ITERATIONS} all-reduces of {_TIMED_BYTES >> 20} MiB: {busbw:.1f} GB/s busbw (no benchmark)"
+    if secret_file.cipher(environment):
+        rate += ", encrypted"
     return Section("self_test", _TITLE, (ok(text), ok(rate)), facts)
 
 

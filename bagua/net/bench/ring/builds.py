@@ -169,7 +169,7 @@ def compare_builds(
         sessions = [RingSession(name, ranks.places) for name in orders[order]]
         for session in sessions:
             session.connect(options.timeout_s)
-            described[session.name] = describe_backend(session.name, session.listening[0], options)
+            described[session.name] = describe_backend(session.name, session.listening[0], options, environment)
         # The bytes are the same in every round.
         verify = options.verify and not verified
         left_s = max(_MIN_ROUND_S, (deadline - clock()) / max(1, 2 * pairs - len(verified)))

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+from bagua.net import secret_file
 from bagua.net.bench.driver import BASELINE, RAW
 from bagua.net.bench.machine import check_memory, describe_machine
 from bagua.net.bench.measurement import Case
@@ -74,11 +75,11 @@ def run_bench(ranks: Ranks, options: Options, environment: Mapping[str, str]) ->
         ranks=ranks.count,
         machine=machine,
         backends={
-            session.name: describe_backend(session.name, session.listening[0], options)
+            session.name: describe_backend(session.name, session.listening[0], options, environment)
             for session in sessions
             if isinstance(session, RingSession)
         },
-        notes=[*run.turns.notes, *_of_joined(sessions, ranks)],
+        notes=[*run.turns.notes, *_of_joined(sessions, ranks), *_of_encryption(sessions, environment)],
         rows=rows,
         limit=limit,
         paired=paired_series(run.turns, [name for name in options.backends if name not in ("plugin", RAW)]),
@@ -138,12 +139,25 @@ def _of_joined(sessions: Sequence[RingSession | RawSession], ranks: Ranks) -> li
     return [f"{names}: over {ranks.path.address} alone; the plugin's device is {joined[0]}"]
 
 
-def describe_backend(name: str, listening: Event, options: Options) -> str:
+def _of_encryption(sessions: Sequence[RingSession | RawSession], environment: Mapping[str, str]) -> list[str]:
+    """What the plugin is compared with sends plaintext."""
+    alone = dict.fromkeys(RAW if one.name.startswith(RAW) else one.name for one in sessions)
+    names = " and ".join(name for name in alone if name in ("bare", RAW))
+    if not names or not secret_file.cipher(environment):
+        return []
+    verb = "is" if names in ("bare", RAW) else "are"
+    return [f"the plugin's traffic is encrypted, and {names} {verb} not: unset BAGUA_NET_ENCRYPTION to compare equals"]
+
+
+def describe_backend(name: str, listening: Event, options: Options, environment: Mapping[str, str]) -> str:
     """What really runs, as the driver found it."""
+    cipher = secret_file.cipher(environment)
     if name == "bare":
-        return _BARE
+        return f"{_BARE}; not encrypted" if cipher else _BARE
     devices = ", ".join(str(device) for device in listening.get("devices", []))
     text = f"{listening.get('net_name', 'unnamed')}, table {listening.get('table', '?')}, devices {devices or '?'}"
+    if cipher:
+        text += f", encrypted ({cipher})"
     if name == BASELINE:
         return f"{text}, {options.baseline_library}"
     return f"{text}, BAGUA_NET_NSTREAMS=1" if name == "plugin-1" else text

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from bagua.net import native
 from bagua.net.bench.driver import (
     RAW,
     DriverRequest,
@@ -44,6 +45,11 @@ def own_ranks(options: Options, environment: Mapping[str, str]) -> Ranks:
 def _make(
     options: Options, environment: Mapping[str, str], address: str, local_ranks: int
 ) -> tuple[LocalPlace, NetworkPath]:
+    if options.library is None and any(name.startswith("plugin") for name in options.backends):
+        # Another build may know other values.
+        settings = {name: value for name, value in environment.items() if name != "ENABLE_BAGUA_NET"}
+        if refusals := native.refusals(settings):
+            raise BenchError("\n".join(refusals))
     path = choose_path(
         address=options.address, interface=options.interface, default_address=address, environment=environment
     )
