@@ -30,6 +30,14 @@ def failed_checks(report: Report) -> str:
     return ", ".join(section.title for section in report.sections if section.status.value == "FAIL")
 
 
+def warned_checks(report: Report) -> str:
+    """Such as "2 warnings (Settings)", or "" without any."""
+    titles = [one.title for one in report.sections for finding in one.findings if finding.status.value == "warn"]
+    if not titles:
+        return ""
+    return f"{len(titles)} warning{'s' if len(titles) > 1 else ''} ({', '.join(dict.fromkeys(titles))})"
+
+
 def _finding(finding: Finding, terminal: Terminal) -> str:
     mark = finding.status.value
     indent = " " * (_MARK_WIDTH + 4)

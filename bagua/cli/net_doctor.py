@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagua.cli import net_doctor_peer
-from bagua.cli.doctor_report import COLOURS, failed_checks, rendered
+from bagua.cli.doctor_report import COLOURS, failed_checks, rendered, warned_checks
 from bagua.command_exit import EXIT_FAILURE, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
@@ -73,10 +73,13 @@ def _write_report(report: Report, file: str) -> int:
 
 def _conclusion(report: Report, terminal: Terminal) -> str:
     nccl = next((section for section in report.sections if section.name == "nccl"), None)
-    if report.is_usable and nccl is not None and nccl.status.value == "skip":
-        return _closing("No check failed. GPU jobs cannot run on this machine.", "ok", terminal)
     if report.is_usable:
-        return _closing("A job started in this environment would use the plugin.", "ok", terminal)
+        warned = warned_checks(report)
+        found = f"No check failed, {warned}. " if warned else ""
+        use = "A job started in this environment would use the plugin."
+        if nccl is not None and nccl.status.value == "skip":
+            found, use = found or "No check failed. ", "GPU jobs cannot run on this machine."
+        return _closing(found + use, "warn" if warned else "ok", terminal)
     text = f"A job started in this environment would NOT use the plugin. Failed checks: {failed_checks(report)}."
     return _closing(text, "FAIL", terminal)
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
-from bagua.cli.doctor_report import COLOURS, failed_checks, rendered
+from bagua.cli.doctor_report import COLOURS, failed_checks, rendered, warned_checks
 from bagua.command_exit import EXIT_FAILURE, EXIT_USAGE, CommandError
 from bagua.host_port import split_host_port
 
@@ -24,6 +24,8 @@ _SSH_S = 15
 _WAIT_FOR_A_PERSON_S = 300.0
 _WAIT_S = 15.0
 _LAST_WORDS = 6
+# Whoever sees the handshake can try tokens without asking anybody.
+_LEAST_TOKEN = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,12 +101,16 @@ def _say(text: str) -> None:
 
 
 def _token(options: argparse.Namespace) -> str | None:
-    if options.token != "-":
-        return options.token or None
-    token = sys.stdin.readline().strip()
-    if not token:
+    token: str = (options.token or "") if options.token != "-" else sys.stdin.readline().strip()
+    if not token and options.token == "-":
         raise CommandError("--token - got no token on standard input; write it there as one line", EXIT_USAGE)
-    return token
+    if 0 < len(token) < _LEAST_TOKEN:
+        raise CommandError(
+            f"--token has {len(token)} characters, and whoever guesses it can answer; give at least {_LEAST_TOKEN}, or"
+            " leave --token out to have one made",
+            EXIT_USAGE,
+        )
+    return token or None
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -191,8 +197,8 @@ def _conclusion(report: Report) -> tuple[str, str]:
         return "FAIL", f"Jobs of these two hosts would fail or hang. Failed checks: {failed_checks(report)}."
     if any(section.facts.get("same_host") for section in report.sections):
         return "warn", "Both ends are this host: no network was examined. Give --peer another host."
-    if any(section.status.value == "warn" for section in report.sections):
-        return "warn", "The hosts can communicate; see the warnings."
+    if warned := warned_checks(report):
+        return "warn", f"The hosts can communicate, {warned}."
     return "ok", "The hosts can communicate."
 
 

@@ -14,7 +14,10 @@ from support.fresh_process import BuildNccl, Completed, RunCommand, RunNet
 
 import bagua.net
 from bagua.cli.net import main
+from bagua.cli.net_doctor import _conclusion
+from bagua.cli.terminal import Terminal
 from bagua.net.doctor import examination
+from bagua.net.doctor.finding import Report, Section, ok, skip, warn
 
 _ASKED = {"ENABLE_BAGUA_NET": "1"}
 _SECTIONS = ["library", "activation", "nccl", "interfaces", "rdma", "settings", "tuning", "protection", "self_test"]
@@ -116,8 +119,27 @@ def test_the_report_for_people(net: RunNet, machine: dict[str, str]) -> None:
     assert all("/" in line or len(line) <= 80 for line in lines), "only paths are longer"
     result = net("doctor", **machine, **_ASKED)
     assert result.returncode == 0
-    assert result.stdout.endswith("\nA job started in this environment would use the plugin.\n")
+    last = " ".join(result.stdout.rpartition("\n\n")[2].split())  # after warnings, if this machine gives any
+    assert last.endswith("A job started in this environment would use the plugin.")
     assert "FAIL" not in result.stdout
+
+
+def test_the_last_line_counts_warnings() -> None:
+    terminal = Terminal(80, is_coloured=False)
+    sections = [Section("settings", "Settings", (warn("a"), ok("b"))), Section("rdma", "RDMA", (ok("c"),))]
+    use = "A job started in this environment would use the plugin."
+    assert _conclusion(Report("1", tuple(sections[1:])), terminal) == use
+    said = " ".join(_conclusion(Report("1", tuple(sections)), terminal).split())
+    assert said == f"No check failed, 1 warning (Settings). {use}"
+    sections += [Section("nccl", "NCCL", (skip("no GPU"), warn("d"), warn("e")))]
+    said = " ".join(_conclusion(Report("1", tuple(sections)), terminal).split())
+    assert said.startswith("No check failed, 3 warnings (Settings, NCCL). ")
+
+
+def test_a_secret_file_that_is_missing_fails_once(doctor: Doctor, tmp_path: Path) -> None:
+    _, report = doctor(**_ASKED, BAGUA_NET_SECRET_FILE=str(tmp_path / "none"))
+    assert failed(report) == ["protection"]
+    assert report["sections"]["self_test"]["status"] == "skip"
 
 
 def test_a_missing_library(

@@ -167,6 +167,16 @@ def test_joined_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert section.facts["joined"] == [["eth0", "eth1"]]
 
 
+@pytest.mark.parametrize(("value", "said"), [("auto", True), ("off", False), ("", False)])
+def test_nothing_to_join(value: str, said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "interfaces", lambda _: [_ETH0])
+    monkeypatch.setattr(native, "nic_groups", lambda _: native.NicGroups([["eth0"]], []))
+    monkeypatch.setattr(interface_state, "has_lost_carrier", lambda _: False)
+    section = network_check.check_interfaces({"BAGUA_NET_JOIN_NICS": value})
+    texts = [one.text for one in section.findings if one.status is Status.OK]
+    assert ("BAGUA_NET_JOIN_NICS=auto: nothing to join, only eth0" in texts) == said
+
+
 def test_a_host_without_any_interface_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> native.NicGroups:
         raise ValueError("BAGUA_NET_JOIN_NICS names eth8, eth9\nName interfaces that NCCL_SOCKET_IFNAME selects")

@@ -27,7 +27,7 @@ from bagua.net.doctor.peer.facts import HostFacts, InterfaceFacts, parse_facts
 from bagua.net.doctor.peer.handshake import admit
 from bagua.net.doctor.peer.serving import serve_one_peer
 
-TOKEN = "right"
+TOKEN = "the-right-token!"  # as short as may be
 THERE = HostFacts(
     "b", "1.0", "kernel-b", ("10.0.0.2",), interfaces=(InterfaceFacts("eth0", ("10.0.0.2",), 1500, 10_000, used=True),)
 )
@@ -266,6 +266,8 @@ def test_orders_that_arrived_with_the_word_before_them_are_not_waited_for(monkey
         (["--serve", "0"], "outside 1..65535"),
         (["--serve", "--ssh"], "--ssh belongs to --peer"),
         (["--serve", "--json"], "--json belongs to the end that reports"),
+        (["--serve", "--token", TOKEN[1:]], "--token has 15 characters, and whoever guesses it can answer"),
+        (["--peer", "node1", "--token", "short"], "--token has 5 characters"),
         (["--token", "x"], "--token belongs to --peer HOST or --serve"),
         (["--peer", "node1", "--ssh=-oProxyCommand=x"], "is not a destination"),
     ],
@@ -282,7 +284,7 @@ def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFix
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        assert main(["doctor", "--serve", str(port), "--token", "x"]) == 1
+        assert main(["doctor", "--serve", str(port), "--token", TOKEN]) == 1
     assert f"port {port} cannot be listened on (Address already in use" in capsys.readouterr().err
 
 

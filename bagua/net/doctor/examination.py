@@ -46,6 +46,8 @@ def examine(environment: Mapping[str, str]) -> Report:
 
     rdma = check_rdma(effective)
     settings = check_settings(environment, config, files)
+    settings_fail = settings.status is Status.FAIL
+    protection = check_protection(effective, settings_fail=settings_fail)
     return Report(
         __version__,
         (
@@ -62,9 +64,9 @@ def examine(environment: Mapping[str, str]) -> Report:
             check_interfaces(effective),
             rdma,
             settings,
-            check_tuning(effective, settings_fail=settings.status is Status.FAIL),
-            check_protection(effective, settings_fail=settings.status is Status.FAIL),
-            check_loopback(effective, library, settings_fail=settings.status is Status.FAIL),
+            check_tuning(effective, settings_fail=settings_fail),
+            protection,
+            check_loopback(effective, library, settings_fail=settings_fail or protection.status is Status.FAIL),
             check_choice(_used_interfaces(effective), has_rdma=rdma.status is Status.WARN),
         ),
         python=sys.executable,

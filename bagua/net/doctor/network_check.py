@@ -89,6 +89,8 @@ def _joined(
         shown = " + ".join(f"{part.name} ({part.address}, {_speed(part.speed_mbps)})" for part in parts)
         findings.append(ok(f"one device: {shown}{total}"))
     findings += [warn(sentence, _JOIN_REMEDY) for sentence in found.lost]
+    if len(found.groups) == 1 and not findings and environment.get("BAGUA_NET_JOIN_NICS", "").strip() == "auto":
+        findings.append(ok(f"BAGUA_NET_JOIN_NICS=auto: nothing to join, only {found.groups[0][0]}"))
     return groups, findings
 
 
