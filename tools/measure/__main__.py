@@ -6,6 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+EXIT_INTERRUPTED = 130
+
 # Imported when it runs: not every tool needs torch.
 TOOLS = {
     "core": ("measure.core.tool", "Bagua's algorithms and torch's DDP: step time, memory, final models"),
@@ -31,7 +33,11 @@ def main(words: Sequence[str]) -> int:
         for name, (_, about) in TOOLS.items():
             print(f"  {name:<12} {about}", file=stream)
         return 2 if wrong else 0
-    code: int = importlib.import_module(TOOLS[words[0]][0]).main(words[1:])
+    try:
+        code: int = importlib.import_module(TOOLS[words[0]][0]).main(words[1:])
+    except KeyboardInterrupt:  # outside the turns, after which a tool still reports
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return code
 
 

@@ -168,10 +168,9 @@ def choose_device(
     auto_needs = 1 if auto_is_cuda_with_any or given.share_gpus else given.ranks
     is_cuda = given.device == "cuda" or (given.device == "auto" and found >= auto_needs)
     if is_cuda and found < given.ranks and not (found and given.share_gpus):
-        share = "add --share-gpus to have several ranks on a GPU, " if found else ""
+        fewer = "lower it, add --share-gpus to have several ranks on a GPU, or " if found else ""
         parser.error(
-            f"--nproc-per-node {given.ranks} needs as many GPUs, this machine shows {found}; lower it, {share}or use"
-            " --device cpu"
+            f"--nproc-per-node {given.ranks} needs as many GPUs, and torch sees {found}; {fewer}use --device cpu"
         )
     given.device = "cuda" if is_cuda else "cpu"
     given.sharing = sharing_of(given.ranks, found) if is_cuda else None
@@ -255,6 +254,7 @@ class Tool:
         ranks: The least and the largest number of ranks; None: the tool starts none.
         options: Name, type, default, help. Without a type it is a switch.
         length: Defaults of the options that say how long.
+        auto_is_cuda: Without GPUs, --device auto is refused: gloo would use neither NCCL nor the plugin.
         keeps_logs: Has --output-dir, where NCCL's logs are kept.
         same: Options that all runs of one --details file must have in common, besides ranks and device.
         module: Whose function `measure(device, variant, number, **case, **same)` the ranks call by default.
@@ -275,6 +275,7 @@ class Tool:
     ranks: tuple[int, int] | None = (1, 128)
     options: Sequence[tuple[str, Callable[[str], Any] | None, Any, str]] = ()
     length = Length(1)
+    auto_is_cuda = False
     keeps_logs = False
     module = ""
     settings: Mapping[str, str] | None = None
@@ -309,6 +310,8 @@ class Tool:
     def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
         """Ends the program if options contradict each other."""
         if cls.ranks is not None:
+            if cls.auto_is_cuda and given.device == "auto":
+                given.device = "cuda"
             choose_device(parser, given)
 
     @property

@@ -132,6 +132,7 @@ class AllReduce(Tool):
     case_type = Cell
     ranks = (2, 128)
     keeps_logs = True
+    auto_is_cuda = True
     options = (
         NETWORKS,
         ("sizes", several(parse_size), SIZES, "of all-reduce"),

@@ -121,6 +121,7 @@ class Networks(Tool):
     )
     title = "All-reduce and training steps on {ranks} ranks, by network: {networks}"
     keeps_logs = True
+    auto_is_cuda = True
     options = (
         NETWORKS,
         ("sizes", several(parse_size), (), "of all-reduce; default none"),
