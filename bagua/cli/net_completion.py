@@ -32,7 +32,7 @@ def add_parser(subcommands: Subcommands, program: argparse.ArgumentParser) -> No
 
 
 def _execute(program: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    from bagua.cli.main import make_parser as make_main_parser
+    from bagua.cli.main_parser import make_parser as make_main_parser
     from bagua.net.bench.ring.options import make_parser as make_bench_parser
 
     bench = make_bench_parser()

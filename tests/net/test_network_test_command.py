@@ -163,6 +163,11 @@ def test_a_script_is_refused_before_anything_starts(
         (["--", "sh", "-c", "echo wrong option; exit 3"], 1, "sh ended (exit code 3) before its ranks were done"),
         (["--", "sh", "-c", "echo wrong option; exit 3"], 1, "  wrong option"),
         (["--wait", "1", "--", "sh", "-c", "echo joining; exec sleep 60"], 1, "no rank has started within 1 s"),
+        (
+            ["--", "sh", "-c", "exit 0", "train.py"],
+            1,
+            "\nIf a script of yours ran, leave it out: `test` has its own.\n",
+        ),
         (["--", "env"], 1, "the command started a rank without telling its number"),
         (["--", "env", "RANK=0", "WORLD_SIZE=1"], 1, "torchrun started a single rank, which sends nothing"),
         (["--", "env", "RANK=1", "WORLD_SIZE=2"], 1, "MASTER_ADDR, the host of rank 0, is not set"),

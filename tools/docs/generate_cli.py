@@ -13,7 +13,7 @@ from pathlib import Path
 
 from generated_page import run
 
-from bagua.cli.main import make_parser as make_main_parser
+from bagua.cli.main_parser import make_parser as make_main_parser
 from bagua.cli.net import make_parser as make_net_parser
 from bagua.distributed import launch
 from bagua.distributed.run import make_bagua_parser as make_run_parser

@@ -95,6 +95,10 @@ def users_script(words: Sequence[str]) -> int | None:
     return pythons[0] if has_script else None
 
 
+def _has_script(words: Sequence[str]) -> bool:
+    return any(word.endswith(".py") for word in words)
+
+
 def _script_launcher_words(words: Sequence[str]) -> int | None:
     """How many words there are up to a launcher that starts a Python script itself; None: there is no such launcher."""
     names = [Path(word).name for word in words]
@@ -139,7 +143,8 @@ def run_launcher(
     if "done" not in kinds:
         code = process.returncode
         how = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
-        raise BenchError(f"{words[0]} ended ({how}) before its ranks were done\n{ended_with(lines)}")
+        hint = "\nIf a script of yours ran, leave it out: `test` has its own." if _has_script(words) else ""
+        raise BenchError(f"{words[0]} ended ({how}) before its ranks were done\n{ended_with(lines)}{hint}")
     return result
 
 
