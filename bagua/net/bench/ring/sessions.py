@@ -47,8 +47,8 @@ def _make(
 ) -> tuple[LocalPlace, NetworkPath]:
     if options.library is None and any(name.startswith("plugin") for name in options.backends):
         # Another build may know other values.
-        settings = {name: value for name, value in environment.items() if name != "ENABLE_BAGUA_NET"}
-        if refusals := native.refusals(settings):
+        read = {name: value for name, value in environment.items() if name != "ENABLE_BAGUA_NET"}
+        if refusals := native.refusals(read):
             raise BenchError("\n".join(refusals))
     path = choose_path(
         address=options.address, interface=options.interface, default_address=address, environment=environment
