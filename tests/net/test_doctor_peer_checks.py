@@ -13,6 +13,7 @@ from bagua.net.doctor.peer.checks import (
     check_mtu,
     check_names,
     check_ports,
+    check_reach,
     check_route,
     check_versions,
     is_same_host,
@@ -74,6 +75,8 @@ def test_the_slower_direction_counts_and_without_one_there_is_no_estimate() -> N
     reach = reach_of(found, HERE, THERE, 0, None)
     assert reach is not None
     assert reach.busbw_bytes_per_s == pytest.approx(0.5e9)
+    plain, encrypted = (check_reach(reach, 1e-3, is_encrypted=one).findings for one in (False, True))
+    assert (encrypted[:-1], encrypted[-1].text.partition(";")[0]) == (plain, "all rates are of plain TCP")
     found.rates = [rate for rate in found.rates if rate.direction == SENT]
     assert reach_of(found, HERE, THERE, 0, None) is None
 

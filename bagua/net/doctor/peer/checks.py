@@ -262,13 +262,15 @@ def _table(rates: Sequence[Rate]) -> tuple[tuple[str, ...], ...]:
     return tuple(rows)
 
 
-def check_reach(reach: Reach | None, round_trip_s: float, *, same_host: bool = False) -> Section:
+def check_reach(
+    reach: Reach | None, round_trip_s: float, *, same_host: bool = False, is_encrypted: bool = False
+) -> Section:
     if same_host:
         return Section("all_reduce", "All-reduce", (skip(_SAME_HOST),), {})
     if reach is None:
         return Section("all_reduce", "All-reduce", (skip("no estimate: a direction could not be measured"),), {})
     busbw = reach.busbw_bytes_per_s
-    findings = (
+    findings: tuple[Finding, ...] = (
         ok(
             f"a ring between these hosts reaches at most {busbw / 1e9:.3g} GB/s busbw ({gbit(busbw)} each way), with"
             f" {reach.streams} connection{'' if reach.streams == 1 else 's'}: 1 GiB of gradients on two hosts takes"
@@ -276,4 +278,6 @@ def check_reach(reach: Reach | None, round_trip_s: float, *, same_host: bool = F
         ),
         ok(f"what limits it: {reach.text}"),
     )
+    if is_encrypted:
+        findings += (ok("all rates are of plain TCP; a job of this environment encrypts, which takes CPU time, too"),)
     return Section("all_reduce", "All-reduce", findings, asdict(reach))

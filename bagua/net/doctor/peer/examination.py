@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from bagua.net import secret_file
 from bagua.net.bench.driver import check_driver
 from bagua.net.bench.errors import BenchError, ConnectionLostError
 from bagua.net.bench.processes import LocalPlace
@@ -102,7 +103,7 @@ def examine_peer(
         *([check_ports(addresses, bandwidth, local, remote)] if large_passes else []),
         check_bandwidth(bandwidth, tcp, round_trip_s, reach, same_host=same_host),
         *([check_joined(pairs, local, remote, here, there)] if is_joined else []),
-        check_reach(reach, fastest, same_host=same_host),
+        check_reach(reach, fastest, same_host=same_host, is_encrypted=bool(secret_file.cipher(environment))),
     )
     return Report(__version__, sections, python=sys.executable)
 
