@@ -266,7 +266,10 @@ def test_orders_that_arrived_with_the_word_before_them_are_not_waited_for(monkey
         (["--serve", "0"], "outside 1..65535"),
         (["--serve", "--ssh"], "--ssh belongs to --peer"),
         (["--serve", "--json"], "--json belongs to the end that reports"),
-        (["--serve", "--token", TOKEN[1:]], "--token has 15 characters, and whoever guesses it can answer"),
+        (
+            ["--serve", "--wait", "0", "--token", TOKEN[1:]],
+            "--token has 15 characters, and whoever guesses it can answer",
+        ),
         (["--peer", "node1", "--token", "short"], "--token has 5 characters"),
         (["--token", "x"], "--token belongs to --peer HOST or --serve"),
         (["--peer", "node1", "--ssh=-oProxyCommand=x"], "is not a destination"),
