@@ -119,12 +119,12 @@ def invalid_knobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(str(problem), str(remedy)) for problem, remedy in _core().invalid_knobs(dict(environment))]
 
 
-def refusals(environment: Mapping[str, str]) -> list[str]:
-    """Why the plugin would not start with these settings, each with the remedy: bad values, and else a secret file that
-    it would refuse."""
+def refusals(environment: Mapping[str, str], *, with_secret: bool = True) -> list[str]:
+    """Why the plugin would not start with these settings, each with the remedy: bad values, and else, `with_secret`, a
+    secret file that it would refuse."""
     found = [f"{problem}\n{remedy}" for problem, remedy in invalid_knobs(environment)]
     file = environment.get(SECRET_FILE, "").strip()
-    if not found and file:
+    if with_secret and not found and file:
         try:
             secret_key_id(file)
         except ValueError as error:
