@@ -43,9 +43,10 @@ if __name__ == "__main__":
             for versions in (4, 5, 9):
                 for line in differences(codec, "normal", 300, versions, torch.float32, "cpu", TARGETS[:1]):
                     print(line)
-        # More than one tile and chunk; more versions than are added at once; and all kinds, with the argument `all`.
+        # More than one tile and chunk for int4 and int8; more versions than are added at once for the others; with the
+        # argument `all`, both for all, and all kinds.
         cases = [("few not finite", 1030, 2), ("normal", 40, 10)]
-        cases += [(kind, 33, 2) for kind in KINDS] if every == 1 else []
+        cases = [*cases, *((kind, 33, 2) for kind in KINDS)] if every == 1 else [cases[int(first < 2)]]
         for number, (kind, elements, chunks) in enumerate(cases):
             for line in fused_differences(codec, kind, elements, chunks, TARGETS[number % 2], "cpu"):
                 print(line)
