@@ -15,7 +15,7 @@ from torch import Tensor
 from bagua.codecs.codec import FLOAT_DTYPES, Codec
 from bagua.codecs.names import get_codec
 from bagua.codecs.portable import has_triton
-from bagua.kernels.argument_checks import check_bytes, check_vector
+from bagua.kernels.argument_checks import check_bytes, check_vector, rows_of
 
 # How `compress_rest` stores.
 REST_CODEC = "int8"
@@ -42,9 +42,10 @@ def decompress_reduce(codec: Codec, received: Tensor, own: Tensor, position: int
     elements = out.numel()
     if own.numel() != elements:
         raise ValueError(f"own has {own.numel()} elements, and out has {elements}; give as many")
-    check_bytes("received", received, (len(received), codec.compressed_bytes(elements)), out.device)
-    if not 0 <= position < len(received):
-        raise ValueError(f"position is {position}; {len(received)} versions have 0 to {len(received) - 1}")
+    versions = rows_of("received", received)
+    check_bytes("received", received, (versions, codec.compressed_bytes(elements)), out.device)
+    if not 0 <= position < versions:
+        raise ValueError(f"position is {position}; {versions} versions are 0 to {versions - 1}")
     if not elements:
         return out
     if (kernels := _kernels(codec, out)) is not None:
@@ -77,8 +78,10 @@ def compress_rest(codec: Codec, values: Tensor, sent: Tensor, exact: int, out: T
         ValueError: a shape, size, layout or device does not fit.
     """
     check_vector("values", values, FLOAT_DTYPES)
-    chunks = len(sent)
-    elements = values.numel() // chunks
+    chunks = rows_of("sent", sent)
+    elements = _elements_of("values", values, chunks)
+    if not 0 <= exact < chunks:
+        raise ValueError(f"exact is {exact}; {chunks} chunks are 0 to {chunks - 1}")
     check_bytes("sent", sent, (chunks, codec.compressed_bytes(elements)), values.device)
     stored = get_codec(REST_CODEC)
     shape = (chunks, stored.compressed_bytes(elements))
@@ -115,8 +118,8 @@ def add_differences(codec: Codec, differences: Tensor, reference: Tensor, out: T
     """
     check_vector("reference", reference, FLOAT_DTYPES)
     check_vector("out", out, (reference.dtype,))
-    chunks = len(differences)
-    elements = reference.numel() // chunks
+    chunks = rows_of("differences", differences)
+    elements = _elements_of("reference", reference, chunks)
     check_bytes("differences", differences, (chunks, codec.compressed_bytes(elements)), reference.device)
     if out.numel() != reference.numel():
         raise ValueError(f"out has {out.numel()} elements, and reference has {reference.numel()}; give as many")
@@ -127,6 +130,14 @@ def add_differences(codec: Codec, differences: Tensor, reference: Tensor, out: T
         return out
     reference.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     return out.copy_(codec.decompress(differences, reference, accumulate=True))
+
+
+def _elements_of(name: str, values: Tensor, chunks: int) -> int:
+    """Of a chunk."""
+    elements, rest = divmod(values.numel(), chunks)
+    if rest:
+        raise ValueError(f"{name} has {values.numel()} elements, which {chunks} chunks do not divide; pad it")
+    return elements
 
 
 def _kernels(codec: Codec, tensor: Tensor) -> ModuleType | None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.minmax_data import DTYPES, KINDS, numbers
 from torch import Tensor
 
-from bagua.codecs import Codec, block_scale, codec_names, get_codec
+from bagua.codecs import Codec, block_scale, codec_names, fused, get_codec
 from bagua.engine.compression_cost import compression_s_per_byte
 from bagua.kernels import minmax_uint8
 
@@ -162,3 +162,18 @@ def test_int8_is_minmax_uint8() -> None:
     assert torch.equal(summed, minmax_uint8.decompress_reduce_compress(received, 5000, True))
     decoded = minmax_uint8.decompress(received, torch.empty_like(source))
     assert torch.equal(codec.decompress(received, torch.empty_like(source)), decoded)
+
+
+def test_several_operations_at_once_refuse_what_does_not_fit() -> None:
+    """A chunk that is not there would be written beyond the end of the memory by a kernel."""
+    codec, values = get_codec("int4"), torch.randn(64)
+    sent = codec.compress(values, 2)
+    for exact in (-1, 2):
+        with pytest.raises(ValueError, match=f"exact is {exact}; 2 chunks are 0 to 1"):
+            fused.compress_rest(codec, values, sent, exact)
+        with pytest.raises(ValueError, match=f"position is {exact}; 2 versions are 0 to 1"):
+            fused.decompress_reduce(codec, sent, values[:32], exact, 0.5, torch.empty(32))
+    with pytest.raises(ValueError, match="values has 63 elements, which 2 chunks do not divide"):
+        fused.compress_rest(codec, values[:63], sent, 0)
+    with pytest.raises(ValueError, match="reference has 63 elements, which 2 chunks do not divide"):
+        fused.add_differences(codec, sent, values[:63], values[:63].clone())
