@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,24 +13,33 @@ from support.training import batches, begin, loss_of, message_of, mlp
 from bagua.torch_api.algorithms.base import Algorithm
 from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm, LowPrecisionDecentralizedAlgorithm
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 from bagua.torch_api.contrib import fuse_optimizer
 
 STEPS = 5
 
 
-def _adam(model: Any) -> torch.optim.Optimizer:
+def _adam(model: Any, make: Callable[..., Any] = torch.optim.Adam) -> torch.optim.Optimizer:
     layers = [list(model[position].parameters()) for position in (0, 2, 4)]
-    return torch.optim.Adam([{"params": layers[0] + layers[1]}, {"params": layers[2], "lr": 0.02}])
+    optimizer: torch.optim.Optimizer = make([{"params": layers[0] + layers[1]}, {"params": layers[2], "lr": 0.02}])
+    return optimizer
 
 
-def _trained(algorithm: Algorithm, *, wraps_flat: bool, fuses_flat: bool | None, first: str = "fuse") -> Any:
+def _trained(
+    algorithm_for: Callable[[Any], Algorithm],
+    *,
+    wraps_flat: bool,
+    fuses_flat: bool | None,
+    first: str = "fuse",
+    make: Callable[..., Any] = torch.optim.Adam,
+) -> Any:
     """The model and its optimizer. `fuses_flat` None: with plain steps."""
     rank, device = begin()
     model: Any = mlp(rank, device)
-    optimizer = _adam(model)
+    optimizer = _adam(model, make)
     if fuses_flat is not None and first == "fuse":
         fuse_optimizer(optimizer, fuses_flat)
-    model.with_bagua([optimizer], algorithm, do_flatten=wraps_flat)
+    model.with_bagua([optimizer], algorithm_for(optimizer), do_flatten=wraps_flat)
     if fuses_flat is not None and first == "wrap":
         fuse_optimizer(optimizer, fuses_flat)
     for step, batch in enumerate(batches(rank, STEPS, device)):
@@ -41,10 +52,10 @@ def _trained(algorithm: Algorithm, *, wraps_flat: bool, fuses_flat: bool | None,
     return model, optimizer
 
 
-ALGORITHMS = {
-    "gradient_allreduce": GradientAllReduceAlgorithm,
-    "decentralized": lambda: DecentralizedAlgorithm(hierarchical=False),
-    "low_precision_decentralized": lambda: LowPrecisionDecentralizedAlgorithm(hierarchical=False),
+ALGORITHMS: dict[str, Callable[[Any], Algorithm]] = {
+    "gradient_allreduce": lambda _: GradientAllReduceAlgorithm(),
+    "decentralized": lambda _: DecentralizedAlgorithm(hierarchical=False),
+    "low_precision_decentralized": lambda _: LowPrecisionDecentralizedAlgorithm(hierarchical=False),
 }
 FUSED = 2 * (STEPS - 1)  # in each of two groups
 
@@ -61,15 +72,27 @@ LAYOUTS = [
 
 @on_ranks(2)
 def test_every_layout_trains_alike() -> None:
-    for name, make in ALGORITHMS.items():
+    for name, algorithm_for in ALGORITHMS.items():
         # Weights that are exchanged keep their memory, and neither they nor their gradients lie in a row for `fuse`.
         layouts = LAYOUTS if name == "gradient_allreduce" else [*LAYOUTS[1:3], (True, False, "fuse", 0)]
-        expected, _ = _trained(make(), wraps_flat=True, fuses_flat=None)
+        expected, _ = _trained(algorithm_for, wraps_flat=True, fuses_flat=None)
         for wraps_flat, fuses_flat, first, count in layouts:
-            model, optimizer = _trained(make(), wraps_flat=wraps_flat, fuses_flat=fuses_flat, first=first)
+            model, optimizer = _trained(algorithm_for, wraps_flat=wraps_flat, fuses_flat=fuses_flat, first=first)
             what = f"{name}, {wraps_flat=}, {fuses_flat=}, {first} first"
             assert all(map(torch.equal, model.parameters(), expected.parameters())), what
             assert optimizer._bagua_fused_count == count, f"{what}: {optimizer._bagua_fused_count}"
+
+
+@on_ranks(2)
+def test_qadam_steps_as_it_does() -> None:
+    """Bagua 0.9 fused it, too. Its step takes many parameters at a time, before and after its warm-up."""
+    make = functools.partial(QAdamOptimizer, warmup_steps=2)
+    expected, _ = _trained(QAdamAlgorithm, wraps_flat=True, fuses_flat=None, make=make)
+    for wraps_flat, fuses_flat, first, _ in LAYOUTS:
+        model, optimizer = _trained(QAdamAlgorithm, wraps_flat=wraps_flat, fuses_flat=fuses_flat, first=first, make=make)
+        what = f"{wraps_flat=}, {fuses_flat=}, {first} first"
+        assert all(map(torch.equal, model.parameters(), expected.parameters())), what
+        assert optimizer._bagua_fused_count == FUSED, what
 
 
 @on_ranks(2)

@@ -91,6 +91,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
 
     # A GradScaler then tells `step` the scale, and whether gradients overflowed, instead of leaving `step` out.
     _step_supports_amp_scaling = True
+    # `fuse_optimizer` has nothing to make faster.
+    _bagua_steps_many_at_a_time = True
 
     def __init__(
         self,

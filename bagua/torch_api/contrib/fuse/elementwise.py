@@ -33,7 +33,7 @@ _REFUSED = {
     r"muon|shampoo|soap|galore|kfac": "it uses parameters as matrices",
     r"lbfgs": "it calls the closure several times and keeps the history of all parameters",
     r"sparseadam": "its gradients are sparse",
-    r"qadam": "it takes the momentum of each parameter from its bucket, and steps many at a time already",
+    r"qadam": "it takes the momentum of each parameter from its bucket",
 }
 
 _STEPS = 3
@@ -44,6 +44,11 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     step: Any = type(optimizer).step
     plain: Callable[..., Any] = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
     return plain
+
+
+def steps_many_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its own step does what fusing is for, as the class says. `fuse_step` is then that step."""
+    return bool(getattr(optimizer, "_bagua_steps_many_at_a_time", False))
 
 
 def check_elementwise(optimizer: torch.optim.Optimizer) -> None:

@@ -19,7 +19,7 @@ from bagua.misuse import explains_calls, shown
 from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.torch_api.contrib.fuse.block import Block
 from bagua.torch_api.contrib.fuse.break_even import BreakEven, break_even
-from bagua.torch_api.contrib.fuse.elementwise import check_elementwise, plain_step
+from bagua.torch_api.contrib.fuse.elementwise import check_elementwise, plain_step, steps_many_at_a_time
 from bagua.torch_api.contrib.fuse.layout import FoundLayout, OwnLayout, can_be_flat
 from bagua.torch_api.contrib.fuse.mutual_groups import calculate_mutual_groups
 from bagua.torch_api.contrib.fuse.plan import Plan
@@ -49,7 +49,7 @@ def fuse_optimizer(
     Args:
         optimizer: elementwise: each element of a parameter is updated from its own gradient and states alone. All of
             torch.optim are, except LBFGS, Muon, Adafactor and SparseAdam. One that is not of torch.optim is tried out
-            on two small tensors.
+            on two small tensors. Of `QAdamOptimizer`, whose step takes many parameters at a time, `fuse_step` is `step`.
         do_flatten: move the weights of each group that are to be fused into one piece of memory per dtype and device,
             now, in the order of the group. What a bucket of `with_bagua` takes over afterwards is stepped unfused: wrap
             the model with `do_flatten=False`, or pass False here. False: use weights or gradients that lie one after
@@ -90,10 +90,11 @@ def fuse_optimizer(
         for position, parameter in enumerate(group["params"])
     )
     refuse_sharded(named, f"fusing {name}", "Use optimizer.step(), or fused=True of torch's optimizer")
-    if not elementwise:
+    is_fused_by_itself = steps_many_at_a_time(optimizer)
+    if not elementwise and not is_fused_by_itself:
         check_elementwise(optimizer)
-    fusion = Fusion(do_flatten, check_flatten)
-    if do_flatten:
+    fusion = Fusion(do_flatten, check_flatten, is_fused_by_itself)
+    if do_flatten and not is_fused_by_itself:
         fusion.settle(optimizer, lambda parameter: parameter.requires_grad)
     attributes = vars(optimizer)
     attributes[_ATTRIBUTE] = fusion
@@ -200,9 +201,10 @@ class Fusion:
         number_of_groups: of the optimizer, when the pause began.
     """
 
-    def __init__(self, do_flatten: bool, check_flatten: bool) -> None:
+    def __init__(self, do_flatten: bool, check_flatten: bool, is_fused_by_itself: bool = False) -> None:
         self.do_flatten = do_flatten
         self.check_flatten = check_flatten
+        self._is_fused_by_itself = is_fused_by_itself
         self.pause = 0
         self.number_of_groups = 0
         self._steps_of_plan = 0
@@ -230,8 +232,13 @@ class Fusion:
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         self.pause = 0
-        plan = self._prepared(optimizer)
         step = plain_step(optimizer)
+        if self._is_fused_by_itself:
+            counts = [sum(one.grad is not None for one in group["params"]) for group in optimizer.param_groups]
+            step(optimizer)
+            vars(optimizer)["_bagua_fused_count"] += sum(count > 1 for count in counts)
+            return
+        plan = self._prepared(optimizer)
         if plan is None:
             self.number_of_groups = len(optimizer.param_groups)
             step(optimizer)
