@@ -89,7 +89,9 @@ def test_qadam_steps_as_it_does() -> None:
     make = functools.partial(QAdamOptimizer, warmup_steps=2)
     expected, _ = _trained(QAdamAlgorithm, wraps_flat=True, fuses_flat=None, make=make)
     for wraps_flat, fuses_flat, first, _ in LAYOUTS:
-        model, optimizer = _trained(QAdamAlgorithm, wraps_flat=wraps_flat, fuses_flat=fuses_flat, first=first, make=make)
+        model, optimizer = _trained(
+            QAdamAlgorithm, wraps_flat=wraps_flat, fuses_flat=fuses_flat, first=first, make=make
+        )
         what = f"{wraps_flat=}, {fuses_flat=}, {first} first"
         assert all(map(torch.equal, model.parameters(), expected.parameters())), what
         assert optimizer._bagua_fused_count == FUSED, what

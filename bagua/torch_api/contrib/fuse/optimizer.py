@@ -49,7 +49,7 @@ def fuse_optimizer(
     Args:
         optimizer: elementwise: each element of a parameter is updated from its own gradient and states alone. All of
             torch.optim are, except LBFGS, Muon, Adafactor and SparseAdam. One that is not of torch.optim is tried out
-            on two small tensors. Of `QAdamOptimizer`, whose step takes many parameters at a time, `fuse_step` is `step`.
+            on two small tensors. `fuse_step` of a `QAdamOptimizer`, whose step takes many at a time, is its `step`.
         do_flatten: move the weights of each group that are to be fused into one piece of memory per dtype and device,
             now, in the order of the group. What a bucket of `with_bagua` takes over afterwards is stepped unfused: wrap
             the model with `do_flatten=False`, or pass False here. False: use weights or gradients that lie one after
