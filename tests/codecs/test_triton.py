@@ -29,7 +29,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("which", rest_is_deep(["a sixth", "all"], 0))
+@pytest.mark.parametrize("which", rest_is_deep(["a twelfth", "all"], 0))
 def test_same_bytes_as_the_formula(which: str) -> None:
     folders = [str(PROGRAM.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}

@@ -20,7 +20,7 @@ from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, batches, be
 
 from bagua.fsdp import compress_communication
 
-# Ranks of a host, and the codec. On CPUs, int4 takes five times as long.
+# Ranks of a host, and the codec.
 CASES = [(1, "int8"), (2, "int4"), (2, "int8"), (4, "int8"), (4, "int4")]
 
 # Each rank writes what it and, if it is the first of its host, the host has sent for one purpose.

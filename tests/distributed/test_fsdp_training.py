@@ -380,9 +380,7 @@ ON_FOUR_RANKS = ("codecs", "accumulation", "separate group", "resharded")
 PLACES = [(ranks, case) for ranks in (2, 4) for case in CASES if ranks == 2 or case not in ON_TWO_RANKS]
 # "quality" trains four models to the end; `measure convergence` has the figures.
 BY_DEFAULT = [
-    number
-    for number, (ranks, case) in enumerate(PLACES)
-    if case != "quality" and (ranks == 2 or case in ON_FOUR_RANKS)
+    number for number, (ranks, case) in enumerate(PLACES) if case != "quality" and (ranks == 2 or case in ON_FOUR_RANKS)
 ]
 
 

@@ -69,7 +69,8 @@ def test_orders_in_which_parts_take_turns() -> None:
         [[FIRST], [FIRST], [MIDDLE], [MIDDLE], [LAST], [LAST]] * 2,  # layers in turn
         [[FIRST, MIDDLE], [LAST], PARTS] * 3,
     )
-    for case, schedule in itertools.product(CASES, schedules):
+    # Each schedule with some cases; `test_step_programs` draws others.
+    for case, schedule in zip(CASES, itertools.cycle(schedules), strict=False):
         turns = Turns(case)
         for parts in schedule:
             turns.turn(parts)
@@ -247,7 +248,7 @@ def test_ranks_that_freeze_different_parts(rank: int, device: torch.device) -> N
 def test_states_of_parts_in_turn(other: bool) -> None:
     """Saved after any turn, loaded where all is unfrozen, or one part is, by turns."""
     for place, case in enumerate(CASES):
-        for turns_before in (1, 2, 3, 4):
+        for turns_before in (1, 3) if place % 2 else (2, 4):
             trained: tuple[str, ...] = PARTS if (place + turns_before + other) % 2 else (FIRST,)
             if case[0] == "streaming_diloco":
                 if other:

@@ -25,6 +25,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from support.sweeps import rest_is_deep
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
@@ -325,7 +326,7 @@ def test_version_comes_from_the_tag(tmp_path: Path) -> None:
 # --- installed and editable alike ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["installed", "editable"])
+@pytest.mark.parametrize("kind", rest_is_deep(["installed", "editable"], 0))
 def test_installation_finds_its_compiled_files(kind: str, request: pytest.FixtureRequest) -> None:
     installation: Installation = request.getfixturevalue(kind)
     for function in ("library_path", "driver_path"):
@@ -337,6 +338,7 @@ def test_installation_finds_its_compiled_files(kind: str, request: pytest.Fixtur
     assert extension.is_relative_to(installation.site_packages)
 
 
+@pytest.mark.deep
 def test_editable_install_takes_python_from_the_tree(editable: Installation) -> None:
     origin = Path(editable.evaluate("bagua.__file__", "bagua"))
     assert origin == REPOSITORY / "bagua" / "__init__.py"
