@@ -39,7 +39,7 @@ CollectiveChoice choose_broadcast(std::size_t bytes) {
 }
 
 int most_channels(std::size_t bytes, std::size_t nodes, std::size_t ranks) {
-  if (nodes <= 2 || bytes > kFourChannelBytes) return 0;
+  if (bytes > (nodes == 2 ? kFourChannelBytesOfTwoNodes : kFourChannelBytes)) return 0;
   const int count = bytes <= kTwoChannelBytes ? 2 : 4;
   const std::size_t share = std::max(kSimpleChannelBytes, kLowLatencyChannelBytesPerRank * ranks);
   return bytes / share >= static_cast<std::size_t>(count) ? count : 0;
@@ -57,6 +57,7 @@ CollectiveChoice choose_collective(nccl::TunedFunction function, std::size_t byt
   if (is_measured && function == nccl::TunedFunction::kBroadcast) return choose_broadcast(bytes);
   if (!goes_round_the_ring(function)) return {};
   if (is_measured) return choose_measured(bytes, ranks);
+  if (nodes < 2) return {};
   return {RingProtocol::kAny, most_channels(bytes, nodes, ranks)};
 }
 

@@ -8,8 +8,11 @@
 
 namespace bagua_net::abi {
 
-// One rank per node, few nodes: measured (docs/design/channels.md), and told in full. With more, only the number of
-// channels is lowered.
+// One rank per node, few nodes: measured (docs/design/channels.md), and told in full. With more, or several ranks on a
+// node, only the number of channels is lowered: NCCL's trees are better than rings there, and it knows the node.
+//
+// Ranks of two versions that choose otherwise for one collective would hang: kProtocolVersion (wire/connect_handle.h)
+// changes with what is chosen here.
 constexpr std::size_t kMaxMeasuredRanks = 4;
 
 // Up to so many bytes per rank, NCCL's low latency protocol on one channel is best: one look at one pair of sockets in
@@ -29,10 +32,13 @@ constexpr std::size_t kWholeStepBytes = std::size_t{256} << 10;
 constexpr std::size_t kBroadcastChannelBytes = std::size_t{64} << 10;
 constexpr std::size_t kAllChannelsBroadcastBytes = std::size_t{512} << 10;
 
-// With three or more nodes, which make 2(n-1) steps of each collective.
-constexpr std::size_t kTwoChannelBytes = std::size_t{512} << 10;
+// With several ranks on a node, or many nodes, up to so many bytes two channels, and four. NCCL would divide these
+// messages among all, which with two nodes of two GPUs takes two to three times as long.
+constexpr std::size_t kTwoChannelBytes = std::size_t{1} << 20;
 constexpr std::size_t kFourChannelBytes = std::size_t{16} << 20;
-// With two: from this number of channels on, NCCL decides.
+// With two nodes, whose links carry a message once or twice.
+constexpr std::size_t kFourChannelBytesOfTwoNodes = std::size_t{4} << 20;
+// Two ranks on two nodes: from this number of channels on, NCCL decides.
 constexpr std::size_t kAllChannels = 8;
 
 enum class RingProtocol {

@@ -43,7 +43,7 @@ std::string reason_to_leave(std::size_t nodes, std::size_t ranks, const Environm
   if (!chosen.empty()) return chosen;
   PluginConfig config;
   if (!parse_plugin_config(environment, &config).is_ok()) return "the settings cannot be read";
-  if (nodes < 3 && !is_measured_shape(nodes, ranks)) return shape(nodes, ranks);
+  if (nodes < 2) return shape(nodes, ranks);
   return "";
 }
 

@@ -42,7 +42,8 @@ struct Protection {
 // "this rank has the secret 3f2a9c0d1e4b5a67, that rank has no secret", and what to do in another line. "": they agree.
 std::string protection_mismatch(const Protection& own, const Protection& peers);
 
-constexpr std::uint16_t kProtocolVersion = 3;
+// Also raised when the tuner's choices change (abi/collective_policy.h).
+constexpr std::uint16_t kProtocolVersion = 4;
 constexpr std::size_t kConnectHandleBytes = 128;
 
 using Token = std::array<std::uint8_t, 16>;     // secret

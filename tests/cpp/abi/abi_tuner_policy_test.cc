@@ -1,11 +1,13 @@
 // What the tuner tables v2 to v6 choose for which size and shape of communicator, on both sides of every boundary, and
 // that they write nothing else. When they act at all: abi_tuner_test.cc.
 #include <algorithm>
+#include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <utility>
 
 #include "abi_tuner.h"
+#include "wire/connect_handle.h"
 
 namespace abi_test {
 namespace {
@@ -96,16 +98,26 @@ void only_lowers_channels_between_more(int version) {
                                              {1, kAllNccls},
                                              {64 * kKiB - 1, kAllNccls},
                                              {64 * kKiB, only_channels(2)},
-                                             {512 * kKiB, only_channels(2)},
-                                             {512 * kKiB + 1, only_channels(4)},
+                                             {kMiB, only_channels(2)},
+                                             {kMiB + 1, only_channels(4)},
                                              {16 * kMiB, only_channels(4)},
                                              {16 * kMiB + 1, kAllNccls},
                                              {256 * kMiB, kAllNccls},
+                                             {kHuge, kAllNccls}};
+    const std::vector<Expected> two_nodes = {{64 * kKiB - 1, kAllNccls},
+                                             {64 * kKiB, only_channels(2)},
+                                             {kMiB, only_channels(2)},
+                                             {kMiB + 1, only_channels(4)},
+                                             {4 * kMiB, only_channels(4)},
+                                             {4 * kMiB + 1, kAllNccls},
                                              {kHuge, kAllNccls}};
     check_choices(tuner, 5, 5, few_ranks);
     check_choices(tuner, 8, 8, few_ranks);
     check_choices(tuner, 4, 3, few_ranks);
     check_choices(tuner, 8, 4, few_ranks);
+    check_choices(tuner, 3, 2, two_nodes);
+    check_choices(tuner, 4, 2, two_nodes);
+    check_choices(tuner, 8, 2, two_nodes);
   });
 }
 
@@ -116,9 +128,10 @@ void leaves_small_shares_of_many_ranks(int version) {
     check_choices(tuner, 32, 4,
                   {{256 * kKiB - 1, kAllNccls},
                    {256 * kKiB, only_channels(2)},
-                   {512 * kKiB, only_channels(2)},
-                   {512 * kKiB + 1, only_channels(4)},
+                   {kMiB, only_channels(2)},
+                   {kMiB + 1, only_channels(4)},
                    {16 * kMiB, only_channels(4)}});
+    check_choices(tuner, 16, 2, {{128 * kKiB - 1, kAllNccls}, {128 * kKiB, only_channels(2)}});
     check_choices(tuner, 512, 64,
                   {{512 * kKiB, kAllNccls},
                    {8 * kMiB - 1, kAllNccls},
@@ -140,7 +153,7 @@ std::size_t nccls_share(const Choice& choice, std::size_t ranks) {
 void never_raises_the_number(int version) {
   with_network(version, [](const Tuner& tuner) {
     for (const auto& [ranks, nodes] : std::initializer_list<std::pair<std::size_t, std::size_t>>{
-             {2, 2}, {3, 3}, {4, 4}, {5, 5}, {6, 3}, {9, 9}, {32, 4}, {512, 64}}) {
+             {2, 2}, {3, 3}, {4, 4}, {5, 5}, {4, 2}, {16, 2}, {6, 3}, {9, 9}, {32, 4}, {512, 64}}) {
       void* const ctx = tuned(tuner, ranks, nodes);
       for (std::size_t bytes = 1; bytes < 64 * kMiB; bytes += 1 + bytes / 50) {
         for (const TunedFunction function : {TunedFunction::kAllGather, TunedFunction::kReduceScatter,
@@ -155,6 +168,33 @@ void never_raises_the_number(int version) {
       }
       CHECK_SUCCESS(tuner.finalize(ctx));
     }
+  });
+}
+
+// Ranks of two versions that choose otherwise hang, so such versions must refuse each other.
+constexpr std::uint64_t kChoicesOfProtocol4 = 10336414122246445670u;
+
+void the_protocol_number_changes_with_the_choices(int version) {
+  with_network(version, [](const Tuner& tuner) {
+    std::uint64_t digest = 14695981039346656037u;  // FNV-1a
+    const auto add = [&digest](int number) { digest = (digest ^ static_cast<std::uint32_t>(number)) * 1099511628211u; };
+    for (const auto& [ranks, nodes] : std::initializer_list<std::pair<std::size_t, std::size_t>>{
+             {2, 2}, {3, 3}, {4, 4}, {5, 5}, {3, 2}, {4, 2}, {16, 2}, {6, 3}, {32, 4}, {512, 64}}) {
+      void* const ctx = tuned(tuner, ranks, nodes);
+      for (std::size_t bytes = kKiB; bytes <= 64 * kMiB; bytes *= 2) {
+        for (const std::size_t near : {bytes - 1, bytes, bytes + 1}) {
+          for (const TunedFunction function : {TunedFunction::kAllGather, TunedFunction::kReduceScatter,
+                                               TunedFunction::kAllReduce, TunedFunction::kBroadcast}) {
+            const Choice choice = tuner.ask(ctx, function, near);
+            for (const int number : {choice.algorithm, choice.protocol, choice.channels}) add(number);
+          }
+        }
+      }
+      CHECK_SUCCESS(tuner.finalize(ctx));
+    }
+    // Otherwise: the tuner chooses otherwise. Raise kProtocolVersion, and write the new number here.
+    CHECK_EQ(bagua_net::kProtocolVersion, 4);
+    CHECK_EQ(digest, kChoicesOfProtocol4);
   });
 }
 
@@ -228,6 +268,7 @@ bool register_all() {
   register_tuner_case("chooses_for_a_broadcast", {}, chooses_for_a_broadcast);
   register_tuner_case("only_lowers_channels_between_more", {}, only_lowers_channels_between_more);
   register_tuner_case("leaves_small_shares_of_many_ranks", {}, leaves_small_shares_of_many_ranks);
+  register_tuner_case("the_protocol_number_changes_with_the_choices", {}, the_protocol_number_changes_with_the_choices);
   register_tuner_case("never_raises_the_number", {}, never_raises_the_number);
   register_tuner_case("leaves_a_pair_that_cannot_run", {}, leaves_a_pair_that_cannot_run, kOldestTunerWithCosts);
   register_tuner_case("takes_a_pair_that_costs_nothing", {}, takes_a_pair_that_costs_nothing, kOldestTunerWithCosts);

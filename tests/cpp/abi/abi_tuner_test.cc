@@ -37,27 +37,22 @@ void acts(int version) {
 
 void says_what_it_chooses(int version) {
   with_network(version, [](const Tuner& tuner) {
-    for (const auto& [ranks, nodes] : {std::pair{2, 2}, {3, 3}, {4, 4}, {5, 5}, {4, 3}, {16, 4}}) {
+    for (const auto& [ranks, nodes] : {std::pair{2, 2}, {3, 3}, {4, 4}, {5, 5}, {4, 3}, {16, 4}, {4, 2}}) {
       CHECK_SUCCESS(tuner.finalize(tuned(tuner, static_cast<std::size_t>(ranks), static_cast<std::size_t>(nodes))));
     }
     check_lines({"chooses protocol and channels by size, 2 ranks on 2 nodes",
                  "chooses protocol and channels by size, 3 ranks on 3 nodes",
                  "chooses protocol and channels by size, 4 ranks on 4 nodes",
                  "chooses channels by size, 5 ranks on 5 nodes", "chooses channels by size, 4 ranks on 3 nodes",
-                 "chooses channels by size, 16 ranks on 4 nodes"});
+                 "chooses channels by size, 16 ranks on 4 nodes", "chooses channels by size, 4 ranks on 2 nodes"});
   });
 }
 
-void leaves_all_within_one_node_and_between_two(int version) {
+void leaves_all_within_one_node(int version) {
   with_network(version, [](const Tuner& tuner) {
     check_leaves_all(tuner, 2, 1);
     check_leaves_all(tuner, 8, 1);
-    check_leaves_all(tuner, 3, 2);
-    check_leaves_all(tuner, 4, 2);
-    check_leaves_all(tuner, 16, 2);
-    check_lines({"leaves all to NCCL (2 ranks on 1 node)", "leaves all to NCCL (8 ranks on 1 node)",
-                 "leaves all to NCCL (3 ranks on 2 nodes)", "leaves all to NCCL (4 ranks on 2 nodes)",
-                 "leaves all to NCCL (16 ranks on 2 nodes)"});
+    check_lines({"leaves all to NCCL (2 ranks on 1 node)", "leaves all to NCCL (8 ranks on 1 node)"});
   });
 }
 
@@ -164,7 +159,7 @@ bool register_all() {
                        {"NCCL_NET", ""}},
                       acts);
   register_tuner_case("says_what_it_chooses", {}, says_what_it_chooses);
-  register_tuner_case("leaves_all_within_one_node_and_between_two", {}, leaves_all_within_one_node_and_between_two);
+  register_tuner_case("leaves_all_within_one_node", {}, leaves_all_within_one_node);
   const Environment settings{{"NCCL_MIN_NCHANNELS", "4"}, {"NCCL_MAX_NCHANNELS", "4"},
                              {"NCCL_MIN_CTAS", "8"},      {"NCCL_MAX_CTAS", "2"},
                              {"NCCL_MIN_NRINGS", "4"},    {"NCCL_MAX_NRINGS", "2"},

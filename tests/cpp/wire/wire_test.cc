@@ -279,7 +279,7 @@ TEST_CASE(hello_bytes) {
   hello.host_name = "node";
   hello.key_id = {0x71, 0x72, 0x73, 0x74, 0x75, 0x76, 0x77, 0x78};
   std::vector<std::uint8_t> expected = {
-      'B',  'N',  'H',  'E',  'L',  'L',  'O',  '1',  3,    0,    0,    0,    0,    0,    0,    0,     // to the version
+      'B',  'N',  'H',  'E',  'L',  'L',  'O',  '1',  4,    0,    0,    0,    0,    0,    0,    0,     // to the version
       0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,  // listen id
       0x71, 0x72, 0x73, 0x74, 0x75, 0x76, 0x77, 0x78,                                                  // key id
       2,    1,    4,    3,    0,    0,    0,    0,                                                     // to the port
@@ -304,7 +304,7 @@ TEST_CASE(reply_bytes) {
   reply.process_id = 0x3132333435363738;
   reply.max_chunk_bytes = 0x41424344;
   reply.features = 0x51525354;
-  const std::vector<std::uint8_t> expected = {'B',  'N',  'R',  'E',  'P',  'L',  'Y',  '1',  3,    0,    3,
+  const std::vector<std::uint8_t> expected = {'B',  'N',  'R',  'E',  'P',  'L',  'Y',  '1',  4,    0,    3,
                                               0,    2,    1,    0,    0,    0x38, 0x37, 0x36, 0x35, 0x34, 0x33,
                                               0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51};
   std::vector<std::uint8_t> bytes(kReplyBytes, 0xee);
