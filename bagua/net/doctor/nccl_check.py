@@ -63,7 +63,7 @@ def check_tuning(environment: Mapping[str, str], *, settings_fail: bool) -> Sect
     else:
         finding = ok(
             "the plugin chooses the channels of a collective by its size: on two to four nodes with one rank each, "
-            "and the protocol, too; on three or more other nodes; NCCL on two"
+            "and the protocol, too; NCCL chooses on one node"
         )
     return Section("tuning", "Channels", (finding,), {"chosen_by_user": chosen})
 
