@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from netlab import SPEEDS, TOLD, Lab, LinkPlan, parse_delay_ms, parse_rate_mbit
 from netlab.link_plan import UNLIMITED_MBIT
 
-from bagua.net.bench.api import MISSING, Label
+from bagua.net.bench.api import MISSING, Label, within
 from measure.processes import Placement
 from measure.runner import several
 
@@ -134,3 +134,19 @@ NETWORK_HELP = (
     "loopback, or emulated as RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED], as root: 25G,10G+5ms,free:9000:veth"
 )
 NETWORKS = ("networks", several(parse_network), LOOPBACK, NETWORK_HELP)
+RANKS_PER_HOST = (
+    "ranks-per-host",
+    within(int, 1, 64),
+    1,
+    "of an emulated network; within a host, NCCL communicates as it does",
+)
+
+
+def check_hosts(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Ends the program if --ranks-per-host does not fit to the number of ranks."""
+    hosts, rest = divmod(given.ranks, given.ranks_per_host)
+    if rest or (given.ranks_per_host > 1 and hosts < 2):
+        parser.error(
+            f"--ranks-per-host {given.ranks_per_host} does not divide --nproc-per-node {given.ranks} into two hosts"
+            " or more; give the ranks of all hosts together, such as --nproc-per-node 4 --ranks-per-host 2"
+        )

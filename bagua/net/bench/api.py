@@ -35,6 +35,7 @@ from bagua.net.bench.nccl_ab.backend import (
 from bagua.net.bench.nccl_ab.options import make_parser as make_nccl_parser
 from bagua.net.bench.nccl_ab.processes import RANK_PROGRAM
 from bagua.net.bench.nccl_ab.report import BEST_TUNED_NAME
+from bagua.net.bench.nccl_ab.session import GPU_COLLECTIVES
 from bagua.net.bench.nccl_log import network_error, read_proof_file
 from bagua.net.bench.process_tree import running
 from bagua.net.bench.processes import DriverProcess, Event, LocalPlace, ask, gather
@@ -62,7 +63,7 @@ from bagua.net.bench.verdict import MIN_REPETITIONS, PairedRatio, Verdict, paire
 # fmt: off
 __all__ = [  # noqa: RUF022
     "BASELINE", "BEST_TUNED_NAME", "Backend", "BenchError", "Case", "Column", "DEFAULT_TUNED", "DriverGroup",
-    "DriverProcess", "DriverRequest", "DriverSettings", "Event", "Figure", "Formed", "GpuSharing", "Label",
+    "DriverProcess", "DriverRequest", "DriverSettings", "Event", "Figure", "GPU_COLLECTIVES", "Formed", "GpuSharing", "Label",
     "LocalPlace", "MIN_REPETITIONS", "MISSING", "MachineFacts", "NetworkPath", "Operation", "OptionParser",
     "PLUGIN_NETWORK", "PairedRatio", "Progress", "RANK_PROGRAM", "RawSession", "ResultFile", "RingSession",
     "SOCKET_NETWORK", "Turns", "Verdict", "ask", "backend_label", "bagua_net_variant", "byte_size",

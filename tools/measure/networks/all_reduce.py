@@ -1,5 +1,5 @@
-"""`measure all-reduce`: all-reduce of NCCL's own settings and of Bagua-Net as users enable it, in a table of networks
-and sizes.
+"""`measure all-reduce`: all-reduce, or other collectives, of NCCL's own settings and of Bagua-Net as users enable it,
+in a table of networks and sizes.
 
 In each network, all backends start once and take turns. A run that is cut off, or that ends at its time limit, is taken
 up by the next one with the same --lines, network by network: one run measures a cell, a size in a network, from its
@@ -22,6 +22,7 @@ from netlab import TOLD, LinkPlan
 
 from bagua.net.bench.api import (
     BEST_TUNED_NAME,
+    GPU_COLLECTIVES,
     MISSING,
     RANK_PROGRAM,
     Backend,
@@ -34,17 +35,19 @@ from bagua.net.bench.api import (
     figures,
     format_size,
     make_backends,
+    names_of,
     parse_size,
     tuned_settings,
     within,
 )
-from measure.network import NETWORKS, Network, parse_network, told_text
+from measure.network import NETWORKS, RANKS_PER_HOST, Network, check_hosts, parse_network, told_text
 from measure.networks.tool import WARM_UP, WARM_UP_BYTES, log_folder
 from measure.nics.drivers import RawTcp
 from measure.nics.nic_set import Nic, NicSet
 from measure.processes import Placement, Ranks, bagua_net_by_activation, start_all
 from measure.runner import Length, Measure, Plan, Row, Sample, Tool, number, several, time_us
 
+COLLECTIVE = "all_reduce"
 SIZES = "64K,256K,1M,4M,16M,64M,256M"
 TUNED = "2x4,2x2x8,2x2x16"
 BELOW = "below"
@@ -69,17 +72,19 @@ class Cell:
     network: str
     size_bytes: int
     is_fresh: bool = False  # every sample is of processes of its own
+    collective: str = COLLECTIVE
 
     def __str__(self) -> str:
-        return f"{self.network}/{format_size(self.size_bytes)}" + (", fresh starts" if self.is_fresh else "")
+        named = "" if self.collective == COLLECTIVE else f"/{self.collective}"
+        return f"{self.network}{named}/{format_size(self.size_bytes)}" + (", fresh starts" if self.is_fresh else "")
 
 
 def parse_cell(text: str) -> Cell:
-    """`25G:9000/1M`. Raises ValueError."""
-    network, slash, size = text.rpartition("/")
-    if not slash or not network:
-        raise ValueError(f"cell {text!r} is not NETWORK/SIZE; write for example 25G:9000/1M")
-    return Cell(network, parse_size(size))
+    """`25G:9000/1M`, `25G:9000/all_gather/1M`. Raises ValueError."""
+    network, *collective, size = text.split("/")
+    if not network or len(collective) > 1 or not set(collective) <= set(GPU_COLLECTIVES):
+        raise ValueError(f"cell {text!r} is not NETWORK[/COLLECTIVE]/SIZE; write for example 25G:9000/1M")
+    return Cell(network, parse_size(size), collective=(*collective, COLLECTIVE)[0])
 
 
 def _cells(text: str) -> Any:
@@ -127,30 +132,39 @@ def _of_raw(row: Row) -> str:
 
 class AllReduce(Tool):
     name = "all-reduce"
-    about = "All-reduce over the plugin and over NCCL's own sockets, by network and size"
-    title = "All-reduce on {ranks} ranks, by network and size"
+    about = "All-reduce, or other collectives, over the plugin and over NCCL's own sockets, by network and size"
+    title = "Collectives on {ranks} ranks, by network and size"
     case_type = Cell
     ranks = (2, 128)
     keeps_logs = True
     auto_is_cuda = True
     options = (
         NETWORKS,
-        ("sizes", several(parse_size), SIZES, "of all-reduce"),
+        RANKS_PER_HOST,
+        ("collectives", names_of("collective", GPU_COLLECTIVES), COLLECTIVE, f"of {', '.join(GPU_COLLECTIVES)}"),
+        ("sizes", several(parse_size), SIZES, "of the larger of input and output"),
         ("tuned", str, TUNED, "hand-tuned NCCL, as of bagua-net-bench --nccl --tuned"),
-        ("raw", None, False, "also raw TCP in both directions, in emulated networks"),
+        ("raw", None, False, "also raw TCP in both directions, in emulated networks, for all-reduce of two ranks"),
         ("network_limit", within(float, 1.0, 86400.0), 50.0, "seconds for one network, after the start"),
         ("turn", within(float, 0.001, 60.0), 0.15, "seconds of a turn"),
         WARM_UP,
         ("fresh", within(int, 0, 1000), 0, "measure --cells, with so many starts of each backend"),
-        ("cells", _cells, BELOW, f"of --fresh, as NETWORK/SIZE; {BELOW}: those of --lines below {LEAST_RATIO}"),
+        (
+            "cells",
+            _cells,
+            BELOW,
+            f"of --fresh, as NETWORK[/COLLECTIVE]/SIZE; {BELOW}: those of --lines below {LEAST_RATIO}",
+        ),
     )
     length = Length(7, 560.0, 60.0)
     keeps = "case"
+    same = ("ranks_per_host",)
     fails_everywhere = True
     columns = (
         Column("network", "", lambda row: row.case.network, left=True),
         Column("", "", lambda row: "fresh starts" if row.case.is_fresh else "", left=True, optional=True),
         Column("told", "Mb/s", lambda row: told_text(row.case.network), optional=True),
+        Column("collective", "", lambda row: row.case.collective, left=True),
         Column("size", "", lambda row: format_size(row.case.size_bytes)),
         Column("backend", "", lambda row: row.variant, left=True),
         Column("rounds", "", lambda row: str(len(row.values()))),
@@ -171,6 +185,11 @@ class AllReduce(Tool):
             metavar="NAME:VAR=VALUE,...",
             help="the plugin with variables set, besides the plugin without; may be repeated",
         )
+
+    @classmethod
+    def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+        super().check(parser, given)
+        check_hosts(parser, given)
 
     def __init__(self, given: argparse.Namespace) -> None:
         own = make_backends(library=None, tuned=tuned_settings([given.tuned]), variants=[], with_shared_memory=False)
@@ -200,9 +219,12 @@ class AllReduce(Tool):
                 found.setdefault(parse_network(cell.network), {})[replace(cell, is_fresh=True)] = both
             return found
         for network in given.networks:
-            raw = [RAW] if given.raw and network.is_emulated else []
-            cells = [Cell(network.name, size) for size in given.sizes]
-            found[network] = {cell: [*names, *(raw if cell.size_bytes >= _RAW_FROM_BYTES else [])] for cell in cells}
+            raw = [RAW] if given.raw and network.is_emulated and given.ranks == 2 else []
+            cells = [Cell(network.name, size, collective=name) for name in given.collectives for size in given.sizes]
+            found[network] = {
+                cell: [*names, *(raw if cell.size_bytes >= _RAW_FROM_BYTES and cell.collective == COLLECTIVE else [])]
+                for cell in cells
+            }
         return found
 
     def left_out(self, left_s: float) -> str | None:
@@ -247,7 +269,7 @@ class AllReduce(Tool):
                     assert raw is not None
                     return {"seconds": cell.size_bytes / raw.rate([0], self.given.turn), "single_seconds": None}
                 count = _FRESH_TURNS if self.given.fresh else 1
-                found = [running.measure(name, cell.size_bytes, self.given.turn) for _ in range(count)]
+                found = [running.measure(name, cell, self.given.turn) for _ in range(count)]
                 singles = [single for _, single in found if single is not None]
                 return {
                     "seconds": statistics.median(seconds for seconds, _ in found),
@@ -274,7 +296,13 @@ class AllReduce(Tool):
         """Network by network, size by size. None of a cell without one of NCCL's own settings."""
         found = dict.fromkeys(case for case, _ in self.turns.samples)
         networks = list(dict.fromkeys(cell.network for cell in found))
-        cells = sorted(found, key=lambda cell: (networks.index(cell.network), cell.size_bytes, cell.is_fresh))
+        names = list(GPU_COLLECTIVES)
+        cells = sorted(
+            found,
+            key=lambda cell: (
+                networks.index(cell.network), names.index(cell.collective), cell.size_bytes, cell.is_fresh
+            ),
+        )  # fmt: skip
         rows = [Row(self.turns, cell, name) for cell in cells for of, name in self.turns.samples if of == cell]
         return [row for row in rows if not row.variant.startswith("NCCL ") and row.variant != RAW and best_of(row)]
 
@@ -284,7 +312,7 @@ class AllReduce(Tool):
     def figures(self, row: Row) -> list[Figure]:
         cell, found = row.case, []
         fresh: dict[str, Label] = {"fresh_starts": True} if cell.is_fresh else {}
-        labels = {"collective": "all_reduce", "size_bytes": cell.size_bytes, **fresh}
+        labels = {"collective": cell.collective, "size_bytes": cell.size_bytes, **fresh}
         labels |= {**parse_network(cell.network).labels(), **self.where}
         others = [name for of, name in self.turns.samples if of == cell and (name.startswith("NCCL ") or name == RAW)]
         for name in [*(others if row.variant == self.ours else []), row.variant]:
@@ -318,7 +346,7 @@ class StartedBackends:
 
     def __init__(self, tool: AllReduce, network: Network, backends: Sequence[Backend], placement: Placement) -> None:
         self._given = tool.given
-        self._seconds: dict[tuple[str, int], float] = {}
+        self._seconds: dict[tuple[str, str, int], float] = {}
         self.ranks = {
             backend.name: Ranks(
                 tool.given,
@@ -326,6 +354,7 @@ class StartedBackends:
                 placement=placement,
                 backend=backend,
                 logs=log_folder(tool.folder, f"{network}-{backend.name}"),
+                tcp_only=tool.given.ranks_per_host == 1,
                 renews=False,
                 program=RANK_PROGRAM,
             )
@@ -351,37 +380,39 @@ class StartedBackends:
         ranks = self.ranks[name]
         ranks.form(_START_S, dtype="float32")
         # Opens the connections.
-        answers = ranks.ask("verify", _START_S, collective="all_reduce", bytes=_VERIFIED_BYTES, salt=1)
-        if wrong := sum(answer["wrong_elements"] for answer in answers):
-            raise BenchError(f"{wrong} elements of an all-reduce of {format_size(_VERIFIED_BYTES)} are wrong")
+        for collective in dict.fromkeys((COLLECTIVE, *self._given.collectives)):
+            answers = ranks.ask("verify", _START_S, collective=collective, bytes=_VERIFIED_BYTES, salt=1)
+            if wrong := sum(answer["wrong_elements"] for answer in answers):
+                raise BenchError(f"{wrong} elements of {collective} of {format_size(_VERIFIED_BYTES)} are wrong")
         if self._given.device == "cuda" and (fault := ranks.network_fault(name)):
             raise BenchError(fault)
 
-    def measure(self, name: str, size_bytes: int, seconds: float) -> tuple[float, float | None]:
-        """Seconds of one of several all-reduces that take about `seconds` together, and of one alone, None if there was
-        no time for several. The first time at a size, as many go before, and before the first size, those of --warm-up.
-        Raises BenchError, after which the backend has ended."""
-        if not any(measured == name for measured, _ in self._seconds):
+    def measure(self, name: str, cell: Cell, seconds: float) -> tuple[float, float | None]:
+        """Seconds of one of several collectives that take about `seconds` together, and of one alone, None if there was
+        no time for several. The first time at a size, as many go before, and before the first size, the all-reduces of
+        --warm-up. Raises BenchError, after which the backend has ended."""
+        if not any(measured == name for measured, _, _ in self._seconds):
             end, each = time.monotonic() + self._given.warm_up, seconds
             while time.monotonic() < end:
-                each, _ = self._ask(name, WARM_UP_BYTES, self._count(seconds, each))
-        known = self._seconds.get((name, size_bytes))
+                each, _ = self._ask(name, COLLECTIVE, WARM_UP_BYTES, self._count(seconds, each))
+        what = cell.collective, cell.size_bytes
+        known = self._seconds.get((name, *what))
         if known is None:
             # Not counted: a job's connections know their path from the steps before.
-            known, _ = self._ask(name, size_bytes, 1)
-            known, _ = self._ask(name, size_bytes, self._count(seconds, known))
-        found = self._ask(name, size_bytes, self._count(seconds, known))
-        self._seconds[name, size_bytes] = found[0]
+            known, _ = self._ask(name, *what, 1)
+            known, _ = self._ask(name, *what, self._count(seconds, known))
+        found = self._ask(name, *what, self._count(seconds, known))
+        self._seconds[name, *what] = found[0]
         return found
 
     @staticmethod
     def _count(seconds: float, each: float) -> int:
         return max(1, min(_MAX_ITERATIONS, round(seconds / each)))
 
-    def _ask(self, name: str, size_bytes: int, count: int) -> tuple[float, float | None]:
+    def _ask(self, name: str, collective: str, size_bytes: int, count: int) -> tuple[float, float | None]:
         if name not in self.ranks:
             raise BenchError("it has ended")
-        fields = {"collective": "all_reduce", "bytes": size_bytes, "iterations": count, "warmup": min(count, 2)}
+        fields = {"collective": collective, "bytes": size_bytes, "iterations": count, "warmup": min(count, 2)}
         answers = self.ranks[name].ask("time", **fields, single=min(count - 1, _SINGLE))
         seconds = max(answer["seconds"] for answer in answers) / count
         singles = [max(ranks) for ranks in zip(*(answer["single_seconds"] for answer in answers), strict=True)]

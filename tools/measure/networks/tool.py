@@ -38,7 +38,7 @@ from bagua.net.bench.api import (
 )
 from measure.core.catalogue import ALGORITHMS, FSDP, GROUPS, REFERENCE
 from measure.core.tool import TRAINING, combined, size_of, steps, training
-from measure.network import NETWORKS, Network, parse_network, told_text
+from measure.network import NETWORKS, RANKS_PER_HOST, Network, check_hosts, parse_network, told_text
 from measure.processes import Ranks, bagua_net_by_activation, start_all
 from measure.runner import Length, Measure, Plan, Row, Sample, Tool, one_of, ratio, ratio_figure, several, time_us
 
@@ -130,12 +130,7 @@ class Networks(Tool):
         ("baseline", one_of("baseline", (REFERENCE, FSDP)), REFERENCE, "what all backends train with"),
         *steps(10, 3),
         WARM_UP,
-        (
-            "ranks-per-host",
-            within(int, 1, 64),
-            1,
-            "of an emulated network; within a host, NCCL communicates as it does",
-        ),
+        RANKS_PER_HOST,
         ("tuned", str, DEFAULT_TUNED, "hand-tuned NCCL, as of bagua-net-bench --nccl --tuned"),
         ("tolerance", float, None, "allowed relative difference of a loss (default: 0 where sums have one order)"),
     )
@@ -154,12 +149,7 @@ class Networks(Tool):
     @classmethod
     def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
         super().check(parser, given)
-        hosts, rest = divmod(given.ranks, given.ranks_per_host)
-        if rest or (given.ranks_per_host > 1 and hosts < 2):
-            parser.error(
-                f"--ranks-per-host {given.ranks_per_host} does not divide --nproc-per-node {given.ranks} into two hosts"
-                " or more; give the ranks of all hosts together, such as --nproc-per-node 4 --ranks-per-host 2"
-            )
+        check_hosts(parser, given)
 
     def plan(self) -> Mapping[Network, Plan]:
         given = self.given
