@@ -63,8 +63,8 @@ from bagua.net.bench.verdict import MIN_REPETITIONS, PairedRatio, Verdict, paire
 # fmt: off
 __all__ = [  # noqa: RUF022
     "BASELINE", "BEST_TUNED_NAME", "Backend", "BenchError", "Case", "Column", "DEFAULT_TUNED", "DriverGroup",
-    "DriverProcess", "DriverRequest", "DriverSettings", "Event", "Figure", "GPU_COLLECTIVES", "Formed", "GpuSharing", "Label",
-    "LocalPlace", "MIN_REPETITIONS", "MISSING", "MachineFacts", "NetworkPath", "Operation", "OptionParser",
+    "DriverProcess", "DriverRequest", "DriverSettings", "Event", "Figure", "Formed", "GPU_COLLECTIVES", "GpuSharing",
+    "Label", "LocalPlace", "MIN_REPETITIONS", "MISSING", "MachineFacts", "NetworkPath", "Operation", "OptionParser",
     "PLUGIN_NETWORK", "PairedRatio", "Progress", "RANK_PROGRAM", "RawSession", "ResultFile", "RingSession",
     "SOCKET_NETWORK", "Turns", "Verdict", "ask", "backend_label", "bagua_net_variant", "byte_size",
     "check_output_files", "describe_machine", "driver_settings", "figures", "format_bandwidth", "format_size",
