@@ -104,6 +104,9 @@ void ConnectionService::fail(const Status& failure) {
 
 void ConnectionService::run() {
   std::vector<EpollPoller::Event> events;
+  // Before the sockets were asked. A process that was stopped finds deadlines passed and answers unread: a deadline
+  // counts only once the sockets were asked after it.
+  std::int64_t asked_ms = monotonic_ms();
   for (;;) {
     int timeout_ms = -1;
     bool ends = false;
@@ -116,12 +119,11 @@ void ConnectionService::run() {
         inbound_.handle_event(event.id);
         outbound_.handle_event(event.id);
       }
-      const std::int64_t now_ms = monotonic_ms();
-      inbound_.expire(now_ms);
-      outbound_.expire(now_ms);
+      inbound_.expire(asked_ms);
+      outbound_.expire(asked_ms);
       const std::int64_t deadline_ms = std::min(inbound_.next_deadline_ms(), outbound_.next_deadline_ms());
       if (deadline_ms != std::numeric_limits<std::int64_t>::max()) {
-        timeout_ms = static_cast<int>(std::clamp<std::int64_t>(deadline_ms - now_ms, 0, 60000));
+        timeout_ms = static_cast<int>(std::clamp<std::int64_t>(deadline_ms - monotonic_ms(), 0, 60000));
       }
       lines = log_.take();
       if (resting_ && inbound_.listen_count() == 0 && outbound_.attempt_count() == 0) {
@@ -131,6 +133,7 @@ void ConnectionService::run() {
     }
     for (const RareLog::Line& line : lines) log_message(line.level, __FILE__, __LINE__, line.text);
     if (ends) return;
+    asked_ms = monotonic_ms();
     poller_.wait(timeout_ms, &events);
     mutex_.step_aside();
   }
