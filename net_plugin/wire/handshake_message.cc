@@ -13,6 +13,7 @@ constexpr char kChallengeMagic[] = "BNCHALL1";
 constexpr char kReplyMagic[] = "BNREPLY1";
 constexpr std::size_t kMagicBytes = 8;
 constexpr std::size_t kCipherOffset = 10;
+constexpr std::size_t kSerialOffset = 12;
 constexpr std::size_t kListenIdOffset = 16;
 constexpr std::size_t kKeyIdOffset = 32;
 constexpr std::size_t kCommIdOffset = 48;
@@ -44,6 +45,7 @@ void encode_hello(const Hello& hello, std::uint8_t* bytes) {
   std::memcpy(bytes, kHelloMagic, kMagicBytes);
   store_little_endian<std::uint16_t>(bytes + 8, hello.protocol_version);
   store_little_endian<std::uint16_t>(bytes + kCipherOffset, static_cast<std::uint16_t>(hello.cipher));
+  store_little_endian<std::uint32_t>(bytes + kSerialOffset, hello.serial);
   store_little_endian<std::uint16_t>(bytes + 40, hello.stream_index);
   store_little_endian<std::uint16_t>(bytes + 42, hello.streams_wanted);
   store_little_endian<std::uint16_t>(bytes + 44, hello.port);
@@ -95,6 +97,7 @@ Cipher hello_cipher(const std::uint8_t* bytes) {
 void decode_clear_hello(const std::uint8_t* bytes, Hello* hello) {
   hello->protocol_version = hello_version(bytes);
   hello->cipher = hello_cipher(bytes);
+  hello->serial = load_little_endian<std::uint32_t>(bytes + kSerialOffset);
   std::copy_n(bytes + kListenIdOffset, hello->listen_id.size(), hello->listen_id.begin());
   std::copy_n(bytes + kKeyIdOffset, hello->key_id.size(), hello->key_id.begin());
 }

@@ -11,7 +11,7 @@
 //      0     8  magic "BNHELLO1"                           0     8  magic "BNREPLY1"
 //      8     2  protocol version                           8     2  protocol version
 //     10     2  cipher: 0 = none (crypto/cipher_state.h)    10     2  verdict (HandshakeVerdict)
-//     12     4  zero                                      12     2  data streams of this comm
+//     12     4  serial number, or 0                       12     2  data streams of this comm
 //     16    16  listen id, from the connect handle        14     2  zero
 //     32     8  key id of the job's secret, or zero       16     8  process id
 //     40     2  stream index in the comm                  24     4  largest chunk of a striped message
@@ -31,12 +31,14 @@
 // Stream 0 goes first: its reply settles the number of streams and the chunk size (the smaller of what both ends
 // want), then the others join with the same comm id. Later the connector may let more join (kJoiningStream), as many as
 // the listener's handle allows in all. A connector that loses a connection before the reply says the same hello again,
-// with a new nonce: the listener lets go of the stream's former connection. A refusal before the connector's proof, or
-// of a wrong one, has no proof of the listener. Features: a bit each; what both ends name is used. 1 = the listener
-// acknowledges chunks whose header asks for it. 2 = connections that are lost are replaced, and chunks that were not
-// acknowledged sent again. 4 = headers, payloads and acknowledgements have checksums; unlike the others, used if either
-// end names it. 8 = the CPU has AES, and the cipher is to be AES-256-GCM if both have. 16 =
-// the connector understands acknowledgements that name an address which the listener has lost.
+// with a new nonce and a larger serial number: the listener lets go of the stream's former connection. The proof of the
+// former one may arrive later, over a longer path: its serial number says that it is not to be accepted. They count the
+// hellos of a process, wrap, and are compared modulo 2^32 (RFC 1982); earlier versions have none. A refusal before the
+// connector's proof, or of a wrong one, has no proof of the listener. Features: a bit each; what both ends name is
+// used. 1 = the listener acknowledges chunks whose header asks for it. 2 = connections that are lost are replaced, and
+// chunks that were not acknowledged sent again. 4 = headers, payloads and acknowledgements have checksums; unlike the
+// others, used if either end names it. 8 = the CPU has AES, and the cipher is to be AES-256-GCM if both have. 16 = the
+// connector understands acknowledgements that name an address which the listener has lost.
 #pragma once
 
 #include <cstddef>
@@ -82,7 +84,7 @@ enum class HandshakeVerdict : std::uint16_t {
   kWrongVersion = 1,     // the reply's version field says which is spoken
   kUnknownListen = 2,    // nobody listens under that id (any more)
   kUnknownStream = 3,    // a joining stream fits no comm, or there is no room for it
-  kNoPlace = 4,          // the comm has not noticed yet that it lost a stream: try again
+  kNoPlace = 4,          // not noticed yet that a stream was lost, or a later connection has its place: try again
   kWrongProof = 5,       // the connector does not know the token
   kOtherProtection = 6,  // the ranks have different secrets, or only one encrypts
 };
@@ -91,6 +93,7 @@ const char* handshake_verdict_name(HandshakeVerdict verdict);
 
 struct Hello {
   std::uint16_t protocol_version = kProtocolVersion;
+  std::uint32_t serial = 0;  // 0: it has none
   std::uint16_t stream_index = 0;
   std::uint16_t streams_wanted = 1;
   std::uint16_t port = 0;
@@ -118,6 +121,11 @@ struct Reply {
   std::uint32_t features = 0;
   std::vector<HandleAddress> addresses;  // behind it
 };
+
+// Whether a connection with the serial number `serial` may take the place of one that has `former`.
+constexpr bool is_later(std::uint32_t serial, std::uint32_t former) {
+  return serial == 0 || former == 0 || static_cast<std::int32_t>(serial - former) > 0;
+}
 
 void encode_hello(const Hello& hello, std::uint8_t* bytes);
 void encode_challenge(const Challenge& challenge, std::uint8_t* bytes);

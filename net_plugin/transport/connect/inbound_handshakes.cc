@@ -74,7 +74,7 @@ Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedCon
   if (listen.state == ListenState::kReady) {
     listen.connection.arrivals = std::make_shared<StreamArrivals>();
     listen.connection.arrivals->set_streams(static_cast<int>(listen.connection.sockets.size()));
-    accepted_.add(listen.comm_id, id, listen.key, listen.reply, listen.connection.arrivals);
+    accepted_.add(listen.comm_id, id, listen.key, listen.reply, std::move(listen.serials), listen.connection.arrivals);
     *connection = std::move(listen.connection);
     stop_listening(id);
     *ready = true;
@@ -252,6 +252,9 @@ void InboundHandshakes::finish(UnauthenticatedPeer& peer) {
     refuse(peer, hello, HandshakeVerdict::kWrongProof);
     return;
   }
+  // Its connector has given it up before this process read the proof. One that is lost while a comm is being connected
+  // is waited for (check_assembling).
+  if (is_joining(hello.stream_index) && peer_close(peer.socket.get()) != PeerClose::kNone) return;
   const Admission admission = admit(peer, hello);
   if (admission.reply.verdict != HandshakeVerdict::kAccepted) {
     refuse(peer, hello, admission.reply.verdict, key.get());
@@ -285,7 +288,9 @@ HandshakeKeyRef InboundHandshakes::find_key(const Hello& hello) {
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
   if (hello.stream_index == kAskingStream && hello.comm_id == RandomId{}) return;  // a path was tried
   // If a stream cannot join because its comm was closed in the meantime, the peer continues without it.
-  const LogLevel level = hello.stream_index >= kAskingStream ? LogLevel::kInfo : LogLevel::kWarn;
+  // Nor is it more than that if its connector has opened another one meanwhile.
+  const bool is_common = hello.stream_index >= kAskingStream || verdict == HandshakeVerdict::kNoPlace;
+  const LogLevel level = is_common ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
   log_->add_if_due(level, kind, [&] {
     std::string line = "Bagua-Net: refused a connection from " + peer.to_string() + " (";
@@ -341,7 +346,11 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
   const int index = place_of(hello, listen);
   if (index < 0 || index >= settings_.most_streams()) return HandshakeVerdict::kUnknownStream;
   if (index == static_cast<int>(connection.sockets.size())) connection.sockets.emplace_back();
+  listen.serials.resize(connection.sockets.size());
   KeyedSocket& place = connection.sockets[static_cast<std::size_t>(index)];
+  std::uint32_t& serial = listen.serials[static_cast<std::size_t>(index)];
+  if (place.is_open() && !is_later(hello.serial, serial)) return HandshakeVerdict::kNoPlace;
+  serial = hello.serial;
   // The connector tries a stream again if it did not get the reply.
   if (place.is_open()) {
     place.reset();

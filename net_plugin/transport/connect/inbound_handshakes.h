@@ -73,6 +73,7 @@ class InboundHandshakes {
     Reply reply;  // to its streams
     std::size_t joined = 0;
     EstablishedConnection connection;
+    std::vector<std::uint32_t> serials;   // of the hellos of its sockets
     std::int64_t first_asked_ms = 0;      // accept was called; 0: not yet
     std::int64_t look_ms = 0;             // when to look again whether that takes long
     std::int64_t deadline_ms = 0;         // for all streams to join, once the first has

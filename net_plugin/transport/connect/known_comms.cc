@@ -8,11 +8,11 @@
 namespace bagua_net {
 
 void AcceptedComms::add(const RandomId& comm_id, const RandomId& listen_id, HandshakeKeyRef key, const Reply& reply,
-                        const std::shared_ptr<StreamArrivals>& arrivals) {
+                        std::vector<std::uint32_t> serials, const std::shared_ptr<StreamArrivals>& arrivals) {
   for (auto comm = comms_.begin(); comm != comms_.end();) {
     comm = comm->second.arrivals.expired() ? comms_.erase(comm) : std::next(comm);
   }
-  comms_[listen_id] = {std::move(key), comm_id, reply, 0, arrivals};
+  comms_[listen_id] = {std::move(key), comm_id, reply, std::move(serials), 0, arrivals};
 }
 
 HandshakeKeyRef AcceptedComms::find_key(const Hello& hello) const {
@@ -34,17 +34,22 @@ HandshakeVerdict AcceptedComms::admit(const Hello& hello, Admission* admission) 
   if (admission->arrivals == nullptr || admission->arrivals->is_closed()) return HandshakeVerdict::kUnknownStream;
   // One of the comm's first streams comes again if its connection was lost before the reply arrived.
   const bool is_first = hello.stream_index < accepted.reply.streams;
+  const bool replaces_first = hello.stream_index == kReplacingFirstStream;
+  // Of the others, each takes any place.
+  std::uint32_t* const last =
+      is_first || replaces_first ? &accepted.serials[replaces_first ? 0 : hello.stream_index] : nullptr;
+  if (last != nullptr && !is_later(hello.serial, *last)) return HandshakeVerdict::kNoPlace;
   const bool recovers = (accepted.reply.features & kFeatureRecovery) != 0;
-  if (hello.stream_index == kReplacingStream || hello.stream_index == kReplacingFirstStream || (is_first && recovers)) {
+  if (hello.stream_index == kReplacingStream || replaces_first || (is_first && recovers)) {
     // Each may take the place of a stream of which only its sender knows that it is lost.
     if (!admission->arrivals->has_room(2 * kMaxStreams)) return HandshakeVerdict::kNoPlace;
-    const bool is_stream_0 = hello.stream_index == kReplacingFirstStream || hello.stream_index == 0;
-    admission->joining = is_stream_0 ? Joining::kReplacesFirst : Joining::kReplaces;
+    admission->joining = replaces_first || hello.stream_index == 0 ? Joining::kReplacesFirst : Joining::kReplaces;
   } else if (is_first && (accepted.returned & (std::uint64_t{1} << hello.stream_index)) == 0) {
     accepted.returned |= std::uint64_t{1} << hello.stream_index;
   } else if (!admission->arrivals->has_room(settings_.most_streams()) || optional_descriptors() == 0) {
     return HandshakeVerdict::kUnknownStream;
   }
+  if (last != nullptr) *last = hello.serial;
   admission->arrivals->announce();
   admission->reply = accepted.reply;
   if (is_joining(hello.stream_index)) admission->reply.streams = 1;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "crypto/keyed_socket.h"
 #include "transport/connect/established_connection.h"
@@ -50,9 +51,10 @@ class AcceptedComms {
  public:
   explicit AcceptedComms(const HandshakeSettings& settings) : settings_(settings) {}
 
-  // Remembers a comm, and forgets those that are gone. reply: to its first streams. arrivals: its own; expire with it.
+  // Remembers a comm, and forgets those that are gone. reply: to its first streams. serials: of the hellos of its
+  // streams, of which there are as many as the reply says. arrivals: its own; expire with it.
   void add(const RandomId& comm_id, const RandomId& listen_id, HandshakeKeyRef key, const Reply& reply,
-           const std::shared_ptr<StreamArrivals>& arrivals);
+           std::vector<std::uint32_t> serials, const std::shared_ptr<StreamArrivals>& arrivals);
 
   // The key that the sender of this hello has to prove. nullptr: the hello names none of these comms.
   HandshakeKeyRef find_key(const Hello& hello) const;
@@ -66,7 +68,8 @@ class AcceptedComms {
     HandshakeKeyRef key;
     RandomId comm_id{};
     Reply reply;
-    std::uint64_t returned = 0;  // a bit for each first stream that came again
+    std::vector<std::uint32_t> serials;  // of the last hellos of its first streams
+    std::uint64_t returned = 0;          // a bit for each first stream that came again
     std::weak_ptr<StreamArrivals> arrivals;
   };
 

@@ -229,6 +229,8 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   hello.stream_index = attempt.is_join ? attempt.ticket.hello.stream_index : static_cast<std::uint16_t>(index);
   // The peer probes the address from which the connection comes.
   hello.port = own.same_host(path.interface.address) ? path.port : std::uint16_t{0};
+  if (++last_serial_ == 0) ++last_serial_;  // 0: none
+  hello.serial = last_serial_;
   const Status random = fill_random(hello.nonce.data(), hello.nonce.size());
   if (!random.is_ok()) {
     fail(attempt, random);
@@ -286,7 +288,9 @@ void OutboundHandshakes::read_answer(Attempt& attempt, std::uint64_t number, std
 
 void OutboundHandshakes::prove(Attempt& attempt, std::size_t index) {
   Stream& stream = attempt.streams[index];
-  if (stream.state == JoinState::kPrepared) await_answer(attempt, stream);
+  // The time of its own. If the peer answers late and the rest of the hello's time counted, another connection would be
+  // opened while the proof is under way.
+  await_answer(attempt, stream);
   const int error_number = stream.handshake.send_proof(stream.socket.get());
   if (error_number != 0) retry(attempt, index, error_number);
 }

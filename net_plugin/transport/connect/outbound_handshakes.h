@@ -117,8 +117,8 @@ class OutboundHandshakes {
     ConnectorHandshake handshake;
     std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline
     int tries = 0;
-    std::int64_t asked_ms = 0;    // when the last hello was sent, or a proof that came later
-    int unanswered_hellos = 0;    // that the peer's kernel had, and its process did not answer in time
+    std::int64_t asked_ms = 0;    // when the last hello or proof was sent
+    int unanswered_hellos = 0;    // or proofs, that the peer's kernel had, and its process did not answer in time
     std::size_t path = 0;         // in the ticket
     bool is_bound = false;        // to its interface
     bool was_closed = false;      // by the listener, before it replied
@@ -155,7 +155,7 @@ class OutboundHandshakes {
   std::uint64_t begin(Attempt attempt);
   void start(Attempt& attempt, std::uint64_t number, std::size_t index);
   void finish_connect(Attempt& attempt, std::size_t index);
-  // It has sent the hello, or what had to wait after that.
+  // It sends the hello or the proof.
   void await_answer(const Attempt& attempt, Stream& stream) const;
   // Its first connection is opened, and no hello was sent.
   void begin_with_fewer_if_long(Attempt& attempt);
@@ -192,6 +192,7 @@ class OutboundHandshakes {
   };
   std::map<std::uint64_t, StreamOf> stream_ids_;  // by poller id
   std::uint64_t next_attempt_ = 1;                // 0 in a handle: no attempt yet
+  std::uint32_t last_serial_ = 0;                 // of a hello
   OpenedComms opened_;
 };
 

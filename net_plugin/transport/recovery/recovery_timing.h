@@ -1,8 +1,8 @@
 // RecoveryTiming: how long the two ends of a connection wait. Each end relies on the times of the other.
 //
-// - A connection is opened. The connector opens another one if it is not answered within kConnectAnswerMs or
-//   kLongConnectAnswerMs, in turn, and kConnectAgainMs after it was lost or refused. Meanwhile the listener keeps the
-//   connections that have joined, for kRejoinMs.
+// - A connection is opened. The connector opens another one if its hello or its proof is not answered within
+//   kConnectAnswerMs or kLongConnectAnswerMs, in turn, and kConnectAgainMs after it was lost or refused. Meanwhile the
+//   listener keeps the connections that have joined, for kRejoinMs.
 // - A connection is silent. The sender replaces it after kSilentStreamMs if another connection of the comm is answered,
 //   otherwise after a third of BAGUA_NET_KEEPALIVE_S. The receiver loses it after two thirds of that time, which leaves
 //   the last third to the sender.

@@ -39,10 +39,10 @@ struct Listening : ListeningService {
     CHECK_EQ(reply.max_chunk_bytes, 65536u);
     return socket;
   }
-  void check_refused(const Hello& hello) const {
+  void check_refused(const Hello& hello, HandshakeVerdict verdict = HandshakeVerdict::kUnknownStream) const {
     Reply reply;
     join(hello, &reply);
-    CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
+    CHECK(reply.verdict == verdict);
   }
   // As a connector does that did not see the reply.
   void lose(std::uint16_t index, std::uint16_t streams) const {
@@ -147,6 +147,50 @@ TEST_CASE(only_the_same_comm_takes_a_streams_place) {
   listening.check_refused(listening.hello(2, 2));
   const OwnedFd second = listening.join(1, 2);
   check_joined(first, listening.accepted().sockets[0]);
+}
+
+// A connector opens the next connection over a shorter path: it has joined before the proof of the former one arrives.
+TEST_CASE(a_connection_that_its_connector_has_given_up_takes_no_place_of_a_later_one) {
+  for (const std::uint32_t before : {std::uint32_t{1}, ~std::uint32_t{0}}) {  // they wrap
+    Listening listening;
+    const HandshakeKeyRef key = handshake_key(listening.handle.token);
+    const auto check_later_stays = [&](std::uint16_t index) {
+      Hello hello = listening.hello(index, 2);
+      hello.serial = before;
+      Said said;
+      const OwnedFd former = listening.challenged(hello, &said);
+      hello.serial += 2;
+      Reply reply;
+      OwnedFd later = listening.join(hello, &reply);
+      CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+      prove(former, *key, said);
+      CHECK(read_reply(former, *key, said).verdict == HandshakeVerdict::kNoPlace);
+      return later;
+    };
+    const OwnedFd lost = check_later_stays(0);
+    const OwnedFd second = check_later_stays(1);
+    Hello hello = listening.hello(kReplacingFirstStream, 2);
+    hello.serial = before + 3;
+    Reply reply;
+    const OwnedFd first = listening.join(hello, &reply);
+    CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+    // Of those that came before the accept, and of those that come after it.
+    listening.check_refused(hello, HandshakeVerdict::kNoPlace);
+    const EstablishedConnection connection = listening.accepted();
+    listening.check_refused(hello, HandshakeVerdict::kNoPlace);
+    hello.stream_index = 0;
+    listening.check_refused(hello, HandshakeVerdict::kNoPlace);
+    CHECK_EQ(connection.sockets.size(), 2u);
+    check_joined(first, connection.sockets[0]);
+    check_joined(second, connection.sockets[1]);
+    CHECK(!connection.arrivals->any());
+    hello.stream_index = kReplacingFirstStream;
+    for (const std::uint32_t serial : {before + 4, std::uint32_t{0}}) {  // a connector without numbers is believed
+      hello.serial = serial;
+      const OwnedFd next = listening.join(hello, &reply);
+      CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+    }
+  }
 }
 
 TEST_CASE(a_connect_survives_the_loss_of_every_reply_once) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -118,6 +119,31 @@ TEST_CASE(a_peer_that_leaves_while_its_streams_join_is_named_at_once) {
   CHECK(status.code() == StatusCode::kRemoteError);
   CHECK(names(status, "node7"));
   CHECK(!accept(listening).is_ok());
+}
+
+// While this process was stopped. Of a comm whose places are all taken, they would take those of healthy streams.
+TEST_CASE(joining_connections_that_were_given_up_before_their_proof_was_read_do_not_join) {
+  Listening listening;
+  Hello hello = hello_to(listening.id);
+  CHECK(listening.shake_hands(hello).verdict == HandshakeVerdict::kAccepted);
+  bool ready = false;
+  EstablishedConnection connection;
+  CHECK_OK(listening.inbound.accept(listening.id, &ready, &connection));
+  CHECK(ready);
+  for (const std::uint16_t index : {kJoiningStream, kReplacingStream, kReplacingFirstStream}) {
+    for (const bool resets : {false, true}) {
+      hello.stream_index = index;
+      OwnedFd peer = connect_to(listening.address);
+      Said said = say_hello(peer, hello);
+      listening.turn_until_readable(peer);
+      Reply reply;
+      CHECK(read_challenge(peer, &said, &reply));
+      prove(peer, listening.key, said);
+      resets ? reset_connection(&peer) : peer.reset();
+      while (listening.inbound.next_deadline_ms() != std::numeric_limits<std::int64_t>::max()) listening.turn();
+      CHECK(!connection.arrivals->any());
+    }
+  }
 }
 
 // A deadline that is over at once, for only its end is of interest: the test above accepts before it. A slow machine
