@@ -16,7 +16,12 @@ constexpr int kForgetMs = 5000;
 bool PeerSilence::is_due(std::int64_t now_ms) {
   if (now_ms < due_ms_) return false;
   // Observations from before a pause without traffic do not apply to what is sent now.
-  if (now_ms - due_ms_ > kForgetMs) answered_ms_.fill(now_ms);
+  const std::int64_t late_ms = now_ms - due_ms_;
+  if (late_ms > kForgetMs) answered_ms_.fill(now_ms);
+  // Nor does the time in which this process was stopped: what the kernel has sent meanwhile may just be under way.
+  if (has_paths_) {
+    for (std::int64_t& answered_ms : answered_ms_) answered_ms = std::min(answered_ms + late_ms, now_ms);
+  }
   due_ms_ = now_ms + (has_paths_ ? kCheckPathsMs : kCheckMs);
   return true;
 }

@@ -17,6 +17,7 @@
 // - What it was to answer was sent again, and left this host's queues.
 // - So much time has passed between these transmissions by the kernel's timers, not only on the clock.
 // - Two looks, kCheckPathsMs apart, found it so: what had arrived by the first was answered by the second.
+// - It was looked at for so long: this process was not stopped meanwhile.
 // - The peer's host answered over another path meanwhile. If nothing is under way there, it is asked.
 //
 // Without the last, it may be the host, which gets kSilentStreamMs.

@@ -149,6 +149,22 @@ TEST_CASE(what_this_host_did_not_send_or_had_no_time_to_read_is_not_silent) {
   CHECK(check(silence, {unanswered(10, 0), unanswered(5000)}, 1020000).streams.empty());
 }
 
+// The kernel probes an idle connection after seconds, and a long path answers when this process goes on.
+TEST_CASE(while_this_process_is_stopped_no_path_is_silent) {
+  PeerSilence silence(kMaxSilenceS, true, true);
+  std::int64_t now_ms = 1000000;
+  CHECK(silence.is_due(now_ms));
+  CHECK(is_healthy(check(silence, {unanswered(10, 0), unanswered(10, 0)}, now_ms)));
+  now_ms += 3000;
+  for (std::int64_t looked_ms = kCheckPathsMs;; looked_ms += kCheckPathsMs, now_ms += kCheckPathsMs) {
+    CHECK(silence.is_due(now_ms));
+    // A path that stays silent is left, a look after its limit.
+    const bool is_silent = !is_healthy(check(silence, {unanswered(10, 0), unanswered(3000 + looked_ms, 1)}, now_ms));
+    CHECK_EQ(is_silent, looked_ms > kSilentLongPathMs + kCheckPathsMs);
+    if (is_silent) break;
+  }
+}
+
 TEST_CASE(with_recovery_silent_streams_are_replaced_after_a_third_of_the_limit) {
   PeerSilence silence(kMaxSilenceS, true);
   const std::int64_t now_ms = 1000000;
