@@ -33,7 +33,7 @@
 // the listener's handle allows in all. A connector that loses a connection before the reply says the same hello again,
 // with a new nonce and a larger serial number: the listener lets go of the stream's former connection. The proof of the
 // former one may arrive later, over a longer path: its serial number says that it is not to be accepted. They count the
-// hellos of a process, wrap, and are compared modulo 2^32 (RFC 1982); earlier versions have none. A refusal before the
+// hellos of a process, wrap, and are compared modulo 2^32 (RFC 1982); 0 is none. A refusal before the
 // connector's proof, or of a wrong one, has no proof of the listener. Features: a bit each; what both ends name is
 // used. 1 = the listener acknowledges chunks whose header asks for it. 2 = connections that are lost are replaced, and
 // chunks that were not acknowledged sent again. 4 = headers, payloads and acknowledgements have checksums; unlike the
