@@ -15,7 +15,9 @@ import torch.distributed as dist
 
 from bagua.collectives.carrier_device import carrier, gpu_for
 from bagua.job import torch_internals
+from bagua.job.deadlock import OperationOrder
 from bagua.job.failure_report import failures_named, is_communication_error, is_named_around
+from bagua.job.job_thread import waiting_for
 
 _ABORT_CHECK = datetime.timedelta(milliseconds=200)
 
@@ -53,6 +55,7 @@ class BaguaCommunicator:
         group_name: of the Bagua group that it belongs to.
         kind: "global", "intra-node", "inter-node" or "background".
         timeout: of a collective on the CPU.
+        operations: its collectives, which all members begin in the same order.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class BaguaCommunicator:
         stream: Callable[[torch.device | None], torch.cuda.Stream | None],
         timeout: datetime.timedelta,
         bound: torch.device | None = None,
+        operations: OperationOrder | None = None,
     ) -> None:
         self.ranks = tuple(ranks)
         self.group_name = group_name
@@ -75,6 +79,7 @@ class BaguaCommunicator:
         self._bound = bound
         self._gpu: torch.device | None = None
         # Shared by all that `on` returns.
+        self.operations = operations or OperationOrder(f"{group_name}/{kind}")
         self._aborted = threading.Event()
         self._followers: weakref.WeakSet[BaguaCommunicator] = weakref.WeakSet()
         self._by_gpu: weakref.WeakValueDictionary[torch.device, BaguaCommunicator] = weakref.WeakValueDictionary()
@@ -141,7 +146,7 @@ class BaguaCommunicator:
             token = torch.zeros(1, dtype=torch.uint8, device="cpu")
             self.perform("barrier", token.device, dist.all_reduce, token)
         else:
-            with under_way(self, "barrier"):
+            with under_way(self, "barrier", position=self.operations.begin("barrier")):
                 device = self.device
                 dist.barrier(group=group, device_ids=[device.index])
                 torch.cuda.current_stream(device).synchronize()
@@ -168,31 +173,35 @@ class BaguaCommunicator:
         """
         if device.type == "cpu":
             try:
-                self.finish(operation(*arguments, **named, group=self.torch_group, async_op=True), what)
+                work = operation(*arguments, **named, group=self.torch_group, async_op=True)
+                position = self.operations.begin(what)
+                self.finish(work, what, position)
+                self.operations.done = position
             except Exception as error:
                 self.name_failure(error, what)
                 raise
         else:
             # With TORCH_NCCL_BLOCKING_WAIT, errors are raised by waits, which synchronous calls leave out.
             is_waited_for = torch_internals.is_nccl_waited_for()
-            with under_way(self, what):
+            with under_way(self, what, position=self.operations.begin(what)):
                 work = operation(*arguments, **named, group=self.torch_group, async_op=is_waited_for)
                 if is_waited_for and work is not None:
                     work.wait()
 
-    def finish(self, work: dist.Work | None, what: str = "a collective under way") -> None:
+    def finish(self, work: dist.Work | None, what: str = "a collective under way", position: int | None = None) -> None:
         """
         Waits on the CPU for a collective that gloo carries out. (Of NCCL's, let a stream wait: `work.wait()`.)
 
         Args:
             what: is done, for errors.
+            position: of it in `operations`; None: it is not counted there.
 
         Raises:
             RuntimeError: `abort` was called, or it failed: the backend's error, or a CollectiveError if it took long.
         """
         if work is not None and not self._is_done(work, what):
             # Others may have lost a rank by now, and ask. Most collectives are over before, and need not say so.
-            with under_way(self, what):
+            with under_way(self, what, position=position):
                 while not self._is_done(work, what):
                     pass
 
@@ -271,8 +280,8 @@ class BaguaCommunicator:
 
 
 def under_way(
-    comm: BaguaCommunicator, what: str, ranks: Sequence[int] | None = None
-) -> contextlib.AbstractContextManager[None]:
+    comm: BaguaCommunicator, what: str, ranks: Sequence[int] | None = None, position: int | None = None
+) -> contextlib.AbstractContextManager[object]:
     """
     Around what keeps this thread within torch.distributed until it is done, or for as long as NCCL takes to connect:
     `failures_named`, unless this thread is within it already. What NCCL says later, on the GPU, is not for Python.
@@ -280,11 +289,18 @@ def under_way(
     Args:
         what: is being done, for messages: "recv from rank 1".
         ranks: the global ranks that take part; None: all of the communicator.
+        position: of it in the communicator's `operations`; None: it is not counted there.
 
     Raises:
         CollectiveError, RuntimeError: as `BaguaCommunicator.name_failure`.
     """
-    return contextlib.nullcontext() if is_named_around() else failures_named(comm, what, ranks)
+    if not is_named_around():
+        return failures_named(comm, what, ranks, position=position)
+    waiting = None
+    if position is not None:
+        # Which collective it is that the thread waits for. What it is part of names failures, and can be ended.
+        waiting = waiting_for(comm.ranks, what, comm, comm.operations, position, is_ended_by_abort=False)
+    return waiting or contextlib.nullcontext()
 
 
 class _NonMember(BaguaCommunicator):

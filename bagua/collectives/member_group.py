@@ -9,21 +9,21 @@ above those of their earlier groups too, so that no name comes twice.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections import defaultdict
+import zlib
 from collections.abc import Sequence
 
 import torch.distributed as dist
 
 from bagua.job import torch_internals
+from bagua.job.deadlock import EVERYWHERE, OperationOrder
 from bagua.job.failure_report import explain_failure
-from bagua.job.job_thread import waiting_for
+from bagua.job.job_thread import current_job_thread, waiting_for
 from bagua.job.waiting import Members
 from bagua.rank_list import rank_list
 
 # Never reset, also not when torch is shut down and set up again: a name that was used once leaves addresses in the
 # store that would mislead the next group of that name.
-_attempts: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
+_attempts: dict[tuple[int, ...], OperationOrder] = {}
 _used_numbers = 0
 
 
@@ -40,14 +40,21 @@ def create_member_group(whole: Members, ranks: Sequence[int], backend: str | Non
     """
     global _used_numbers
     members = tuple(ranks)
+    what = f"making a group of {rank_list(members)}"
+    attempts = _attempts.get(members)
+    if attempts is None:
+        names = "_".join(map(str, members))
+        attempts = _attempts[members] = OperationOrder(f"{EVERYWHERE}{len(members)}/{zlib.crc32(names.encode())}")
+    current_job_thread().count(attempts)
+    attempt = attempts.begin(what)
     store = torch_internals.PrefixStore(
-        f"bagua/member_group/{'_'.join(map(str, members))}/{next(_attempts[members])}", torch_internals.default_store()
+        f"bagua/member_group/{'_'.join(map(str, members))}/{attempt}", torch_internals.default_store()
     )
     store.set(str(dist.get_rank()), str(max(torch_internals.registered_groups(), _used_numbers)))
     keys = [str(rank) for rank in members]
-    what = f"making a group of {rank_list(members)}"
     # Not as a wait that can be ended: the one who makes a communicator holds the lock that `abort` needs.
-    with waiting_for(members, what) or contextlib.nullcontext():
+    waiting = waiting_for(members, what, whole, attempts, attempt, is_ended_by_abort=False)
+    with waiting or contextlib.nullcontext():
         try:
             store.wait(keys, whole.timeout)
         except dist.DistStoreError as error:
@@ -58,5 +65,6 @@ def create_member_group(whole: Members, ranks: Sequence[int], backend: str | Non
                 list(members), timeout=whole.timeout, backend=backend, use_local_synchronization=True
             )
     _used_numbers = number + 1
+    attempts.done = attempt
     assert isinstance(group, dist.ProcessGroup), "this process is a member"
     return group

@@ -38,7 +38,8 @@ class BaguaProcessGroup:
         group_name: a number that counts the Bagua groups of this process.
         timeout: of a collective on the CPU.
         bound_device: the GPU on which alone NCCL communicates, of `init_process_group(device_id=...)`; None: any.
-        operations: that all members begin in the same order; see `failures_named`.
+        operations: that all members begin in the same order; see `failures_named`. The collectives of its communicators
+            have orders of their own.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class BaguaProcessGroup:
         self._inter_node: BaguaCommunicator | None = None
         self._background: BaguaCommunicator | None = None
         self._topology: group_topology.GroupTopology | None = None
-        self.operations = OperationOrder()
+        self.operations = OperationOrder(self.group_name) if torch_group is None else _order_of(torch_group, "engine")
         _groups_by_name[self.group_name] = self
         if torch_group is not None:
+            _order_of(torch_group, "global")  # from now on others may know that nothing has begun in it
             gloo_exit.expect_groups()
             places.publish_place(dist.get_rank())
-            current_job_thread()
 
     @property
     def is_member(self) -> bool:
@@ -181,7 +182,10 @@ class BaguaProcessGroup:
     def _communicator(self, group: dist.ProcessGroup | None, kind: str, ranks: Sequence[int]) -> BaguaCommunicator:
         if group is None:
             return CommMember.NON_COMM_MEMBER
-        return BaguaCommunicator(group, ranks, self.group_name, kind, self._stream_for, self.timeout, self.bound_device)
+        operations = _order_of(group, kind)
+        return BaguaCommunicator(
+            *(group, ranks, self.group_name, kind, self._stream_for, self.timeout, self.bound_device, operations)
+        )
 
     def _stream_for(self, gpu: torch.device | None) -> torch.cuda.Stream | None:
         return self.stream if gpu is None else self.stream_on(gpu)
@@ -217,6 +221,22 @@ class BaguaProcessGroup:
         return f"BaguaProcessGroup(group_name={self.group_name!r}, ranks={self.ranks})"
 
 
+def _order_of(group: dist.ProcessGroup, kind: str) -> OperationOrder:
+    """As long as the torch group, which several Bagua groups may be on: others compare how far this process is in it.
+
+    Args:
+        kind: of the operations: "engine", or that of a communicator.
+    """
+    with _orders_lock:
+        by_kind = _orders.setdefault(group, {})
+        if kind not in by_kind:
+            by_kind[kind] = OperationOrder(f"{group.group_name}/{kind}")  # torch's name is the same on all ranks
+        current_job_thread().count(by_kind[kind])
+        return by_kind[kind]
+
+
+_orders: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, OperationOrder]] = weakref.WeakKeyDictionary()
+_orders_lock = threading.RLock()
 _group_names = itertools.count()
 _groups_by_name: weakref.WeakValueDictionary[str, BaguaProcessGroup] = weakref.WeakValueDictionary()
 _default_group: BaguaProcessGroup | None = None

@@ -94,6 +94,7 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
             ranks wait for something else (bagua.job.deadlock).
         in_order: one of the group's operations that all members begin in the same order, under this name. Not: what is
             only begun here, or by some, or by several threads. It counts as begun from the call on.
+        position: in that order, of an operation that has been begun.
         join_helps: for the message: ranks with fewer batches than others can take part by `join`.
 
     Raises:
@@ -113,16 +114,21 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         ranks: Sequence[int] | None = None,
         can_give_up: bool = False,
         in_order: bool = False,
+        position: int | None = None,
         join_helps: bool = True,
     ) -> None:
         self._join_helps = join_helps
         self._group, self._what, self._ranks, self._can_give_up = group, what, ranks or group.ranks, can_give_up
         self._waiting: Waiting | None = None
-        self._operations = operations_of(group) if in_order else None
-        self._position = None if self._operations is None else self._operations.begin(what)
+        self._operations = operations_of(group) if in_order or position is not None else None
+        if in_order and self._operations is not None:
+            position = self._operations.begin(what)
+        self._position = position
 
     def __enter__(self) -> None:
-        self._waiting = waiting_for(self._ranks, self._what, self._group, self._position, self._can_give_up)
+        self._waiting = waiting_for(
+            self._ranks, self._what, self._group, self._operations, self._position, self._can_give_up
+        )
         if self._waiting is not None:
             self._waiting.__enter__()
         self._was_named, _around.is_named = _around.is_named, True
@@ -131,8 +137,9 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _around.is_named = self._was_named
-        if error is None and self._operations is not None and self._position is not None:
-            self._operations.end(self._position)
+        operations, position = self._operations, self._position
+        if error is None and operations is not None and position is not None and position > operations.done:
+            operations.done = position
         try:
             if isinstance(error, Exception):
                 waiting = self._waiting

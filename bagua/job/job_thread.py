@@ -15,6 +15,7 @@ import contextlib
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +23,13 @@ import torch.distributed as dist
 
 from bagua import launch_environment
 from bagua.job import gloo_exit, long_waits, peer_watch, places, presence, roll_call, verdicts
+from bagua.job.deadlock import Answer, OperationOrder
 from bagua.job.gone import LEFT, Gone
 from bagua.job.lost_ranks import LostRanks
 from bagua.job.roll_call import RollCall
 from bagua.job.store_client import StoreClient
 from bagua.job.torch_internals import Store, default_store
-from bagua.job.waiting import PATIENCE_S, TICK_S, Members, Waiting
+from bagua.job.waiting import PATIENCE_S, TICK_S, Members, Waiting, answer_of, outermost
 
 SLOW_TICK_S = 1.0  # between two looks into the store, once a wait has taken
 SLOW_AFTER_S = 5.0
@@ -50,6 +52,7 @@ class JobThread:
         self._rank = rank
         self._store = StoreClient(store)
         self.waits: dict[int, Waiting] = {}
+        self._orders: weakref.WeakValueDictionary[str, OperationOrder] = weakref.WeakValueDictionary()
         self._stop = threading.Event()
         self._verdicts = verdicts.VerdictReader()
         with contextlib.suppress(Exception):  # whoever calls the roll finds out, and says so
@@ -72,6 +75,10 @@ class JobThread:
         self._stop.set()
         self._thread.join(STOP_S)
         self._lost.close()
+
+    def count(self, order: OperationOrder) -> None:
+        """Others may know how far this process has come in it, as long as it lives."""
+        self._orders[order.name] = order
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # whoever calls the roll finds out, and says so
@@ -100,13 +107,19 @@ class JobThread:
             self._has_keys = True
         call, inquiry, proven = (text.decode() for text in client.multi_get(list(_KEYS)))
         self.roll_call.look(client, call, wait)
-        self._long_waits.look(client, inquiry, list(self.waits.values()), now)
+        self._long_waits.look(client, inquiry, self._own_answer, list(self.waits.values()), now)
         for verdict in self._verdicts.new(client, proven):
             if isinstance(verdict, Gone):
                 self._lost.note(verdict, now)
+            elif isinstance(verdict, verdicts.Different):
+                self._long_waits.note(verdict, list(self.waits.values()))
             elif verdict.rank == self._rank:
                 self._end(verdict)
         self._lost.end_waits(now)
+
+    def _own_answer(self) -> Answer:
+        waits = list(self.waits.values())  # first: the orders only go on
+        return answer_of(waits, [order for one in self._orders.valuerefs() if (order := one()) is not None])
 
     def _oldest_wait(self) -> Waiting | None:
         return min(list(self.waits.values()), key=lambda wait: wait.since, default=None)
@@ -117,9 +130,16 @@ class JobThread:
         return "" if wait is None else f"it is in {wait.what}"
 
     def _end(self, deadlocked: verdicts.Deadlocked) -> None:
-        for wait in list(self.waits.values()):
-            if wait.since == deadlocked.since and (post := wait.post()) is not None and post[0] == deadlocked.group:
-                wait.end()
+        waits = list(self.waits.values())
+        for thread, first in outermost(waits).items():
+            if first.since == deadlocked.since:
+                for wait in waits:
+                    if (
+                        wait.thread == thread
+                        and (operation := wait.operation)
+                        and operation[0].name == deadlocked.order
+                    ):
+                        wait.end()
 
 
 def _is_failing() -> bool:
@@ -154,13 +174,16 @@ def waiting_for(
     ranks: Sequence[int],
     what: str,
     group: Members | None = None,
+    order: OperationOrder | None = None,
     position: int | None = None,
     can_give_up: bool = False,
+    is_ended_by_abort: bool = True,
 ) -> Waiting | None:
     """A context: the calling thread is in a collective. None where there is nobody to wait for, or torch.distributed is
     not initialized. The arguments are those of `Waiting`."""
     if len(ranks) > 1 and dist.is_initialized():
-        return Waiting(current_job_thread().waits, ranks, what, group, position, can_give_up)
+        waits = current_job_thread().waits
+        return Waiting(waits, ranks, what, group, order, position, can_give_up, is_ended_by_abort)
     return None
 
 

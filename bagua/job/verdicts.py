@@ -2,7 +2,9 @@
 
 [Note: key] "bagua/waits/verdicts" has lines of JSON, which are only added to:
     {"gone": [rank, host, how], "token": ...}    with the process by its token
-    {"deadlocked": [group, rank, since]}         the wait of this rank, which ends it
+    {"deadlocked": [order, rank, since]}         the wait of this rank, which ends it
+    {"different": [rank, since, [[what, [[first rank, last rank], ...]], ...]]}
+                                                 what ranks wait in that run different code; none ends for that
 """
 
 from __future__ import annotations
@@ -20,11 +22,29 @@ EMPTY = "\n"
 
 
 class Deadlocked(NamedTuple):
-    """A wait that no patience ends."""
+    """A wait that no patience ends.
 
-    group: str
+    Attributes:
+        order: of the operation that is waited for.
+        since: when the thread of this rank began to wait.
+    """
+
+    order: str
     rank: int
     since: float
+
+
+class Different(NamedTuple):
+    """Ranks run different code.
+
+    Attributes:
+        rank, since: of one of the waits, by which this differs from others of the same ranks.
+        sides: what is waited in, and by which ranks, as (first, last).
+    """
+
+    rank: int
+    since: float
+    sides: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
 
 
 def add_gone(client: Store, gone: Gone, token: str) -> None:
@@ -39,6 +59,10 @@ def add_deadlocked(client: Store, deadlocked: Deadlocked) -> None:
     add_line(client, KEY, json.dumps({"deadlocked": deadlocked}))
 
 
+def add_different(client: Store, different: Different) -> None:
+    add_line(client, KEY, json.dumps({"different": different}))
+
+
 class VerdictReader:
     """Of one process, of one job."""
 
@@ -51,7 +75,7 @@ class VerdictReader:
         would not tell, since clocks of hosts may differ."""
         self._before = self._lines = len(store.compare_set(KEY, "", EMPTY).decode().splitlines())
 
-    def new(self, client: Store, text: str) -> Iterator[Gone | Deadlocked]:
+    def new(self, client: Store, text: str) -> Iterator[Gone | Deadlocked | Different]:
         """What this process does not know yet. Not the ranks that have left: others may still be in what those gave
         them, so no wait ends for them.
 
@@ -63,6 +87,9 @@ class VerdictReader:
         for verdict in map(json.loads, filter(None, unread)):
             if "deadlocked" in verdict:
                 yield Deadlocked(*verdict["deadlocked"])
+            elif "different" in verdict:
+                rank, since, sides = verdict["different"]
+                yield Different(rank, since, tuple((what, tuple(map(tuple, ranges))) for what, ranges in sides))
             elif (gone := Gone(*verdict["gone"])).how != LEFT and self._of_this_job(client, [verdict]):
                 yield gone
 

@@ -62,7 +62,7 @@ class Group:
 
     def __init__(self, size: int) -> None:
         self.ranks = range(size)
-        self.operations = OperationOrder()
+        self.operations = OperationOrder("0")
         self.is_aborted = False
 
     def raise_if_aborted(self, what: str) -> None:
@@ -88,15 +88,20 @@ class Ranks:
         self.store = CountingStore()
         self.rolls = [JobThread(self.store, rank) for rank in range(size)]
         self.groups = [Group(size) for _ in range(size)]
-        for roll in self.rolls:
+        self.others = [OperationOrder("1") for _ in range(size)]
+        for roll, group, other in zip(self.rolls, self.groups, self.others, strict=True):
+            roll.count(group.operations)
+            roll.count(other)
             roll.look()
         self.store.keys = self.store.bytes = 0
         monkeypatch.setattr(job_thread, "TICK_S", STEP_S)
 
-    def wait(self, rank: int, what: str) -> None:
+    def wait(self, rank: int, what: str, in_other_order: bool = False) -> None:
         group = self.groups[rank]
-        position = group.operations.begin(what)
-        waiting.Waiting(self.rolls[rank].waits, group.ranks, what, group, position, what == "ask").__enter__()
+        order = self.others[rank] if in_other_order else group.operations
+        position = order.begin(what)
+        waits = self.rolls[rank].waits
+        waiting.Waiting(waits, group.ranks, what, group, order, position, what == "ask").__enter__()
 
     def pass_time(self, seconds: float, absent: tuple[int, ...] = ()) -> None:
         for _ in range(int(seconds / STEP_S)):
@@ -164,10 +169,16 @@ def test_a_failure_of_many_ranks_asks_as_little_of_each(monkeypatch: pytest.Monk
         roll.stop()
 
 
-def test_who_is_not_there_is_named_and_nothing_ends(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("answers", [False, True])
+def test_who_is_not_there_is_named_and_nothing_ends(
+    start: Any, caplog: pytest.LogCaptureFixture, answers: bool
+) -> None:
+    """Also if its GPU may wait for others: it says that it has not begun this."""
     ranks = start(4)
     for rank in (0, 1, 3):
         ranks.wait(rank, "sum")
+    if answers:
+        waiting.Waiting(ranks.rolls[2].waits, range(4), "communicating on GPUs").__enter__()
     with caplog.at_level(logging.WARNING, "bagua"):
         ranks.pass_time(600.0)
         wait_until(lambda: bool(caplog.records), "the log line")
@@ -182,8 +193,55 @@ def test_a_deadlock_is_proven_and_ended(start: Any) -> None:
         ranks.wait(rank, what)
     ranks.pass_time(long_waits.ASK_S + long_waits.ANSWER_S + 1.0)
     assert ranks.aborted() == [], "seen once"
-    ranks.pass_time(2 * long_waits.REPEAT_S)
+    ranks.pass_time(long_waits.REPEAT_S)
     assert ranks.aborted() == [0]
+
+
+@pytest.mark.parametrize("in_other_order", [True, False])
+def test_ranks_that_run_different_code_are_told_on_each_of_them(
+    start: Any, caplog: pytest.LogCaptureFixture, in_other_order: bool
+) -> None:
+    """Within 15 s, once, whoever asks; and again of another wait."""
+    ranks = start(4)
+    for rank in range(3):
+        ranks.wait(rank, "sum" if rank else "save", in_other_order=in_other_order and rank == 0)
+    with caplog.at_level(logging.WARNING, "bagua"):
+        ranks.pass_time(15.0)
+        lines = [record.getMessage() for record in caplog.records if "Not in it" not in record.getMessage()]
+        assert len(lines) == 3
+        assert {line.splitlines()[0] for line in lines} == {
+            "Rank 0 waits in save, ranks 1 and 2 in sum: the ranks run different code."
+        }
+        assert ranks.aborted() == []
+        ranks.pass_time(600.0)
+        assert len([one for one in caplog.records if "different" in one.getMessage()]) == 3, "once"
+        if not in_other_order:
+            return
+        # A late partner has come; and all do it again.
+        for roll, group, other in zip(ranks.rolls, ranks.groups, ranks.others, strict=True):
+            roll.waits.clear()
+            for order, what in ((group.operations, "sum"), (other, "save")):
+                order.done = order.begun or order.begin(what)
+        ranks.pass_time(30.0)
+        for rank in range(3):
+            ranks.wait(rank, "sum" if rank else "save", in_other_order=rank == 0)
+        ranks.pass_time(15.0)
+    assert len([one for one in caplog.records if "different" in one.getMessage()]) == 6
+
+
+def test_a_rank_that_is_late_in_the_same_operation_is_accused_of_nothing(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And neither are two that wait in different groups for a third one, nor one that waits for those."""
+    ranks = start(4)
+    for rank in range(3):
+        ranks.groups[rank].ranks = (rank, 3)
+        ranks.wait(rank, "sum" if rank else "save", in_other_order=rank == 0)
+    ranks.groups[2].ranks = (0, 1, 2)
+    with caplog.at_level(logging.WARNING, "bagua"):
+        ranks.pass_time(600.0)
+    assert [record for record in caplog.records if "different" in record.getMessage()] == []
+    assert ranks.aborted() == []
 
 
 @pytest.mark.parametrize("why", ["its threads stand still", "it is in no operation", "it has left its wait since"])

@@ -15,6 +15,7 @@ from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.job.torch_internals import without_wrappers
+from bagua.job.waiting import called_for
 from bagua.torch_api.checkpoint import expert_states, foreign_forms, layout
 from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.checkpoint.contents import (
@@ -39,6 +40,7 @@ _HALF_LOADED = (
 )
 
 
+@called_for("load_checkpoint")
 def load_checkpoint(
     checkpoints_path: str | os.PathLike[str],
     model: nn.Module,

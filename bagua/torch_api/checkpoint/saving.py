@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.job.waiting import called_for
 from bagua.torch_api.checkpoint import durable_files, layout, staging
 from bagua.torch_api.checkpoint.agreement import Ranks, ranks_of
 from bagua.torch_api.checkpoint.contents import complete_exchange, contents_of, subject_of
@@ -22,6 +23,7 @@ _UNCHANGED = (
 )
 
 
+@called_for("save_checkpoint")
 def save_checkpoint(
     iteration: int,
     checkpoints_path: str | os.PathLike[str],
@@ -64,6 +66,7 @@ def save_checkpoint(
     save()
 
 
+@called_for("async_save_checkpoint")
 def async_save_checkpoint(
     iteration: int,
     checkpoints_path: str | os.PathLike[str],

@@ -137,7 +137,7 @@ class UnevenInputs:
         ranks = communicator.nranks()
         flags = torch.zeros(ranks, 3, dtype=torch.int32, device=wrapper.device)
         flags[communicator.rank()] = torch.tensor([active, backward, buffers], dtype=torch.int32, device="cpu")
-        with failures_named(wrapper.inner.process_group, "counting the ranks that still have inputs"):
+        with failures_named(wrapper.inner.process_group, "counting the ranks that still have inputs", in_order=True):
             counted = Join.notify_join_context(wrapper) if active else None
             dist.all_reduce(flags, group=communicator.torch_group)
             table = flags.tolist()
@@ -180,7 +180,9 @@ class _ShadowStep(JoinHook):
         communicator = wrapper.inner.communicator
         mine = communicator.rank() if is_last_joiner else -1
         chosen = torch.tensor([mine], dtype=torch.int32, device=wrapper.device)
-        with failures_named(wrapper.inner.process_group, "broadcasting the final parameters and buffers"):
+        with failures_named(
+            wrapper.inner.process_group, "broadcasting the final parameters and buffers", in_order=True
+        ):
             dist.all_reduce(chosen, dist.ReduceOp.MAX, group=communicator.torch_group)
             last = int(chosen.item())
             broadcast_coalesced([parameter for _, parameter in wrapper.replicated_parameters()], last, communicator)
