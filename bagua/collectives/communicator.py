@@ -183,10 +183,12 @@ class BaguaCommunicator:
         else:
             # With TORCH_NCCL_BLOCKING_WAIT, errors are raised by waits, which synchronous calls leave out.
             is_waited_for = torch_internals.is_nccl_waited_for()
-            with under_way(self, what, position=self.operations.begin(what)):
+            position = self.operations.begin(what)
+            with under_way(self, what, position=position):
                 work = operation(*arguments, **named, group=self.torch_group, async_op=is_waited_for)
                 if is_waited_for and work is not None:
                     work.wait()
+            self.operations.done = position
 
     def finish(self, work: dist.Work | None, what: str = "a collective under way", position: int | None = None) -> None:
         """

@@ -142,6 +142,11 @@ STEP = ("E sum", "C barrier", "E sum")
             [],
             id="numbers differ, by what is not known any more",
         ),
+        pytest.param(
+            [says(*["C a"] * LOG_LENGTH, "C b", done=0), says(*["C c"] * LOG_LENGTH, "C d", done=0)],
+            [],
+            id="where they began to differ is not known any more",
+        ),
     ],
 )
 def test_who_waits_in_a_circle(answers: list[Answer], in_circles: list[list[int]]) -> None:
