@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from threading import get_ident
 from typing import NamedTuple
 
@@ -183,6 +183,14 @@ def circles(answers: Mapping[int, Answer]) -> Iterator[set[WaitingThread]]:
         left -= circle | {node}
         if circle:
             yield circle
+
+
+def answers_of(threads: Container[WaitingThread], answers: Mapping[int, Answer]) -> dict[int, Answer]:
+    """What is left of the answers if only these threads wait."""
+    return {
+        rank: answer._replace(waits=[wait for wait in answer.waits if WaitingThread(rank, wait.since) in threads])
+        for rank, answer in answers.items()
+    }
 
 
 def have_to_give_up(answers: Mapping[int, Answer]) -> Iterator[tuple[int, Wait]]:

@@ -33,6 +33,7 @@ from bagua.job.deadlock import (
     Log,
     Wait,
     WaitingThread,
+    answers_of,
     circles,
     have_to_give_up,
     is_elsewhere,
@@ -132,7 +133,7 @@ class LongWaits:
         for one in proven:
             add_deadlocked(client, one)
         threads = self._judge_circles(client, answers, found)
-        self._is_new = self._is_new or bool(found - self._deadlocked)
+        self._is_new |= bool(found - self._deadlocked)
         self._deadlocked, self._in_circles = found, threads
         with contextlib.suppress(Exception):  # not every store can
             client.delete_key(f"{PREFIX}/{self._asked - 1}")
@@ -149,19 +150,17 @@ class LongWaits:
     def _judge_circles(
         self, client: Store, answers: Mapping[int, Answer], given_up: set[Deadlocked]
     ) -> set[WaitingThread]:
-        """The threads that wait in a circle. Those that were in one before, too, are told."""
-        threads: set[WaitingThread] = set()
+        """The threads that wait in circles. Circles of those that were in one before, too, are told."""
+        threads = set().union(*circles(answers))
+        told: set[WaitingThread] = set()
         ends = {WaitingThread(one.rank, one.since) for one in given_up}
-        for circle in circles(answers):
-            threads |= circle
-            if circle & ends:  # their errors say more
-                continue
-            confirmed = circle & self._in_circles
-            verdict = _verdict(answers, confirmed) if len(confirmed) > 1 else None
-            if verdict is not None and verdict not in self._verdicts:
+        for circle in circles(answers_of(self._in_circles, answers)):
+            told |= circle
+            verdict = _verdict(answers, circle)
+            if not circle & ends and verdict not in self._verdicts:  # their errors say more
                 self._verdicts.add(verdict)
                 add_different(client, verdict)
-            self._is_new = self._is_new or circle > confirmed
+        self._is_new = threads > told
         return threads
 
     def _name(self, client: Store, wait: Waiting, missing: Sequence[int], now: float) -> None:

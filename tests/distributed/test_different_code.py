@@ -199,6 +199,10 @@ def test_ranks_that_run_different_code_are_told_and_others_are_not(tmp_path: Pat
 
     main = ends(lambda: it.barrier("C") if it.rank else gather(it))
     it.differ("all_gather", "barrier", *[it.groups["C"].abort] * 3, main=main)
+    default_store().set(f"through with C {it.rank}", "")
+    default_store().wait(
+        [f"through with C {rank}" for rank in RANKS]
+    )  # what others do meanwhile would be different, too
 
     main = ends(it.backward if it.rank else lambda: it.barrier("model"))
     it.differ("barrier", GRADIENTS, *[it.groups["model"].abort] * 3, main=main)

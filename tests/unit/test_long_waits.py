@@ -240,6 +240,21 @@ def test_ranks_that_run_different_code_are_told_on_each_of_them(
         assert told() == ["Rank 0 waits in save, ranks 1 and 2 in sum: the ranks run different code."] * 3
 
 
+def test_a_rank_that_waits_in_another_place_by_now_is_named_there(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Its first wait has been seen, and has ended since. Those that wait for it are no side by themselves."""
+    ranks = start(3)
+    for rank in range(3):
+        ranks.wait(rank, "sum" if rank else "save", in_other_order=rank == 0)
+    with caplog.at_level(logging.WARNING, "bagua"):
+        ranks.pass_time(long_waits.ASK_S + long_waits.ANSWER_S + 1.0)
+        ranks.rolls[0].waits.clear()
+        ranks.wait(0, "load", in_other_order=True)
+        ranks.pass_time(15.0)
+    assert {record.getMessage().splitlines()[0] for record in caplog.records} == {
+        "Rank 0 waits in load, ranks 1 and 2 in sum: the ranks run different code."
+    }
+
+
 def test_a_rank_that_is_late_in_the_same_operation_is_accused_of_nothing(
     start: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
