@@ -32,6 +32,7 @@ ATTEMPT_S = 5  # seconds for an answer of a kernel; retransmits a lost packet tw
 ATTEMPTS = 6  # that fail before a kernel counts as silent: 30 s
 NAMED_ATTEMPTS = 2  # that fail before a log line: 10 s
 CONFIRMING_ATTEMPTS = 2  # of them: by new connections, after keepalives without an answer
+FIRST_PAUSE_S = 0.01
 STOP_S = 1.0
 _PROBES_OFFSET = 3  # of tcpi_probes in struct tcp_info
 
@@ -209,6 +210,8 @@ class PeerWatch:
 
     def _reach_again(self, address: str, attempts: int) -> socket.socket | None:
         """None: the process is gone, or nobody wants to know."""
+        # A process that is being killed closes its connections before its port: who is fast is accepted once more.
+        pause = FIRST_PAUSE_S
         while not self._is_stopped.is_set():
             begin = time.monotonic()
             answer = reach(address, self._door, self._attempt_s)
@@ -223,7 +226,8 @@ class PeerWatch:
             if not attempts:
                 self._on_gone(silent_for(self._attempts * self._attempt_s))
                 break
-            self._is_stopped.wait(begin + self._attempt_s - time.monotonic())
+            self._is_stopped.wait(begin + min(pause, self._attempt_s) - time.monotonic())
+            pause = 2 * pause if answer.state == "unknown" else self._attempt_s
         return None
 
 

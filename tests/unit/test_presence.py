@@ -138,6 +138,20 @@ def test_another_process_at_the_port_proves_the_end_of_the_one_that_had_it() -> 
     theirs.close()
 
 
+def test_a_process_that_closes_its_port_last_is_found_to_be_gone_without_a_pause() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        door = Door(("127.0.0.1",), server.getsockname()[1], "token")
+        found: list[str] = []
+        watch = PeerWatch(door, "rank 1 (host b)", found.append, bool, attempt_s=3600, attempts=6)
+        connection, _ = server.accept()
+        connection.send(b'["token", ""]\n')
+        connection.close()
+        again, _ = server.accept()  # the port is open still
+        again.close()
+    wait_until(lambda: found == ["exited"], "the proof")
+    watch.stop()
+
+
 def test_a_port_that_was_never_reached_proves_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
