@@ -84,6 +84,13 @@ class BaguaCommunicator:
         self._followers: weakref.WeakSet[BaguaCommunicator] = weakref.WeakSet()
         self._by_gpu: weakref.WeakValueDictionary[torch.device, BaguaCommunicator] = weakref.WeakValueDictionary()
 
+    def follow(self, torch_group: dist.ProcessGroup, ranks: Sequence[int], operations: OperationOrder) -> None:
+        """Be of these ranks from now on, see `BaguaProcessGroup.follow`."""
+        self.ranks, self.operations = tuple(ranks), operations
+        self._reference = TorchGroupReference(torch_group, f"{self.kind} communicator of group {self.group_name}")
+        self._rank = torch_group.rank()
+        self._aborted.clear()
+
     def on(self, gpu: torch.device | None) -> BaguaCommunicator:
         """The same communicator, for a module on this GPU: `device` and `cuda_stream` are the module's. It is aborted
         when this one is. None: this one."""

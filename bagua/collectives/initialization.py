@@ -7,7 +7,7 @@ import datetime
 import itertools
 import numbers
 import os
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,7 @@ def init_process_group(
     *,
     timeout: datetime.timedelta | float | None = None,
     backend: str | None = None,
+    regroup: KeepsGroup | None = None,
 ) -> None:
     """
     Makes Bagua's default group, of all processes, and torch's if there is none yet.
@@ -59,8 +60,11 @@ def init_process_group(
         timeout: of the rendezvous and of each collective: a timedelta or seconds, more than 0. None: 30 minutes.
         backend: "nccl", "gloo", or one for each kind of device: "cpu:gloo,cuda:nccl". None: gloo for tensors on CPUs
             and, where CUDA is available, NCCL for those on GPUs.
+        regroup: a `bagua.torch_api.Regroup`: the job goes on without ranks that it loses. With gloo alone. The store is
+            served by a process that is not one of the ranks.
 
     Raises:
+        NotImplementedError: `regroup` with another backend than gloo, or in a job that has begun before.
         RuntimeError: ranks have not come within the timeout (torch.distributed.DistStoreError, which names them),
             Bagua is initialized already, or the backend is not available in this build of torch.
         TypeError: `store` is not a store, `timeout` is neither a timedelta nor a number, or `backend` is not a string.
@@ -88,6 +92,8 @@ def init_process_group(
             )
     else:
         _check_ranks(rank, world_size, local_world_size)
+    if regroup is not None:
+        _check_regroup(regroup, backend)
     if dist.is_initialized():
         _check_torch_group(store, rank, world_size, timeout, backend)
     if store is not None:
@@ -95,6 +101,13 @@ def init_process_group(
         os.environ["WORLD_SIZE"] = str(world_size)
         os.environ["LOCAL_RANK"] = str(rank % local_world_size)
         os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
+    global _keeper
+    _keeper = regroup
+    if regroup is not None:
+        rank, world_size = _own_place()
+        served = _store_of_others(world_size, limit) if store is None else store
+        set_default_group(regroup.begin(served, rank, world_size, limit))
+        return
     if not dist.is_initialized():
         _init_torch(store, limit, backend)
     assert dist.group.WORLD is not None
@@ -112,7 +125,45 @@ def destroy_process_group(group: BaguaProcessGroup | dist.ProcessGroup | None = 
         RuntimeError: there is no default group.
     """
     is_default = group is None and is_initialized()
+    if is_default and _keeper is not None:
+        _keeper.end()
     dist.destroy_process_group(None if is_default else to_bagua_process_group(group).torch_group)
+
+
+class KeepsGroup(Protocol):
+    """What keeps the default group at work where ranks are lost: bagua.regroup.options.Regroup."""
+
+    def begin(
+        self, store: torch_internals.Store, rank: int, world_size: int, timeout: datetime.timedelta
+    ) -> BaguaProcessGroup:
+        """The default group. torch has none so far."""
+
+    def check_launcher(self) -> None:
+        """ValueError: the launcher of this process would end the ranks that are left."""
+
+    def end(self) -> None:
+        """This process leaves the job."""
+
+
+_keeper: KeepsGroup | None = None
+
+
+def _check_regroup(regroup: Any, backend: str | None) -> None:
+    if not all(hasattr(regroup, name) for name in ("begin", "end")):
+        raise TypeError(f"regroup is {regroup!r}. Pass bagua.torch_api.Regroup(), or nothing.")
+    if dist.is_initialized():
+        raise ValueError(
+            "regroup: torch.distributed is already initialized, and its default group cannot follow when a rank is"
+            " lost.\n"
+            "Call init_process_group(regroup=...) of bagua.torch_api alone, without torch's init_process_group()."
+        )
+    given = _default_backend() if backend is None else backend
+    if given.lower() not in ("gloo", "cpu:gloo"):
+        raise NotImplementedError(
+            f"regroup: backend {given!r} is not supported under regroup; gloo is.\n"
+            "Pass backend='gloo' and train on CPUs, or leave regroup out."
+        )
+    regroup.check_launcher()
 
 
 def _check_store(store: Any) -> None:
@@ -180,12 +231,45 @@ def _check_ranks(rank: int, world_size: int, local_world_size: int) -> None:
         raise ValueError(f"local_world_size={local_world_size} must be between 1 and world_size={world_size}")
 
 
-def _init_torch(store: torch_internals.Store | None, timeout: datetime.timedelta, backend: str | None) -> None:
+def _default_backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+def _own_place() -> tuple[int, int]:
+    """
+    Returns:
+        rank and world size, as the launcher says.
+
+    Raises:
+        ValueError: they contradict each other, or a launcher has not said them.
+    """
     rank, world_size = launch_environment.rank(), launch_environment.world_size()
+    launch_environment.check_not_started_alike()
+    if not 0 <= rank < world_size:
+        raise ValueError(f"RANK={rank} must be between 0 and WORLD_SIZE - 1 = {world_size - 1}")
+    return rank, world_size
+
+
+def _store_of_others(world_size: int, timeout: datetime.timedelta) -> torch_internals.Store:
+    """
+    A client of the store at MASTER_ADDR and MASTER_PORT, which lives on if a rank dies.
+
+    Raises:
+        ValueError: MASTER_PORT is not set.
+    """
+    address, port = launch_environment.master_address(), launch_environment.master_port()
+    if not port:
+        raise ValueError(
+            "regroup: MASTER_PORT is not set.\nServe a store by python -m bagua.distributed.run --regroup --store-only,"
+            " and set MASTER_ADDR and MASTER_PORT to where it listens, in each process."
+        )
+    with rendezvous.told_of_rank_0(address, port):
+        return torch_internals.TCPStore(address, port, world_size, False, timeout, wait_for_workers=False)
+
+
+def _init_torch(store: torch_internals.Store | None, timeout: datetime.timedelta, backend: str | None) -> None:
+    rank, world_size = _own_place() if store is None else (launch_environment.rank(), launch_environment.world_size())
     if store is None:
-        launch_environment.check_not_started_alike()
-        if not 0 <= rank < world_size:
-            raise ValueError(f"RANK={rank} must be between 0 and WORLD_SIZE - 1 = {world_size - 1}")
         master_port = launch_environment.master_port()
         if read_text(os.environ, "MASTER_PORT") is None:
             if world_size > 1:
@@ -198,7 +282,7 @@ def _init_torch(store: torch_internals.Store | None, timeout: datetime.timedelta
             os.environ.setdefault("MASTER_ADDR", launch_environment.master_address())
             store = _started_store(master_port, rank, world_size, timeout)
     if backend is None:
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        backend = _default_backend()
     if world_size > 1:
         rendezvous.wait_for_all(store, rank, world_size, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

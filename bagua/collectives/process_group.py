@@ -11,7 +11,7 @@ import itertools
 import operator
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -66,11 +66,39 @@ class BaguaProcessGroup:
         self._background: BaguaCommunicator | None = None
         self._topology: group_topology.GroupTopology | None = None
         self.operations = OperationOrder(self.group_name) if torch_group is None else _order_of(torch_group, "engine")
+        self._find_topology: Callable[[], group_topology.GroupTopology] | None = None
         _groups_by_name[self.group_name] = self
         if torch_group is not None:
             _order_of(torch_group, "global")  # from now on others may know that nothing has begun in it
             gloo_exit.expect_groups()
             places.publish_place(dist.get_rank())
+
+    def follow(
+        self,
+        torch_group: dist.ProcessGroup,
+        background: dist.ProcessGroup,
+        topology: Callable[[], group_topology.GroupTopology],
+    ) -> None:
+        """Be a group of other ranks from now on, all of torch's default group: those that are left of a job. Whoever
+        has this object communicates with these then; what is under way was ended before.
+
+        Args:
+            torch_group: the new default group of torch.
+            background: another one of the same ranks, for `get_background_communicator`.
+            topology: of the group; it waits for nobody.
+        """
+        self._find_topology = topology
+        self.ranks = list(range(torch_group.size()))
+        self._reference = TorchGroupReference(torch_group, f"Bagua group {self.group_name}")
+        self._intra_node = self._inter_node = self._topology = None
+        self.operations = _order_of(torch_group, "engine")
+        for kind, group in (("global", torch_group), ("background", background)):
+            held: BaguaCommunicator | None = getattr(self, f"_{kind}")
+            if held is None:
+                setattr(self, f"_{kind}", self._communicator(group, kind, self.ranks))
+            else:
+                held.follow(group, self.ranks, _order_of(group, kind))
+        places.publish_place(dist.get_rank())
 
     @property
     def is_member(self) -> bool:
@@ -120,7 +148,8 @@ class BaguaProcessGroup:
     def topology(self) -> group_topology.GroupTopology:
         """Raises RuntimeError or ValueError: see `find_topology`."""
         if self._topology is None:
-            self._topology = group_topology.find_topology(self.ranks)
+            find = self._find_topology
+            self._topology = group_topology.find_topology(self.ranks) if find is None else find()
         return self._topology
 
     def get_global_communicator(self) -> BaguaCommunicator:
@@ -371,6 +400,26 @@ def from_torch_group(group: dist.ProcessGroup | int, stream: torch.cuda.Stream |
             ) from None
         known = BaguaProcessGroup(group, ranks, stream, torch_internals.backend_timeout(group))
         _torch_to_bagua_pg_map[group] = known
+    return known
+
+
+def adopt(
+    known: BaguaProcessGroup | None,
+    torch_group: dist.ProcessGroup,
+    background: dist.ProcessGroup,
+    timeout: datetime.timedelta,
+    topology: Callable[[], group_topology.GroupTopology],
+) -> BaguaProcessGroup:
+    """The Bagua group on top of torch's default group, of which another one carries what runs beside its collectives.
+
+    Args:
+        known: the one that was on top of the last default group, and follows this one; None: a new one.
+        topology: as of `BaguaProcessGroup.follow`.
+    """
+    if known is None:
+        known = BaguaProcessGroup(torch_group, range(torch_group.size()), timeout=timeout)
+    known.follow(torch_group, background, topology)
+    _torch_to_bagua_pg_map[torch_group] = known
     return known
 
 

@@ -17,6 +17,7 @@ from bagua.distributed.options import (
     say_without_gpu,
     training_variables,
 )
+from bagua.distributed.regroup_store import add_regroup_options, is_regroup, refuse_processes, serve_store
 
 PROGRAM = "python -m bagua.distributed.run"
 
@@ -31,6 +32,7 @@ def make_bagua_parser() -> argparse.ArgumentParser:
     add_process_options(parser)
     add_training_options(parser)
     add_further_options(parser)
+    add_regroup_options(parser)
     return parser
 
 
@@ -43,8 +45,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if is_regroup(arguments):
+            return serve_store(PROGRAM, arguments)
         options = make_parser().parse_args(arguments)
+        if options.regroup or options.store_only:
+            refuse_processes()
         check(options)
         say_without_gpu(PROGRAM, options)
         os.environ.update(training_variables(options))

@@ -210,6 +210,12 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         if self.state in (PassState.OPEN, PassState.INTERRUPTED):
             self._plan.scheduler.abandon_pass()
 
+    def drop(self) -> None:
+        """The pass that is open, if there is one, and what was launched in this step are forgotten."""
+        if self.state in (PassState.OPEN, PassState.INTERRUPTED):
+            self.on(PassEvent.TOLD)
+        self._plan.scheduler.drop_pass()
+
     # --- what is refused ---------------------------------------------------------------------------------------------
 
     def synchronizes(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -15,6 +15,7 @@ the host never waits. On CPU the group's communication thread runs them (bagua.e
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -233,6 +234,16 @@ class CommScheduler:
         """As `wait_pending_comm_ops`, of a pass that raised: its results are of no use. They must not come back as
         gradients, which may have been zeroed since."""
         self._end_pass()
+
+    def drop_pass(self) -> None:
+        """What was launched has failed, or will: forget it, and all ready flags. Raises nothing."""
+        with self.lock:
+            started, self._started = self._started, []
+        for one in started:
+            with contextlib.suppress(Exception):
+                one.wait()
+        self.sent = []
+        self.reset()
 
     def _end_pass(self) -> list[_Started]:
         """What was launched, and is over."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from bagua.job import gloo_exit, torch_internals
 from bagua.job.failure_report import CollectiveError, is_communication_error, is_named_around, set_named_around
+from bagua.job.regrouped import Regrouped
 from bagua.kernels.scratch_memory import keep_scratch
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
 
 
 def _later(failure: BaseException) -> BaseException:
-    if is_communication_error(failure) or isinstance(failure, CollectiveError):
+    if is_communication_error(failure) or isinstance(failure, CollectiveError | Regrouped):
         return failure  # whoever waits has its own explanation made
     error = EarlierFailureError(
         "not communicated: an operation of this or another module of the group has failed before"

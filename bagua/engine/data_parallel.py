@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from bagua.engine.parameters import ignored_names
 from bagua.engine.plan_tuner import PlanTuner
 from bagua.engine.setup import ActiveRanks, Setup
 from bagua.engine.step_statistics import PassRecorder, StepStatistics
+
+if TYPE_CHECKING:
+    from bagua.regroup.coordinator import WorldChange
 
 _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
@@ -153,6 +156,30 @@ class DataParallelEngine(AlgorithmFacade):
         """Functions that are called at the end of each backward pass that communicates, when its results are in place.
         They may replan. Whoever wants one appends it."""
         return self._steps.after_backward
+
+    @property
+    def step_was_dropped(self) -> bool:
+        """Whether the last step was dropped, because the job has lost a rank: there are no gradients, and the optimizer
+        does nothing. Until the next backward pass begins."""
+        return self._steps.step_was_dropped
+
+    def on_regroup(self, callback: Callable[[WorldChange], object]) -> None:
+        """`callback(change)` each time that the job goes on without ranks that it has lost, once the model has
+        followed: for what depends on their number, such as the learning rate. On the thread that trains.
+
+        Args:
+            callback: is given the epoch, rank and world size now and before, the lost ranks and the step
+                (bagua.regroup.coordinator.WorldChange).
+
+        Raises:
+            RuntimeError: `init_process_group` was called without `regroup`.
+        """
+        if self._steps.regrouping is None:
+            raise RuntimeError(
+                "on_regroup: this job does not regroup.\n"
+                "Call init_process_group(regroup=Regroup()) of bagua.torch_api before the module is wrapped."
+            )
+        self._steps.on_regroup.append(callback)
 
     def before_backward(self, loss: Tensor) -> None:
         """For frameworks whose step runs several backward passes in a forward pass, each of other parameters: follow

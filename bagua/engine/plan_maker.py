@@ -198,6 +198,15 @@ class PlanMaker:
             plan.suspend()
             plan.scheduler.close()
 
+    def follow_world(self) -> None:
+        """The group has other ranks now, all of which had this plan: make its buckets and operations anew. Nothing is
+        under way, and nothing is communicated."""
+        plan = self.current
+        assert plan is not None
+        plan.suspend()
+        plan.scheduler.close()
+        self.current = self._make(plan.replica)
+
     def forget_kept(self) -> None:
         """Make all plans anew."""
         self._kept.clear()

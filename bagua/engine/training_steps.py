@@ -18,7 +18,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,18 @@ from bagua.engine.incomplete_step import compiled_autograd, failed_reinitializat
 from bagua.engine.module_hooks import ModuleHooks, tensors_with_gradient
 from bagua.engine.plan_maker import PlanMaker
 from bagua.engine.plan_tuner import PlanTuner
+from bagua.engine.regrouping import kept_state, refuse_other_parameters, refuse_world, regrouping_of, share_state
 from bagua.engine.setup import ActiveRanks, Setup
 from bagua.engine.step_state import PassEvent, PassState
 from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.tensor import drop_record, record_of
 from bagua.engine.training_plan import AlgorithmHooks
 from bagua.engine.unused_parameters import accumulates_everywhere
+from bagua.job.regrouped import Regrouped
 from bagua.job.torch_internals import call_with_gradient, hide_from_compiler, is_autograd_compiled, is_in_backward
+
+if TYPE_CHECKING:
+    from bagua.regroup.coordinator import WorldChange
 
 
 class TrainingSteps:
@@ -59,6 +64,8 @@ class TrainingSteps:
         replans_before_backward: parameters are frozen and unfrozen within forward passes: `before_backward` looks for
             that.
         failure: why there was no re-initialization.
+        regrouping: takes this process on when a rank is lost; None: it was not asked for.
+        on_regroup: called when the job goes on without a rank, once the model has followed.
     """
 
     def __init__(self, setup: Setup, facade: object, active_ranks: ActiveRanks) -> None:
@@ -71,8 +78,10 @@ class TrainingSteps:
         self.is_within_forward = False
         self.replans_before_backward = False
         self.failure: str | None = None
+        self.on_regroup: list[Callable[[WorldChange], object]] = []
         self._module = setup.module
         self._facade = facade
+        self.regrouping = regrouping_of(setup)
         self._active_ranks = active_ranks
         self._hooks = ModuleHooks()
         self._of_algorithm: AlgorithmHooks
@@ -109,9 +118,14 @@ class TrainingSteps:
                 once_compared()
             self._release()
 
-        self.plans.start(give_up_former)
+        if self.regrouping is None:
+            self.plans.start(give_up_former)
+        else:
+            self.regrouping.repeat(lambda: self.plans.start(give_up_former))
         self._use_plan()
         self._install_hooks()
+        if self.regrouping is not None:
+            self.regrouping.add(self)
 
     def start_again(self) -> None:
         """As `start`, in the middle of training: after an error, training is refused."""
@@ -167,6 +181,8 @@ class TrainingSteps:
     def detach(self) -> None:
         """Remove every hook and give the tensors memory of their own: the module is ordinary again."""
         self._hooks.remove()
+        if self.regrouping is not None:
+            self.regrouping.remove(self)
         try:
             self._release()
         finally:
@@ -289,6 +305,8 @@ class TrainingSteps:
             is_changed |= self.plans.is_outdated
         # What is exchanged after it was trained is planned for before the forward pass uses it.
         waits = self.replans_before_backward and self.plans.algorithm.kept_in_plan is None
+        if is_changed and self.regrouping is not None:
+            refuse_other_parameters()
         return setup or (self.plans.setup if is_changed and not waits else None)
 
     def _after_forward(self, _module: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:
@@ -347,6 +365,8 @@ class TrainingSteps:
                 self._confirm_plan()
             if self.passes.state is PassState.INTERRUPTED:
                 self._refuse_incomplete("at the beginning of a backward pass")
+            if self.regrouping is not None:
+                self.regrouping.begin_pass()
             if not self._is_end_queued:
                 self._queue_end()
             self.passes.begin()
@@ -357,7 +377,8 @@ class TrainingSteps:
         self._last_queued += 1
         self._is_end_queued = True
         self._stepped_in_pass.clear()
-        Variable._execution_engine.queue_callback(EndOfPass(self._last_queued, self._end_pass, self._note_interruption))
+        end = self._end_pass if self.regrouping is None else self._end_or_drop_pass
+        Variable._execution_engine.queue_callback(EndOfPass(self._last_queued, end, self._note_interruption))
 
     def _end_pass(self, number: int) -> None:
         """The backward pass is over for which this call was queued; called by autograd.
@@ -389,12 +410,59 @@ class TrainingSteps:
             if setup is not None:
                 self._replan_in_training(setup)
 
+    def _end_or_drop_pass(self, number: int) -> None:
+        """As `_end_pass`, where the job goes on without a rank that is lost meanwhile: then the step is dropped."""
+        assert self.regrouping is not None
+        try:
+            with self.regrouping.within():
+                self._end_pass(number)
+        except Regrouped:
+            self.regrouping.settle()
+
     def _note_interruption(self, number: int) -> None:
         """The backward pass of this number has ended with an exception."""
         if number == self._last_queued:
             self._is_end_queued, self._first_node = False, None
             if self.passes.state is PassState.OPEN:
                 self.passes.on(PassEvent.RAISES)
+
+    # --- regrouping: see bagua.regroup.coordinator.Participant ------------------------------------------------------
+
+    @property
+    def step_was_dropped(self) -> bool:
+        """Whether the last step was, because a rank was lost. Until the next backward pass begins."""
+        return self.regrouping is not None and self.regrouping.is_dropped
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.plans.setup.optimizers[0]
+
+    def synchronizes(self, optimizer: torch.optim.Optimizer) -> bool:
+        return self.plans.current is not None and self.passes.synchronizes(optimizer)
+
+    def drop_step(self) -> None:
+        self._is_end_queued, self._first_node = False, None
+        self._stepped_in_pass.clear()
+        if self.plans.current is not None:
+            self.passes.drop()
+        for _, parameter in self.plans.trainable.named:
+            parameter.grad = None
+
+    @torch.inference_mode(False)
+    def follow_world(self) -> None:
+        refuse_world(self.plans.setup)
+        self.plans.follow_world()
+        self._use_plan()
+
+    def keep_state(self) -> Callable[[], None]:
+        return kept_state(self._module, self.plans.setup.optimizers)
+
+    def share_state(self) -> None:
+        share_state(self.plans.parameters, self.plans.setup)
+
+    def tell_users(self, change: WorldChange) -> None:
+        for callback in tuple(self.on_regroup):
+            callback(change)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from bagua.fsdp.weight_reference import WeightReference
 from bagua.job.all_gather_across_groups import all_gather_across_groups
 from bagua.job.places import Place, place_of_this_process
 from bagua.misuse import explains_calls
+from bagua.regroup import coordinator
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.replicas.tensor_broadcast import why_unsendable
@@ -87,8 +88,10 @@ def compress_communication(
         TypeError: an argument is of another type.
         CollectiveError: a rank did not call this within its group's timeout. Steps raise it, too, if a compressed
             collective loses a rank.
+        NotImplementedError: the job regroups (bagua.torch_api.Regroup).
         RuntimeError: this version of torch is not supported, or replicas differ in more than values.
     """
+    coordinator.refuse("compress_communication() of FSDP2", "Train a replicated model, such as DistributedDataParallel")
     if exact_weights_every is not None and (type(exact_weights_every) is not int or exact_weights_every < 1):
         raise ValueError(f"exact_weights_every is {exact_weights_every!r}; give a whole number of at least 1, or None")
     flags = {

@@ -151,6 +151,7 @@ def _is_failing() -> bool:
 
 
 _the_thread: JobThread | None = None
+_watches_peers = True
 _creation = threading.Lock()
 
 
@@ -165,9 +166,17 @@ def current_job_thread() -> JobThread:
         if _the_thread is None or not _the_thread.is_of(store):
             stop_job_thread()
             rank = dist.get_rank()
-            watched = peer_watch.watched_by(rank, dist.get_world_size(), launch_environment.local_world_size())
+            local = launch_environment.local_world_size()
+            watched = peer_watch.watched_by(rank, dist.get_world_size(), local) if _watches_peers else None
             _the_thread = JobThread(store, rank, watched)
         return _the_thread
+
+
+def leave_watch_to_others(leaves: bool) -> None:
+    """Whether somebody else in this process watches the other ranks, and ends waits for those that are gone. For groups
+    that are made from now on."""
+    global _watches_peers
+    _watches_peers = not leaves
 
 
 def waiting_for(

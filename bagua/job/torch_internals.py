@@ -202,6 +202,90 @@ def no_bound_device() -> Iterator[None]:
         group.bound_device_id = device
 
 
+def second_client(store: Store) -> Store:
+    """Another connection to the same store. Raises NotImplementedError before torch 2.8."""
+    clone = getattr(store, "clone", None)
+    if clone is None:
+        raise NotImplementedError(
+            f"torch {torch.__version__} cannot connect to a store again; torch 2.8 and later can."
+        )
+    client: Store = clone()
+    return client
+
+
+def connected_gloo(
+    store: Store, rank: int, world_size: int, connect_timeout: datetime.timedelta, timeout: datetime.timedelta
+) -> Any:
+    """
+    gloo's backend among processes that meet under this store's prefix. Returns when all are connected.
+
+    Args:
+        store: of which nobody else uses the client meanwhile.
+        rank: of this process in the group.
+        world_size: how many processes there are.
+        connect_timeout: after which it raises.
+        timeout: of the collectives.
+    """
+    backend = dist.ProcessGroupGloo(store, rank, world_size, timeout=connect_timeout)
+    backend._set_default_timeout(timeout)
+    backend._set_sequence_number_for_group()
+    return backend
+
+
+def register_group(group: dist.ProcessGroup, backend: Any, name: str, store: Store, is_default: bool) -> None:
+    """
+    Makes a group of all ranks known to torch.distributed, as `init_process_group` and `new_group` do, but without their
+    communication: this never waits.
+
+    Args:
+        group: without a backend so far.
+        backend: gloo's, connected.
+        name: that no other group of this process has.
+        store: of the group.
+        is_default: it becomes the default group. There is none.
+    """
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), kind, backend)
+    group_name: Any = name
+    group._set_group_name(group_name)
+    group._set_group_desc("default_pg" if is_default else "undefined")
+    world: Any = distributed_c10d._world
+    world.pg_map[group] = "gloo", store
+    world.pg_names[group] = name
+    distributed_c10d._register_process_group(group_name, group)  # type: ignore[attr-defined]
+    world.pg_backend_config[group] = "cpu:gloo"
+    tag = "" if is_default else f"ptd:{name}"
+    world.pg_to_tag[group] = tag
+    for one in {"", tag}:
+        world.tags_to_pg.setdefault(one, []).append(group)
+    world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+    if is_default:
+        distributed_c10d._update_default_pg(group)
+
+
+def refuse_new_groups(message: str) -> Callable[[], None]:
+    """From now on `torch.distributed.new_group`, and what is built on it, such as meshes, raise NotImplementedError.
+
+    Returns:
+        what allows them again.
+    """
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError(message)
+
+    names = [name for name in ("_new_group_with_tag", "split_group") if hasattr(distributed_c10d, name)]
+    originals = {name: getattr(distributed_c10d, name) for name in names}
+
+    def allow() -> None:
+        for name, original in originals.items():
+            setattr(distributed_c10d, name, original)
+
+    for name in names:
+        setattr(distributed_c10d, name, refuse)
+    return allow
+
+
 def abort_group(group: dist.ProcessGroup) -> None:
     """Ends the collectives and messages under way, and closes the connections, as far as the backend can."""
     for device_type in device_types(group):

@@ -15,7 +15,9 @@ from bagua.misuse import missing_torch, nearest
 if (without_torch := missing_torch(__name__)) is not None:
     raise without_torch
 
+from bagua.job.regrouped import Regrouped
 from bagua.legacy.installation import install_in_torch_api
+from bagua.regroup.options import Regroup
 from bagua.torch_api import algorithms, communication, data_parallel, env, tensor
 from bagua.torch_api.communication import (
     ReduceOp,
@@ -48,6 +50,7 @@ from bagua.torch_api.communication import (
 )
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_rank, get_world_size
+from bagua.torch_api.regroup import regroup_step
 from bagua.torch_api.tensor import BaguaTensor
 from bagua.torch_api.wrapping import with_bagua
 from bagua.version import __version__ as __version__
@@ -56,6 +59,8 @@ __all__ = [
     "BaguaModule",
     "BaguaTensor",
     "ReduceOp",
+    "Regroup",
+    "Regrouped",
     "algorithms",
     "allgather",
     "allgather_inplace",
@@ -87,6 +92,7 @@ __all__ = [
     "reduce_inplace",
     "reduce_scatter",
     "reduce_scatter_inplace",
+    "regroup_step",
     "scatter",
     "scatter_inplace",
     "send",

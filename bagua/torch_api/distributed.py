@@ -17,6 +17,7 @@ from bagua.torch_api.wrapping import with_bagua
 
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
+    from bagua.regroup.coordinator import WorldChange
     from bagua.torch_api.algorithms.base import AlgorithmImpl
 
 
@@ -94,6 +95,16 @@ class BaguaModule:
     def bagua_train_step_counter(engine: DataParallelEngine) -> int:  # noqa: N805
         """Forward passes in training so far."""
         return engine.bagua_train_step_counter
+
+    @_OfEngine
+    def step_was_dropped(engine: DataParallelEngine) -> bool:  # noqa: N805
+        """Whether the last step was dropped, because the job has lost a rank (bagua.torch_api.Regroup)."""
+        return engine.step_was_dropped
+
+    @_OfEngine
+    def on_regroup(engine: DataParallelEngine) -> Callable[[Callable[[WorldChange], object]], None]:  # noqa: N805
+        """`on_regroup(callback)`: call it each time that the job goes on without ranks that it has lost."""
+        return engine.on_regroup
 
 
 def _engine(module: Any) -> DataParallelEngine:

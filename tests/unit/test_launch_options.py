@@ -215,3 +215,19 @@ def test_no_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.
     monkeypatch.setenv("PATH", str(tmp_path))
     assert baguarun.main(["--host_list=a", "x"]) == 1
     assert "ssh cannot be started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--regroup", "x"], ["--regroup", "--nnodes", "1:4", "x"], ["--nnodes", "1", "--regroup", "x"]]
+)
+def test_run_starts_no_ranks_that_regroup(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="needs PyTorch, which bagua.distributed.run imports")
+    assert bagua_run.main(arguments) == 2
+    assert "starting ranks is not implemented" in capfd.readouterr().err
+
+
+def test_a_flag_of_the_script_is_not_one_of_the_launcher() -> None:
+    pytest.importorskip("torch", reason="needs PyTorch, which bagua.distributed.run imports")
+    chosen = bagua_run.make_parser().parse_args(["--nproc-per-node=2", "train.py", "--regroup", "--store-only"])
+    assert (chosen.regroup, chosen.store_only) == (False, False)
+    assert chosen.training_script_args == ["--regroup", "--store-only"]

@@ -171,9 +171,12 @@ class Algorithm:
         is_interchangeable: it communicates gradients alone and keeps nothing from one step to the next, so that
             training may change from it to another such algorithm, and back, between two steps. Not inherited: a
             class says it of itself.
+        follows_regroup: it follows when the job goes on without a rank that it lost (bagua.torch_api.Regroup): it
+            communicates gradients alone, and all that depends on the ranks is made with the buckets. Not inherited.
     """
 
     is_interchangeable = False
+    follows_regroup = False
 
     @property
     def public_name(self) -> str:

@@ -18,6 +18,7 @@ from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.module_hooks import HookCallable
 from bagua.job.torch_internals import is_in_backward
 from bagua.misuse import explains_calls
+from bagua.regroup import coordinator
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.replicas.state_broadcast import broadcast_parameters
@@ -234,7 +235,10 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         )
         try:
             self.forward_buffers = ForwardBuffers(engine)
-            if self.init_sync:
+            regrouping = coordinator.current()
+            if self.init_sync and regrouping is not None:
+                regrouping.repeat(self._broadcast_what_is_not_trained)
+            elif self.init_sync:
                 self._broadcast_what_is_not_trained()
             if self.mixed_precision is not None:
                 self._mixed = MixedPrecision(self.module, self.mixed_precision, engine.parameters_to_ignore)
@@ -247,6 +251,12 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         if self.skip_all_reduce_unused_params:
             leave_out_unused_after_first_pass(engine)
         self.module.__dict__["bagua_ddp"] = engine
+        if regrouping is not None:
+            # Ranks may be at different forward passes of a step that is dropped.
+            engine.on_regroup(self._expect_other_buffers)
+
+    def _expect_other_buffers(self, _: object) -> None:
+        self.forward_buffers.differ = True
 
     @property
     def inner(self) -> DataParallelEngine:
@@ -312,6 +322,14 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
             self._has_looked_for_optimizers = True
             take_over_optimizers(inner, self._given_algorithm)
         self._uneven.before_forward()
+        regrouping = coordinator.current()
+        if regrouping is not None:
+            # The broadcast alone is repeated; what else is done before a forward pass communicates nothing then.
+            regrouping.repeat(lambda: self._broadcast_buffers(makes_them_differ))
+        else:
+            self._broadcast_buffers(makes_them_differ)
+
+    def _broadcast_buffers(self, makes_them_differ: bool) -> None:
         self.forward_buffers.before_forward(self.broadcast_buffers, self._uneven.source, makes_them_differ)
 
     def _end_forward(self) -> None:

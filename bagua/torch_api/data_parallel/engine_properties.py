@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from bagua.engine.parameters import replicated_parameters
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
     from bagua.engine.data_parallel import DataParallelEngine
+    from bagua.regroup.coordinator import WorldChange
     from bagua.torch_api.algorithms.base import AlgorithmImpl
 
 
@@ -34,6 +36,15 @@ class EngineProperties:
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, communicates: bool) -> None:
         self.inner.require_backward_grad_sync = bool(communicates)
+
+    @property
+    def step_was_dropped(self) -> bool:
+        """Whether the last step was dropped, because the job has lost a rank (bagua.torch_api.Regroup)."""
+        return self.inner.step_was_dropped
+
+    def on_regroup(self, callback: Callable[[WorldChange], object]) -> None:
+        """Call `callback(change)` each time that the job goes on without ranks that it has lost."""
+        self.inner.on_regroup(callback)
 
     @property
     def parameters_to_ignore(self) -> list[str]:

@@ -25,6 +25,7 @@ from bagua.collectives.coalesced import broadcast_coalesced
 from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.setup import ActiveRanks
 from bagua.job.failure_report import failures_named
+from bagua.regroup import coordinator
 from bagua.torch_api.data_parallel.forward_buffers import ForwardBuffers
 
 # Positions of the flags, which are summed over the ranks.
@@ -108,6 +109,9 @@ class UnevenInputs:
         Raises:
             NotImplementedError: the algorithm communicates something else than gradients, now or later.
         """
+        coordinator.refuse(
+            "join()", "Ranks follow the longest one: loop while regroup_step() is below a number of steps"
+        )
         engine = self._wrapper.inner
         changes = engine.bagua_algorithm.may_change
         if changes or not all(bucket.holds_gradients for bucket in engine.bagua_buckets):

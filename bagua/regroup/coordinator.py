@@ -1,0 +1,695 @@
+"""Takes this process from one epoch to the next. One per process, from `init_process_group(regroup=...)` on.
+
+[Note: what happens when a rank is lost]
+    found    by any thread: an error of a collective, the end of a watched process (bagua.regroup.detection)
+    told     to all members, by the store. What is under way in this process is ended: `Regrouping.tell`
+    report   of each member: how many optimizer steps it has made. One that is in a forward pass reports at once, and
+             one in `optimizer.step` when that has ended; from the report on, no step begins before the next epoch
+    decided  by whoever has all reports: bagua.regroup.epochs
+    settled  on the training thread of each, when it comes to its next collective or step: `Regrouping.settle`. New
+             groups, what depends on them, and the state of the last step for those that are behind
+    dropped  what this process had done of its present step
+
+The training thread is the one that has called `init_process_group`. A collective on another thread raises as well, and
+does not regroup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from bagua.collectives.object_collectives import broadcast_object
+from bagua.job import gloo_exit, presence, torch_internals
+from bagua.job.job_thread import leave_watch_to_others
+from bagua.job.places import place_of_this_process
+from bagua.job.regrouped import Regrouped
+from bagua.job.rendezvous import wait_for_all
+from bagua.rank_list import rank_list
+from bagua.regroup import grad_scaler
+from bagua.regroup.detection import Mailbox, Watch
+from bagua.regroup.epochs import LEFT, Decision, Epoch, EpochStore, Member, Report, decide
+from bagua.regroup.groups import Connecting, Groups, abort
+
+if TYPE_CHECKING:
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.job.torch_internals import Store
+
+LOOK_S = 0.01  # between two looks at the store, while this process regroups
+MAX_LOOK_S = 0.25
+# Of the time that was waited, so that long waits cost the store little.
+LOOK_SHARE = 0.05
+TELL_AFTER_S = 10.0  # who is waited for, in a log line
+# Epochs of the same members without a step in between. Then it is no fault of the network that passes.
+MAX_IDLE_EPOCHS = 3
+
+_NO_SUBGROUPS = (
+    "regroup: groups of some ranks (torch.distributed.new_group, meshes, Bagua's new_group) are not supported under"
+    " regroup: they would not follow when a rank is lost.\n"
+    "Use the default group, or leave regroup out of init_process_group()."
+)
+
+_logger = logging.getLogger("bagua")
+
+
+class Options(Protocol):
+    """What a user has said: bagua.regroup.options.Regroup."""
+
+    min_ranks: int | None
+    on_loss: str
+    state: dict[str, Any]
+
+
+class WorldChange(NamedTuple):
+    """What `on_regroup` tells.
+
+    Attributes:
+        epoch: the number of the new one.
+        rank: of this process now.
+        world_size: now.
+        previous_rank: before.
+        previous_world_size: before.
+        lost_ranks: those that are gone, as they were numbered before.
+        step: optimizer steps that the job has made so far.
+    """
+
+    epoch: int
+    rank: int
+    world_size: int
+    previous_rank: int
+    previous_world_size: int
+    lost_ranks: tuple[int, ...]
+    step: int
+
+
+class Participant(Protocol):
+    """A model's training, which follows."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """That steps the model."""
+
+    def synchronizes(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it steps parameters of the model."""
+
+    def drop_step(self) -> None:
+        """What was done of the present step is forgotten: there are no gradients."""
+
+    def follow_world(self) -> None:
+        """The group has other ranks now. Communicates nothing."""
+
+    def keep_state(self) -> Callable[[], None]:
+        """What restores the state of now."""
+
+    def share_state(self) -> None:
+        """Collective: all take the state of rank 0.
+
+        Raises:
+            Regrouped: another rank was lost.
+        """
+
+    def tell_users(self, change: WorldChange) -> None:
+        """Call what users have asked for."""
+
+
+class Regrouping:
+    """
+    Args:
+        options: of the user.
+        server: client of the job's store, for the training thread alone.
+        epoch: the first one.
+        token: of this process.
+        timeout: of the collectives, and of a regroup.
+
+    Attributes:
+        epoch: the present one.
+        step: optimizer steps that are done.
+        is_dropped: the last step was dropped, and no backward pass has begun since.
+    """
+
+    def __init__(self, options: Options, server: Store, epoch: Epoch, token: str, timeout: datetime.timedelta) -> None:
+        self.epoch, self.step, self.is_dropped = epoch, 0, False
+        self._options, self._token, self._timeout = options, token, timeout
+        self._server, self._store = server, EpochStore(server)
+        self._others_store = EpochStore(torch_internals.second_client(server))  # of all other threads, under its lock
+        self._others_lock = threading.Lock()
+        self._lock = threading.Lock()  # guards what follows
+        self._is_told = False
+        self._has_reported = False
+        self._is_stepping = False
+        self._thread = threading.get_ident()
+        self._depth = 0  # of `within`
+        self._is_settling = False
+        self._is_stopped = False
+        self._passes_in_step = 0
+        self._idle_epochs = 0
+        self._participants: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._groups = Groups(server, timeout, self._on_failure)
+        self._watch = Watch(token, self._on_lost)
+        self._mailbox = Mailbox(EpochStore(torch_internals.second_client(server)), token, self._on_mail)
+        leave_watch_to_others(True)
+        self._undo: list[Callable[[], object]] = [
+            register_optimizer_step_pre_hook(self._before_step).remove,
+            register_optimizer_step_post_hook(self._after_step).remove,
+            grad_scaler.install(self),
+            torch_internals.refuse_new_groups(_NO_SUBGROUPS),
+            functools.partial(leave_watch_to_others, False),
+        ]
+
+    # --- what the rest of Bagua asks ---------------------------------------------------------------------------------
+
+    def add(self, participant: Participant) -> None:
+        """A model is wrapped.
+
+        Raises:
+            NotImplementedError: another one is.
+        """
+        if any(one is not participant for one in self._participants):
+            raise NotImplementedError(
+                "regroup: another model is wrapped already. Several models are not supported under regroup.\n"
+                "Wrap one module that has both, or leave regroup out."
+            )
+        self._participants.add(participant)
+
+    def remove(self, participant: Participant) -> None:
+        """It is no longer wrapped."""
+        self._participants.discard(participant)
+        self._known.clear()
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Around collectives of Bagua's own on the training thread: they raise Regrouped, and whoever has entered this
+        regroups then by `settle`."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def begin_pass(self) -> None:
+        """A backward pass begins that communicates.
+
+        Raises:
+            NotImplementedError: one has been made since the last step.
+        """
+        if self._passes_in_step:
+            raise NotImplementedError(
+                "regroup: a second backward pass communicates before optimizer.step().\n"
+                "If a rank is lost, ranks could drop different passes of a step. Accumulate gradients in no_sync(), so"
+                " that the last pass of a step alone communicates."
+            )
+        self._passes_in_step = 1
+        self.is_dropped = False
+
+    def repeat(self, function: Callable[[], None]) -> None:
+        """Calls it, collectives of Bagua's own that come before a backward pass; again after each regroup."""
+        while True:
+            try:
+                with self.within():
+                    function()
+                return
+            except Regrouped:
+                self.settle()
+
+    # --- a loss is found, and told -----------------------------------------------------------------------------------
+
+    def _on_lost(self, member: Member, how: str) -> None:
+        """On a thread of the watch."""
+        self._ask(lambda store: store.add_lost(member.token, how))
+        epoch = self.epoch
+        if member.token in epoch.tokens:
+            rank = epoch.rank_of(member.token)
+            self.tell(epoch, f"{rank_list([rank], {rank: member.place.host})} {how}")
+
+    def _on_mail(self, epoch: Epoch, why: str) -> None:
+        self._note(epoch, why)
+
+    def tell(self, epoch: Epoch, why: str) -> None:
+        """The epoch is over, all members. Any thread."""
+        if self._note(epoch, why):
+            self._ask(lambda store: store.tell(epoch, why, [one for one in epoch.tokens if one != self._token]))
+
+    def _note(self, epoch: Epoch, why: str) -> bool:
+        """Whether this is news."""
+        with self._lock:
+            if self._is_told or epoch.number != self.epoch.number or self._is_stopped:
+                return False
+            self._is_told = True
+            reports = not self._is_stepping
+            # Not those of the next epoch, which the training thread may make before this thread goes on.
+            groups = self._groups.made
+        _logger.warning(f"{why[:1].upper()}{why[1:]}: regrouping (epoch {epoch.number} is over).")
+        if reports:
+            self._report()
+        abort(groups)
+        return True
+
+    def _report(self) -> None:
+        """How far this process has come, once an epoch."""
+        with self._lock:
+            if self._has_reported or not self._is_told:
+                return
+            self._has_reported = True
+            report = Report(self.step, len(self._participants))
+            epoch = self.epoch
+        self._ask(lambda store: store.report(epoch, self._token, report))
+
+    def _ask(self, request: Callable[[EpochStore], None]) -> None:
+        # Without the store nobody can regroup: the training thread finds out, and says so.
+        with contextlib.suppress(RuntimeError), self._others_lock:
+            request(self._others_store)
+
+    def _on_failure(self, epoch: Epoch, error: Exception) -> None:
+        """A collective of this epoch has failed, on the thread that waits for it.
+
+        Raises:
+            Regrouped: the job goes on without a rank, or will.
+        """
+        with self._lock:
+            is_over, is_told = epoch.number != self.epoch.number, self._is_told
+        if is_over:
+            raise Regrouped(
+                "A collective that was under way when the job regrouped was ended; its result is of no use.",
+                self.epoch.number,
+            ) from error
+        if not is_told:
+            default = self._groups.default
+            if "timed out" in str(error).lower() or default is None or default.get_global_communicator().check_abort():
+                return  # the user's timeout, or his abort
+            self.tell(epoch, "a collective failed")
+        if threading.get_ident() != self._thread or self._depth:
+            raise Regrouped("The job is regrouping: a rank was lost.", epoch.number + 1) from error
+        lost = self.settle()
+        self._raise(lost, error)
+
+    def _raise(self, lost: tuple[int, ...], error: Exception) -> NoReturn:
+        who = f"{rank_list(lost).capitalize()} is gone" if lost else "A collective has failed"
+        raise Regrouped(
+            f"{who}. The job goes on with {len(self.epoch.members)} ranks; this one is rank"
+            f" {self.epoch.rank_of(self._token)} now.\n"
+            "The collective under way was ended, and its result is of no use.\n"
+            "Catch bagua.torch_api.Regrouped around the training step, and go on with the next one.",
+            self.epoch.number,
+            lost,
+        ) from error
+
+    # --- the next epoch ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether this process has been told that its epoch is over."""
+        return self._is_told
+
+    def settle(self) -> tuple[int, ...]:
+        """Regroup. On the training thread.
+
+        Returns:
+            the ranks that are gone, as they were numbered.
+
+        Raises:
+            RuntimeError: the job cannot go on, or this process is no part of it any more.
+        """
+        before = self.epoch
+        with self._lock:
+            self._is_stepping = False
+        if self.step == before.step:
+            self._idle_epochs += 1
+        else:
+            self._idle_epochs = 0
+        begin = time.monotonic()
+        deadline = begin + self._timeout.total_seconds()
+        self._is_settling = True
+        try:
+            with self.within():
+                for participant in tuple(self._participants):
+                    participant.drop_step()
+                self.is_dropped, self._passes_in_step = True, 0
+                while not self._reach_next(deadline):
+                    pass
+        except dist.DistError as error:
+            raise RuntimeError(
+                f"The job cannot regroup: its store is unreachable ({str(error).splitlines()[0][:200]}).\n"
+                f"Rank {before.rank_of(self._token)} of {len(before.members)}, in step {self.step}.\n"
+                "Check the process that serves the store. Then restart all ranks from the last checkpoint."
+            ) from error
+        finally:
+            self._is_settling = False
+        after = self.epoch
+        lost = tuple(rank for rank, one in enumerate(before.members) if one.token not in after.tokens)
+        if not lost and self._idle_epochs >= MAX_IDLE_EPOCHS:
+            raise RuntimeError(
+                f"Collectives have failed {self._idle_epochs} times in a row, although no rank is gone.\n"
+                f"Step {self.step} of epoch {after.number}, {len(after.members)} ranks.\n"
+                "Check that all ranks run the same operations, and the network between the hosts."
+            )
+        took = time.monotonic() - begin
+        without = f"without {rank_list(lost)}" if lost else "with the same ranks"
+        now = f"rank {after.rank_of(self._token)} of {len(after.members)}"
+        _logger.warning(
+            f"The job goes on {without}. Epoch {after.number}: {now}"
+            f" (was {before.rank_of(self._token)} of {len(before.members)}), at step {self.step}, after {took:.2f} s."
+        )
+        change = WorldChange(
+            epoch=after.number,
+            rank=after.rank_of(self._token),
+            world_size=len(after.members),
+            previous_rank=before.rank_of(self._token),
+            previous_world_size=len(before.members),
+            lost_ranks=lost,
+            step=self.step,
+        )
+        for participant in tuple(self._participants):
+            participant.tell_users(change)
+        return lost
+
+    def _reach_next(self, deadline: float) -> bool:
+        """Whether this process is at work in the next epoch. Otherwise that is over, too."""
+        with self._lock:
+            self._is_told = True
+        self._report()
+        following = self._wait_for_next(deadline)
+        if self._token not in following.tokens:
+            raise RuntimeError(
+                "The other ranks have taken this one for lost, and go on without it.\n"
+                f"This process was rank {self.epoch.rank_of(self._token)} of {len(self.epoch.members)}, in step"
+                f" {self.step}.\n"
+                "Check the network of its host, and start it again."
+            )
+        with self._lock:
+            self.epoch = following
+            self._is_told = self._has_reported = False
+        self._mailbox.follow(following)
+        self._watch.follow(following)
+        if not self._connect(following, deadline):
+            return False
+        try:
+            for participant in tuple(self._participants):
+                participant.follow_world()
+            if following.is_behind:
+                self._share_state(following)
+        except Regrouped:
+            return False
+        self.step = following.step
+        return True
+
+    def connect_first(self) -> BaguaProcessGroup:
+        """Of the job's first epoch."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        self._mailbox.follow(self.epoch)
+        self._watch.follow(self.epoch)
+        if not self._connect(self.epoch, deadline):
+            self._is_settling = True
+            with self.within():
+                while not self._reach_next(deadline):
+                    pass
+            self._is_settling = False
+        assert self._groups.default is not None
+        return self._groups.default
+
+    def _wait_for_next(self, deadline: float) -> Epoch:
+        """Until an epoch is made that follows the present one."""
+        epoch, store = self.epoch, self._store
+        wait = _Looks(deadline, self._timeout)
+        while True:
+            following = store.current()
+            if following.number > epoch.number:
+                return following
+            lost = store.lost()
+            reports = store.reports(epoch, lost)
+            decision: Decision | None = decide(epoch, reports, lost, self._options.min_ranks)
+            if decision is None:
+                wait.pause(epoch, [one for one in epoch.members if one.token not in {*reports, *lost}], "report")
+            elif decision.epoch is None:
+                raise RuntimeError(
+                    f"The job cannot go on: {decision.problem}.\n"
+                    f"Rank {epoch.rank_of(self._token)} of {len(epoch.members)}, in step {self.step}.\n"
+                    "Restart all ranks from the last checkpoint."
+                )
+            else:
+                return store.propose(epoch, decision.epoch)
+
+    def _connect(self, epoch: Epoch, deadline: float) -> bool:
+        """Whether the groups of the epoch are made. Otherwise it is over."""
+        store, rank = self._store, epoch.rank_of(self._token)
+        store.set_ready(epoch, self._token)
+        wait = _Looks(deadline, self._timeout)
+        while missing := store.not_ready(epoch):
+            if not self._is_whole(epoch):
+                return False
+            wait.pause(epoch, missing, "collective or step")
+        if not self._is_whole(epoch):
+            return False
+
+        def goes_on() -> bool:
+            time.sleep(LOOK_S / 4)
+            return self._is_whole(epoch)
+
+        try:
+            backends = Connecting(self._server, epoch, rank, self._timeout).result(goes_on)
+        except RuntimeError as error:
+            self.tell(epoch, f"connecting failed ({str(error).splitlines()[0][:200]})")
+            return False
+        if backends is None:
+            return False
+        self._groups.install(epoch, rank, backends)
+        # It may have been told while there were no groups to end.
+        return not self._is_told
+
+    def _is_whole(self, epoch: Epoch) -> bool:
+        """Whether nobody has said that the epoch is over, or has left."""
+        if self._is_told:
+            return False
+        gone = [one for one in epoch.members if one.token in self._store.lost()]
+        if gone:
+            self.tell(epoch, f"{rank_list([epoch.rank_of(one.token) for one in gone])} is gone")
+        return not gone
+
+    def _share_state(self, epoch: Epoch) -> None:
+        """All have the state of rank 0, or, if another rank is lost, that of before.
+
+        Raises:
+            Regrouped: another rank is lost.
+        """
+        communicator = self._groups.default
+        assert communicator is not None
+        is_source = epoch.rank_of(self._token) == 0
+        is_behind = self.step != epoch.step
+        participants = tuple(self._participants)
+        restore = [one.keep_state() for one in participants] if is_behind else []
+        kept = {name: one.state_dict() for name, one in self._options.state.items()}
+        try:
+            for participant in participants:
+                participant.share_state()
+            given = broadcast_object(kept if is_source else None, 0, communicator.get_global_communicator())
+        except BaseException:
+            for put_back in restore:
+                put_back()
+            raise
+        if is_behind:
+            for name, one in self._options.state.items():
+                one.load_state_dict(given[name])
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is the optimizer of a wrapped model.
+
+        Raises:
+            NotImplementedError: it is another one, and steps parameters of the model.
+        """
+        known = self._known.get(optimizer)
+        if known is None:
+            known = any(one.synchronizes(optimizer) for one in self._participants)
+            if known and all(one.optimizer is not optimizer for one in self._participants):
+                raise NotImplementedError(
+                    f"regroup: {type(optimizer).__name__} steps parameters of a model that was wrapped with another"
+                    " optimizer. If a rank is lost, ranks could have made the step of one of them alone.\n"
+                    "Use one optimizer with several param_groups, and pass it where the model is wrapped."
+                )
+            self._known[optimizer] = known
+        return known
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not self._participants or self._is_settling or not self.concerns(optimizer):
+            return
+        if named.get("closure") is not None or any(one is not None for one in arguments[1:]):
+            raise NotImplementedError(
+                f"regroup: {type(optimizer).__name__}.step() was given a closure, in which passes would communicate.\n"
+                "Call backward() before step(), and step() without a closure."
+            )
+        self.settle_before_step()
+
+    def settle_before_step(self) -> None:
+        """The optimizer is about to step. If this process has been told that its epoch is over, the step is dropped."""
+        with self._lock:
+            if not self._is_told:
+                self._is_stepping = True
+                return
+        self.settle()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._participants and not self._is_settling and self.concerns(optimizer):
+            self.end_step()
+
+    def end_step(self) -> None:
+        """The optimizer has stepped, or a GradScaler has decided that it does not."""
+        with self._lock:
+            is_stepping, self._is_stepping = self._is_stepping, False
+            if is_stepping and not self.is_dropped:
+                self.step += 1
+            self._passes_in_step = 0
+            is_told = self._is_told
+        if is_told:
+            self._report()
+
+    def refuse_scaler_without_state(self, scaler: object) -> None:
+        """
+        Raises:
+            ValueError: this GradScaler is not among what ranks take from each other.
+        """
+        if all(one is not scaler for one in self._options.state.values()):
+            raise ValueError(
+                "regroup: the GradScaler is not in Regroup(state=...). A rank that takes the state of another one would"
+                " keep its own scale.\n"
+                'Pass it: Regroup(state={"scaler": scaler}).'
+            )
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """This process leaves the job, in an orderly way unless it ends by an exception. Again is harmless."""
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+        for undo in self._undo:
+            undo()
+        self._watch.stop()
+        if not gloo_exit.is_failing():
+            self._ask(lambda store: store.add_lost(self._token, LEFT))
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            self._mailbox.stop(self._others_store)
+        self._groups.forget()
+
+
+class _Looks:
+    """Pauses between looks at the store."""
+
+    def __init__(self, deadline: float, timeout: datetime.timedelta) -> None:
+        self._begin = time.monotonic()
+        self._deadline, self._timeout = deadline, timeout
+        self._is_told = False
+
+    def pause(self, epoch: Epoch, missing: list[Member], what: str) -> None:
+        """
+        Args:
+            missing: who is waited for.
+            what: of theirs.
+
+        Raises:
+            RuntimeError: they have not come within the timeout.
+        """
+        now = time.monotonic()
+        who = f"{rank_list([epoch.rank_of(one.token) for one in missing])} of epoch {epoch.number}"
+        if now >= self._deadline:
+            raise RuntimeError(
+                f"The ranks have not regrouped within the timeout of {self._timeout.total_seconds():g} s: {who}"
+                " missing.\n"
+                f"Other ranks were waiting for its next {what}.\n"
+                "Check the log of that rank. Then restart all ranks from the last checkpoint."
+            )
+        if not self._is_told and now - self._begin > TELL_AFTER_S:
+            self._is_told = True
+            _logger.warning(f"Waiting for {who} to come to its next {what}, for at most {self._deadline - now:.0f} s.")
+        time.sleep(min(max(LOOK_S, LOOK_SHARE * (now - self._begin)), MAX_LOOK_S))
+
+
+_current: Regrouping | None = None
+
+
+def current() -> Regrouping | None:
+    """Of this process. None: it was not asked to regroup."""
+    return None if _current is None or _current._is_stopped else _current
+
+
+def refuse(what: str, instead: str) -> None:
+    """
+    Args:
+        what: is asked for, and does not follow when a rank is lost.
+        instead: a sentence without full stop.
+
+    Raises:
+        NotImplementedError: this process was asked to regroup.
+    """
+    if current() is not None:
+        raise NotImplementedError(
+            f"regroup: {what} is not supported under regroup.\n{instead}, or leave regroup out of init_process_group()."
+        )
+
+
+def begin(
+    options: Options, server: Store, rank: int, world_size: int, timeout: datetime.timedelta
+) -> BaguaProcessGroup:
+    """See `Regroup.begin`."""
+    global _current
+    server = torch_internals.PrefixStore("bagua/regroup", server)
+    store = EpochStore(server)
+    if store.has_begun():
+        raise NotImplementedError(
+            f"The job at this store has begun before (epoch {store.current().number}). A rank that is started again, or"
+            " late, cannot join it: that is not implemented.\n"
+            "To start another job, start its store anew."
+        )
+    own = presence.own_presence()
+    if own is None:
+        raise RuntimeError(
+            "regroup: this process can open no TCP port, by which the others would know whether it lives.\n"
+            "Check the limits on open files and threads."
+        )
+    member = Member(own.door.token, place_of_this_process(), rank)
+    settings = f"min_ranks={options.min_ranks}, on_loss={options.on_loss!r}, state of {sorted(options.state)}"
+    server.set(f"member/{rank}", Epoch(0, (member,)).to_json())
+    server.set(f"settings/{rank}", settings)
+    wait_for_all(server, rank, world_size, timeout)
+    texts = server.multi_get([f"member/{other}" for other in range(world_size)])
+    theirs = server.get("settings/0").decode()
+    if theirs != settings:
+        raise RuntimeError(
+            f"regroup: rank {rank} has {settings}, and rank 0 has {theirs}.\nPass the same Regroup() on all ranks."
+        )
+    epoch = store.first([Epoch.of_json(text).members[0] for text in texts])
+    if member.token not in epoch.tokens:
+        raise RuntimeError(
+            f"regroup: another process is rank {rank} of this job.\nStart each rank once, and a new store for each job."
+        )
+    _current = Regrouping(options, server, epoch, member.token, timeout)
+    return _current.connect_first()
+
+
+@gloo_exit.before_pause
+def stop() -> None:
+    """This process leaves the job."""
+    if _current is not None:
+        _current.stop()
+
+
+def _forget_in_child() -> None:
+    # A forked process is none of the job: its end must not tell that this one has left.
+    global _current
+    _current = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

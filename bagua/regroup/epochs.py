@@ -1,0 +1,218 @@
+"""Who is in the job: epochs, and what decides about the next one. All of it stands in the job's store.
+
+An epoch is the ranks that communicate, in their order. The next one is made by one compare-and-set of one key, by any
+rank that has seen, of each member, either its report or that it is lost. So all ranks follow the same epochs, and one
+that does not reach the store makes none.
+
+[Note: keys]
+    epoch                    the present one, as JSON; what compare-and-set changes
+    lost                     lines of JSON, which are only added to: {"token", "how"}. A process is lost for good
+    report/<n>/<token>       what this member of epoch n says before epoch n + 1 is made: `Report`
+    ready/<n>/<token>        this member of epoch n is about to connect
+    mail/<n>/<token>         epoch n is over, says another member: why. What a member waits for in the store
+
+A member is a process, known by the token of its presence (bagua.job.presence): a process that is started again in the
+same place is another member.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bagua.job.places import Place
+from bagua.job.torch_internals import Store, add_line
+
+EPOCH = "epoch"
+LOST = "lost"
+LEFT = "left"  # how a process is gone that has said so
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of the job.
+
+    Attributes:
+        token: which no other process has.
+        place: where it runs.
+        first_rank: its RANK when it was started, for messages.
+    """
+
+    token: str
+    place: Place
+    first_rank: int
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """
+    Attributes:
+        number: the first of a job is 0.
+        members: in rank order.
+        step: optimizer steps that are done, and that all members have once they have connected.
+        is_behind: some members lack the last of these; rank 0 has it, and they take its state.
+    """
+
+    number: int
+    members: tuple[Member, ...]
+    step: int = 0
+    is_behind: bool = False
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return tuple(one.token for one in self.members)
+
+    def rank_of(self, token: str) -> int:
+        return self.tokens.index(token)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, text: bytes) -> Epoch:
+        said = json.loads(text)
+        members = []
+        for one in said.pop("members"):
+            place = Place.of_json(json.dumps(one.pop("place")).encode())
+            members.append(Member(place=place, **one))
+        return cls(members=tuple(members), **said)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a member says before the next epoch.
+
+    Attributes:
+        step: optimizer steps that its model has made.
+        models: how many it has wrapped.
+    """
+
+    step: int
+    models: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows from all reports and losses. Exactly one of both is given.
+
+    Attributes:
+        epoch: the next one.
+        problem: why there is none, and the job ends.
+    """
+
+    epoch: Epoch | None = None
+    problem: str = ""
+
+
+def decide(
+    epoch: Epoch, reports: Mapping[str, Report], lost: Collection[str], min_ranks: int | None
+) -> Decision | None:
+    """The epoch after this one. A pure function, so that all members come to the same.
+
+    Args:
+        epoch: the present one.
+        reports: of its members so far, by token.
+        lost: tokens of processes that are gone, whether they have reported or not.
+        min_ranks: with how many the job may go on; None: more than half.
+
+    Returns:
+        None: a member has neither reported nor is it lost, and is waited for.
+    """
+    left = [one for one in epoch.members if one.token not in lost]
+    if any(one.token not in reports for one in left):
+        return None
+    before = len(epoch.members)
+    needed = before // 2 + 1 if min_ranks is None else min_ranks
+    if len(left) < needed:
+        rule = "more than half of them" if min_ranks is None else f"min_ranks={min_ranks}"
+        return Decision(problem=f"{len(left)} of {before} ranks are left, and {needed} are needed ({rule})")
+    said = [reports[one.token] for one in left]
+    if len({one.models for one in said}) > 1:
+        return Decision(problem="a rank was lost while models were wrapped, and some ranks have wrapped one already")
+    step = max(one.step for one in said)
+    is_behind = any(one.step != step for one in said)
+    if is_behind:
+        # Who has the last step comes first: states are broadcast from rank 0.
+        source = next(position for position, one in enumerate(said) if one.step == step)
+        left.insert(0, left.pop(source))
+    return Decision(Epoch(epoch.number + 1, tuple(left), step, is_behind))
+
+
+@dataclass
+class EpochStore:
+    """The keys above. Any thread, with a client of the store of its own.
+
+    Args:
+        client: of the job's store, under the prefix of regrouping.
+    """
+
+    client: Store
+    _lines: int = field(default=0, init=False)
+    _lost: dict[str, str] = field(default_factory=dict, init=False)
+
+    def first(self, members: Sequence[Member]) -> Epoch:
+        """The job's first epoch, made by the first of these members that asks."""
+        return Epoch.of_json(self.client.compare_set(EPOCH, "", Epoch(0, tuple(members)).to_json()))
+
+    def has_begun(self) -> bool:
+        return self.client.check([EPOCH])
+
+    def current(self) -> Epoch:
+        return Epoch.of_json(self.client.get(EPOCH))
+
+    def propose(self, before: Epoch, after: Epoch) -> Epoch:
+        """`after`, unless another member has made the epoch that follows `before`: then that one."""
+        return Epoch.of_json(self.client.compare_set(EPOCH, before.to_json(), after.to_json()))
+
+    def add_lost(self, token: str, how: str) -> None:
+        add_line(self.client, LOST, json.dumps({"token": token, "how": how}))
+
+    def lost(self) -> dict[str, str]:
+        """How each process is gone, by its token."""
+        if self.client.check([LOST]):
+            lines = self.client.get(LOST).decode().splitlines()
+            for line in lines[self._lines :]:
+                said: dict[str, Any] = json.loads(line)
+                self._lost.setdefault(said["token"], said["how"])
+            self._lines = len(lines)
+        return self._lost
+
+    def report(self, epoch: Epoch, token: str, report: Report) -> None:
+        self.client.set(f"report/{epoch.number}/{token}", json.dumps(asdict(report)))
+
+    def reports(self, epoch: Epoch, lost: Collection[str]) -> dict[str, Report]:
+        """Of its members so far, by token, without those that are lost."""
+        names = {f"report/{epoch.number}/{token}": token for token in epoch.tokens if token not in lost}
+        keys = list(names)
+        if not self.client.check(keys):
+            keys = [key for key in keys if self.client.check([key])]
+        texts = self.client.multi_get(keys) if keys else []
+        return {names[key]: Report(**json.loads(text)) for key, text in zip(keys, texts, strict=True)}
+
+    def set_ready(self, epoch: Epoch, token: str) -> None:
+        self.client.set(f"ready/{epoch.number}/{token}", "")
+
+    def not_ready(self, epoch: Epoch) -> list[Member]:
+        """Members that are not about to connect."""
+        keys = [f"ready/{epoch.number}/{token}" for token in epoch.tokens]
+        if self.client.check(keys):
+            return []
+        return [one for one, key in zip(epoch.members, keys, strict=True) if not self.client.check([key])]
+
+    def tell(self, epoch: Epoch, why: str, tokens: Sequence[str]) -> None:
+        """These members that the epoch is over."""
+        for token in tokens:
+            self.client.set(f"mail/{epoch.number}/{token}", why)
+
+    def wait_for_mail(self, epoch: Epoch, token: str, timeout: datetime.timedelta) -> str | None:
+        """Why the epoch is over, as soon as somebody says so; None: nobody has within the timeout."""
+        key = f"mail/{epoch.number}/{token}"
+        try:
+            self.client.wait([key], timeout)
+        except RuntimeError:
+            if not self.client.check([key]):  # raises if the store is gone
+                return None
+        return self.client.get(key).decode()

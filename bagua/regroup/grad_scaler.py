@@ -1,0 +1,97 @@
+"""Lets a GradScaler do nothing in a step that is dropped: it finds no gradients then, and would raise. What it has
+found of the gradients before is forgotten, and its scale stays, as on the other ranks.
+
+Installed by `Regrouping` on torch's class, as long as it is at work: subclasses call these methods, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.amp import grad_scaler
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Steps(Protocol):
+    """Of this process: bagua.regroup.coordinator.Regrouping."""
+
+    is_dropped: bool
+
+    def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is the optimizer of a wrapped model."""
+
+    def refuse_scaler_without_state(self, scaler: object) -> None:
+        """ValueError: ranks do not take this scaler's state from each other."""
+
+    def settle_before_step(self) -> None:
+        """The optimizer is about to step."""
+
+    def end_step(self) -> None:
+        """The step is over."""
+
+
+_regrouping: Steps | None = None
+_DROPPED = "_bagua_has_dropped"
+
+
+def install(regrouping: Steps) -> Callable[[], None]:
+    """
+    Returns:
+        what takes it back.
+    """
+    global _regrouping
+    _regrouping = regrouping
+    kind: Any = grad_scaler.GradScaler
+    originals = {name: getattr(kind, name) for name in ("unscale_", "step", "update")}
+    for name, around in (("unscale_", _unscale), ("step", _step), ("update", _update)):
+        setattr(kind, name, functools.partialmethod(around, originals[name]))
+
+    def take_back() -> None:
+        global _regrouping
+        _regrouping = None
+        for name, original in originals.items():
+            setattr(kind, name, original)
+
+    return take_back
+
+
+def _concerned(scaler: Any, optimizer: torch.optim.Optimizer) -> Steps | None:
+    regrouping = _regrouping
+    if regrouping is None or not scaler.is_enabled() or not regrouping.concerns(optimizer):
+        return None
+    regrouping.refuse_scaler_without_state(scaler)
+    return regrouping
+
+
+def _unscale(scaler: Any, original: Any, optimizer: torch.optim.Optimizer) -> None:
+    regrouping = _concerned(scaler, optimizer)
+    if regrouping is None or not regrouping.is_dropped:
+        original(scaler, optimizer)
+
+
+def _step(scaler: Any, original: Any, optimizer: torch.optim.Optimizer, *arguments: Any, **named: Any) -> Any:
+    regrouping = _concerned(scaler, optimizer)
+    if regrouping is None:
+        return original(scaler, optimizer, *arguments, **named)
+    result = None
+    if not regrouping.is_dropped:
+        regrouping.settle_before_step()
+    if not regrouping.is_dropped:
+        result = original(scaler, optimizer, *arguments, **named)
+        if not regrouping.is_dropped:
+            regrouping.end_step()  # also of one that the optimizer did not make, because of infinities
+    setattr(scaler, _DROPPED, regrouping.is_dropped)
+    return result
+
+
+def _update(scaler: Any, original: Any, *arguments: Any, **named: Any) -> None:
+    if getattr(scaler, _DROPPED, False):
+        setattr(scaler, _DROPPED, False)
+        scaler._per_optimizer_states = defaultdict(grad_scaler._refresh_per_optimizer_state)
+        return
+    original(scaler, *arguments, **named)

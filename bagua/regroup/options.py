@@ -1,0 +1,97 @@
+"""What a user says of regrouping: the argument `regroup` of `init_process_group`."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bagua.env import read_text
+from bagua.misuse import shown
+
+if TYPE_CHECKING:
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.job.torch_internals import Store
+
+ON_LOSS = ("drop",)
+
+
+class Regroup:
+    """
+    Lets a job go on without the ranks that it loses: `init_process_group(regroup=Regroup())`. On CPUs, with gloo, for
+    one model that one optimizer steps.
+
+    The store must live on if a rank dies: it is served by `python -m bagua.distributed.run --regroup --store-only`, at
+    MASTER_ADDR and MASTER_PORT. When a rank is lost, the step in which that happened is dropped on all others, or
+    counts on all of them, if one of them had made it.
+
+    Args:
+        min_ranks: with how many ranks the job may go on, at least. None: more than half of those that were there before
+            the loss.
+        state: what has to be the same on all ranks beside model and optimizer, by name: objects with `state_dict` and
+            `load_state_dict`, such as a learning rate scheduler or a GradScaler. A rank that is a step behind the
+            others when one is lost takes theirs.
+        on_loss: "drop": the step in which a rank was lost is dropped.
+
+    Raises:
+        TypeError: `min_ranks` is not an integer, or `state` is not a mapping of objects with both methods.
+        ValueError: `min_ranks` is below 1, or `on_loss` is unknown.
+        NotImplementedError: `on_loss` is "repeat", which is not implemented.
+    """
+
+    def __init__(
+        self, min_ranks: int | None = None, state: Mapping[str, Any] | None = None, on_loss: str = "drop"
+    ) -> None:
+        if min_ranks is not None and (isinstance(min_ranks, bool) or not isinstance(min_ranks, int)):
+            raise TypeError(f"min_ranks is {shown(min_ranks)}. Pass a number of ranks, or None for more than half.")
+        if min_ranks is not None and min_ranks < 1:
+            raise ValueError(f"min_ranks={min_ranks} must be at least 1, or None for more than half.")
+        if on_loss == "repeat":
+            raise NotImplementedError('on_loss="repeat" is not implemented. Use on_loss="drop".')
+        if on_loss not in ON_LOSS:
+            raise ValueError(f'on_loss={on_loss!r} is unknown. Pass "drop".')
+        self.min_ranks = min_ranks
+        self.on_loss = on_loss
+        self.state = dict(state or {})
+        for name, one in self.state.items():
+            if not all(callable(getattr(one, method, None)) for method in ("state_dict", "load_state_dict")):
+                raise TypeError(
+                    f"state[{name!r}] is {shown(one)}, which has no state_dict and load_state_dict.\n"
+                    "Pass objects that have both, such as a learning rate scheduler."
+                )
+
+    def begin(self, store: Store, rank: int, world_size: int, timeout: datetime.timedelta) -> BaguaProcessGroup:
+        """By `init_process_group` alone: makes the default group of the job's first epoch.
+
+        Args:
+            store: of the job; it is served by a process that is not one of the ranks.
+            rank: of this process in the first epoch.
+            world_size: of the first epoch.
+            timeout: of collectives, and of each regroup.
+
+        Raises:
+            RuntimeError: the job has begun before without this process, or its ranks have other settings.
+        """
+        from bagua.regroup import coordinator
+
+        return coordinator.begin(self, store, rank, world_size, timeout)
+
+    def check_launcher(self) -> None:
+        """
+        Raises:
+            ValueError: torchrun has started this process. It ends all processes of a node when one of them dies.
+        """
+        if read_text(os.environ, "TORCHELASTIC_RUN_ID") is not None:
+            raise ValueError(
+                "regroup: torchrun has started this process, and ends all processes of its node when one of them"
+                " dies.\n"
+                "Start each rank by itself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and the store by"
+                " python -m bagua.distributed.run --regroup --store-only."
+            )
+
+    def end(self) -> None:
+        """This process leaves the job."""
+        from bagua.regroup import coordinator
+
+        coordinator.stop()

@@ -1,0 +1,520 @@
+"""The job goes on without ranks that it loses: what is trained, who takes whose state, and what raises."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.processes import wait_until
+from support.ranks import run_ranks
+from support.regrouped import (
+    SMALL_BUCKETS,
+    Kill,
+    check_ledgers,
+    die,
+    die_before_second_total,
+    drawn_kills,
+    join_job,
+    keep_ledger,
+    run_job,
+)
+from support.sweeps import rest_is_deep
+from torch import nn
+
+import bagua.torch_api as bagua
+from bagua.engine import regrouping
+from bagua.job.torch_internals import default_store
+from bagua.regroup import coordinator, detection
+from bagua.regroup.groups import abort
+
+STEPS = 8
+
+
+# --- what is trained -------------------------------------------------------------------------------------------------
+
+
+# Twenty kills of five jobs; a thousand in `make deep`.
+@pytest.mark.parametrize("seed", rest_is_deep(range(250), *range(5)))
+def test_each_step_of_each_rank_is_trained_once(seed: int) -> None:
+    how = ("with_bagua", "wrapper")[seed % 2]
+    codec = "bf16" if seed % 5 == 3 else None
+    kills = drawn_kills(seed, 6, 4, STEPS)
+    dead = {one.rank for one in kills}
+    results = run_job(
+        6, keep_ledger, kills, STEPS, how, codec, 1, env=SMALL_BUCKETS if codec is None else {}, expect_death=dead
+    )
+    check_ledgers(results, STEPS, dead)
+
+
+@pytest.mark.parametrize(("point", "codec"), [("told", None), ("connected", "bf16")])
+def test_ranks_that_follow_each_other_die_at_once_or_while_others_regroup(point: str, codec: str | None) -> None:
+    kills = [Kill(0, 3, "gradient 2"), Kill(1, 3, "gradient 2"), Kill(2, 3, point)]
+    results = run_job(5, keep_ledger, kills, STEPS, "with_bagua", codec, 1, env=SMALL_BUCKETS, expect_death={0, 1, 2})
+    check_ledgers(results, STEPS, {0, 1, 2})
+    assert results[3]["phases"][-1] == (3, [3, 4])
+
+
+# --- a run that had that membership from that step on ----------------------------------------------------------------
+
+
+def _mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    return model(torch.randn(16, 8, generator=generator)).square().mean()
+
+
+def _train_and_replay(how: str) -> None:
+    rank = join_job()
+    net = _mlp()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    if how == "wrapper":
+        model: Any = bagua.data_parallel.DistributedDataParallel(net, optimizers=[optimizer])
+    else:
+        model = bagua.with_bagua(net, [optimizer])
+    after: list[Any] = []
+
+    def keep(change: coordinator.WorldChange) -> None:
+        twins = [_mlp(), _mlp()]
+        for twin in twins:
+            twin.load_state_dict(net.state_dict())
+        stepper = torch.optim.Adam(twins[0].parameters(), 1e-2)
+        stepper.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        after.append((change, twins, stepper))
+
+    model.on_regroup(keep)
+    while (step := bagua.regroup_step()) < STEPS:
+        optimizer.zero_grad()
+        loss = _loss(model, rank, step)
+        if rank == 1 and step == 4:
+            die()
+        loss.backward()
+        optimizer.step()
+    ((change, twins, stepper),) = after
+    assert (change.step, change.lost_ranks, change.previous_world_size) == (4, (1,), 3)
+    # Plain torch: the mean of two replicas' gradients.
+    for step in range(4, STEPS):
+        twins[1].load_state_dict({**twins[1].state_dict(), **dict(twins[0].named_parameters())})
+        for twin, first_rank in zip(twins, (0, 2), strict=True):
+            twin.zero_grad()
+            _loss(twin, first_rank, step).backward()
+        for one, other in zip(twins[0].parameters(), twins[1].parameters(), strict=True):
+            assert one.grad is not None
+            assert other.grad is not None
+            one.grad = one.grad * 0.5 + other.grad * 0.5
+        stepper.step()
+    for one, other in zip(net.parameters(), twins[0].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+def test_survivors_train_as_if_they_had_been_two_from_that_step_on(how: str) -> None:
+    run_job(3, _train_and_replay, how, expect_death={1})
+
+
+# --- a step that one survivor has made, and another has not -----------------------------------------------------------
+
+
+class _Count:
+    """Something that follows the steps, as a scheduler does."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+def _wait_until_told() -> None:
+    current = coordinator.current()
+    assert current is not None
+    wait_until(lambda: current.is_pending, "this rank is told of the loss", 60)
+
+
+def _lose_one_that_has_told_half(flag: str, second_dies: bool) -> tuple[str, float, int, int] | None:
+    count = _Count()
+    rank = join_job(state={"count": count}, min_ranks=1)
+    torch.manual_seed(0)
+    net = nn.Linear(1024, 512)  # 2 MiB: its sum goes by messages
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    model = bagua.with_bagua(net, [optimizer])
+    store = default_store()
+    dropped = []
+    while (step := bagua.regroup_step()) < 5:
+        if rank == 2 and step == 2:
+            die_before_second_total(flag, store)
+        if rank == 0 and step == 3 and second_dies:
+            # It has the state that rank 1 lacks, and dies when that has taken the parameters.
+            regrouping.broadcast_optimizer_state = die  # type: ignore[assignment]
+        before = net.weight.detach().clone()
+        optimizer.zero_grad()
+        torch.manual_seed(10 * rank + step)
+        model(torch.randn(4, 1024)).square().mean().backward()
+        if rank == 0 and step == 2 and flag == "returned" and not dropped[2:]:
+            store.set(flag, b"")
+            _wait_until_told()
+        optimizer.step()
+        dropped.append(model.step_was_dropped)
+        if model.step_was_dropped and dist.get_world_size() == 1:
+            assert torch.equal(net.weight, before)
+        if not model.step_was_dropped:
+            count.steps += 1
+        if rank == 0 and step == 2 and flag == "stepped":
+            store.set(flag, b"")
+    momentum = optimizer.state[net.weight]["momentum_buffer"]
+    return (
+        f"{net.weight.double().sum():.17g} {momentum.double().sum():.17g}",
+        float(dist.get_world_size()),
+        count.steps,
+        sum(dropped),
+    )
+
+
+def test_a_rank_that_is_behind_takes_parameters_momentum_and_state_of_one_that_has_made_the_step() -> None:
+    first, second, _ = run_job(3, _lose_one_that_has_told_half, "stepped", False, expect_death={2})
+    assert first == second
+    # Rank 1 lost step 2, which counts, and rank 0 its pass of step 3.
+    assert first[1:] == (2, 5, 1)
+
+
+def test_a_rank_that_is_told_between_its_pass_and_its_step_drops_the_step() -> None:
+    first, second, _ = run_job(3, _lose_one_that_has_told_half, "returned", False, expect_death={2})
+    assert first == second
+    assert first[1:] == (2, 5, 1)
+
+
+def test_a_rank_keeps_its_own_state_if_the_one_that_is_ahead_dies_as_well() -> None:
+    _, second, _ = run_job(3, _lose_one_that_has_told_half, "stepped", True, expect_death={0, 2})
+    assert second[1:] == (1, 5, 1)  # step 2 was dropped, and made again
+
+
+def _lose_one_while_wrapping(how: str) -> tuple[int, float]:
+    rank = join_job()
+    torch.manual_seed(rank)
+    net = nn.BatchNorm1d(4)
+    net.weight.data.fill_(rank + 1.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    if rank == 0:
+        die()
+    if how == "wrapper":
+        bagua.data_parallel.DistributedDataParallel(net, optimizers=[optimizer])
+    else:
+        bagua.with_bagua(net, [optimizer])
+    return dist.get_world_size(), net.weight[0].item()
+
+
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+def test_a_loss_while_a_model_is_wrapped_wraps_it_among_those_that_are_left(how: str) -> None:
+    _, second, third = run_job(3, _lose_one_while_wrapping, how, expect_death={0})
+    assert second == third == (2, 2.0)  # the values of the rank that is the first now
+
+
+# --- a program's own collectives, scalers, accumulation ---------------------------------------------------------------
+
+
+def _own_collectives() -> None:
+    rank = join_job(min_ranks=2)
+    if rank == 3:
+        die()
+    raised = []
+    for call in (
+        lambda: dist.all_reduce(torch.ones(1000)),
+        lambda: dist.all_gather_object([None] * dist.get_world_size(), rank),
+        bagua.barrier,
+    ):
+        before = dist.get_world_size()
+        try:
+            call()
+        except bagua.Regrouped as error:
+            raised.append((before, dist.get_world_size(), error.lost_ranks, error.epoch))
+    assert raised == [(4, 3, (3,), 1)]
+    # One that is waited for only now, and one on another thread.
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+    if rank == 2:
+        die()
+    others: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            work.wait()
+        except bagua.Regrouped as error:
+            others.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    with pytest.raises(bagua.Regrouped) as caught:
+        bagua.allreduce_inplace(torch.ones(1000))
+    assert caught.value.lost_ranks == (2,)
+    thread.join()
+    total = torch.ones(3)
+    bagua.allreduce_inplace(total, bagua.ReduceOp.SUM)
+    dist.barrier()
+    assert total.tolist() == [2.0] * 3
+    assert dist.get_backend() == "gloo"
+
+
+def test_collectives_of_the_program_raise_once_all_have_regrouped() -> None:
+    run_job(4, _own_collectives, expect_death={2, 3})
+
+
+def _scaled() -> tuple[list[float], int]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    rank = join_job(state={"scaler": scaler})
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    model = bagua.with_bagua(net, [optimizer])
+    scales = []
+    while (step := bagua.regroup_step()) < 5:
+        optimizer.zero_grad()
+        for last in (False, True):
+            if not last:
+                with model.bagua_ddp.no_sync():
+                    scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+            else:
+                loss = scaler.scale(model(torch.ones(2, 4)).sum())
+                if rank == 2 and step == 2:
+                    die()
+                loss.backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales, bagua.regroup_step()
+
+
+def test_a_grad_scaler_does_nothing_in_a_dropped_step() -> None:
+    first, second, _ = run_job(3, _scaled, expect_death={2})
+    assert first == second == ([4.0, 8.0, 8.0, 8.0, 16.0, 16.0], 5)
+
+
+# --- innocents -------------------------------------------------------------------------------------------------------
+
+
+def _stopped_and_slow(pids: str) -> tuple[int, int]:
+    rank = join_job()
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    model = bagua.with_bagua(net, [optimizer])
+    if rank == 1:
+        Path(pids).write_text(str(os.getpid()))
+    while (step := bagua.regroup_step()) < 3:
+        if rank == 1 and step == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if rank == 0 and step == 2:
+            # It compiles, for longer than a connection is confirmed to be refused, and holds no GIL.
+            assert torch.equal(torch.compile(nn.Identity(), backend="eager")(torch.ones(1)), torch.ones(1))
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    current = coordinator.current()
+    assert current is not None
+    return current.epoch.number, dist.get_world_size()
+
+
+def test_a_rank_that_is_stopped_or_compiles_is_waited_for(tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+    done = threading.Event()
+
+    def wake() -> None:
+        while not done.wait(0.1):
+            text = pids.read_text() if pids.exists() else ""
+            if text and Path(f"/proc/{text}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                done.wait(1.5)  # the others wait meanwhile; their watches are awake
+                os.kill(int(text), signal.SIGCONT)
+                return
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    try:
+        assert run_job(3, _stopped_and_slow, str(pids)) == [(0, 3)] * 3
+    finally:
+        done.set()
+        thread.join()
+
+
+def _falsely_refused() -> tuple[int, int]:
+    rank = join_job()
+    current = coordinator.current()
+    assert current is not None
+    if rank == 0:
+        # A firewall resets the connection, and refuses new ones for a while.
+        detection.CONFIRM_PAUSE_S = 0.01
+        member = current.epoch.members[1]
+        current._watch._found(member, "exited")
+    dist.barrier()
+    return current.epoch.number, dist.get_world_size()
+
+
+def test_a_process_that_answers_again_is_not_lost() -> None:
+    assert run_job(2, _falsely_refused) == [(0, 2)] * 2
+
+
+def _network_away() -> tuple[int, int, tuple[int, ...]]:
+    rank = join_job()
+    current = coordinator.current()
+    assert current is not None
+    dist.barrier()
+    if rank == 1:
+        abort(current._groups.made)  # connections of living ranks are lost
+    lost: tuple[int, ...] = (-1,)
+    try:
+        while True:
+            dist.all_reduce(torch.ones(1))
+    except bagua.Regrouped as error:
+        lost = error.lost_ranks
+    dist.barrier()
+    return current.epoch.number, dist.get_world_size(), lost
+
+
+def test_connections_that_are_lost_between_living_ranks_are_made_again() -> None:
+    assert run_job(3, _network_away) == [(1, 3, ())] * 3
+
+
+def _always_failing() -> int:
+    join_job()
+    current = coordinator.current()
+    assert current is not None
+    for _ in range(coordinator.MAX_IDLE_EPOCHS - 1):
+        dist.barrier()
+        abort(current._groups.made)
+        with pytest.raises(bagua.Regrouped):
+            dist.all_reduce(torch.ones(1))
+    dist.barrier()
+    abort(current._groups.made)
+    with pytest.raises(RuntimeError, match="Collectives have failed 3 times in a row, although no rank is gone"):
+        dist.all_reduce(torch.ones(1))
+    return current.epoch.number
+
+
+def test_a_collective_that_always_fails_ends_the_job() -> None:
+    assert run_job(2, _always_failing) == [3, 3]
+
+
+# --- when it cannot go on --------------------------------------------------------------------------------------------
+
+
+def _too_few() -> str:
+    rank = join_job()
+    if rank != 0:
+        die()
+    with pytest.raises(RuntimeError) as caught:
+        dist.all_reduce(torch.ones(1))
+    return str(caught.value)
+
+
+def test_fewer_than_half_do_not_go_on() -> None:
+    text, *_ = run_job(3, _too_few, expect_death={1, 2})
+    assert text.startswith("The job cannot go on: 1 of 3 ranks are left, and 2 are needed (more than half of them).")
+
+
+def _ends_early() -> int:
+    rank = join_job(min_ranks=1)
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    model = bagua.with_bagua(net, [optimizer])
+    while bagua.regroup_step() < (2 if rank == 1 else 4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    bagua.destroy_process_group()
+    return bagua.is_initialized() + 0
+
+
+def test_others_go_on_without_a_rank_that_has_ended() -> None:
+    assert run_job(3, _ends_early) == [0, 0, 0]
+
+
+def _refusals() -> None:
+    rank = join_job()
+    net, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer, second = torch.optim.SGD(net.parameters(), 0.1), torch.optim.SGD(net.parameters(), 0.1)
+    wrapper = bagua.data_parallel.DistributedDataParallel
+    local_sgd = bagua.algorithms.Algorithm.init("local_sgd", sync_every=2)
+    for text, call in (
+        ("the algorithm decentralized", lambda: bagua.with_bagua(net, [optimizer], "decentralized")),
+        ("the algorithm async", lambda: bagua.with_bagua(net, [optimizer], "async")),
+        ("the algorithm local_sgd", lambda: bagua.with_bagua(net, [optimizer], local_sgd)),
+        ("autotune=True", lambda: bagua.with_bagua(net, [optimizer], autotune=True)),
+        ("a module with 2 optimizers", lambda: bagua.with_bagua(net, [optimizer, second])),
+        ("a module with 0 optimizers", lambda: wrapper(net)),
+        ("static_graph=True", lambda: wrapper(net, optimizers=[optimizer], static_graph=True)),
+        ("groups of some ranks", lambda: bagua.new_group([0, 1])),
+        ("groups of some ranks", lambda: dist.new_group([0, 1])),
+        ("groups of some ranks", lambda: dist.init_device_mesh("cpu", (2, 1))),
+    ):
+        with pytest.raises(NotImplementedError, match=text):
+            call()
+    model = wrapper(net, optimizers=[optimizer])
+    with pytest.raises(NotImplementedError, match="another model is wrapped"):
+        bagua.with_bagua(other, [torch.optim.SGD(other.parameters(), 0.1)])
+    with pytest.raises(NotImplementedError, match="join"), model.join():
+        pass
+    model(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(NotImplementedError, match="wrapped with another optimizer"):
+        second.step()
+    with pytest.raises(NotImplementedError, match="closure"):
+        optimizer.step(lambda: 0.0)
+    with pytest.raises(NotImplementedError, match="second backward pass communicates before"):
+        model(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(ValueError, match="GradScaler is not in Regroup"):
+        torch.amp.GradScaler("cpu").step(optimizer)
+    assert rank == dist.get_rank()
+
+
+def test_what_does_not_follow_is_refused_by_name() -> None:
+    run_job(2, _refusals)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="min_ranks=0"):
+        bagua.Regroup(min_ranks=0)
+    with pytest.raises(TypeError, match="min_ranks"):
+        bagua.Regroup(min_ranks="half")  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match="repeat"):
+        bagua.Regroup(on_loss="repeat")
+    with pytest.raises(ValueError, match="on_loss"):
+        bagua.Regroup(on_loss="wait")
+    with pytest.raises(TypeError, match=r"state\['lr'\]"):
+        bagua.Regroup(state={"lr": 0.1})
+
+
+def _not_here() -> list[str]:
+    texts = []
+    for environment, backend, error in (
+        ({"TORCHELASTIC_RUN_ID": "x"}, None, ValueError),
+        ({}, "nccl", (NotImplementedError, RuntimeError)),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            with pytest.raises(error) as caught:
+                bagua.init_process_group(regroup=bagua.Regroup(), backend=backend)
+        texts.append(str(caught.value).splitlines()[0])
+    with pytest.raises(RuntimeError, match="does not regroup"):
+        bagua.regroup_step()
+    bagua.init_process_group()
+    model = bagua.with_bagua(net := nn.Linear(2, 2), [torch.optim.SGD(net.parameters(), 0.1)])
+    assert model.step_was_dropped is False
+    with pytest.raises(RuntimeError, match="does not regroup"):
+        model.on_regroup(print)
+    return texts
+
+
+def test_without_regroup_nothing_of_it_is_there() -> None:
+    ((elastic, nccl),) = run_ranks(1, _not_here)
+    assert "torchrun has started this process" in elastic
+    assert "nccl" in nccl.lower()

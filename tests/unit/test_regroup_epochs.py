@@ -1,0 +1,85 @@
+"""The next epoch follows from reports and losses alone, and one proposal of it holds."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch.distributed as dist
+
+from bagua.job.places import Place
+from bagua.job.presence import Door
+from bagua.regroup.epochs import LEFT, Epoch, EpochStore, Member, Report, decide
+
+
+def _epoch(ranks: int, step: int = 0) -> Epoch:
+    place = Place("host", None, None, None, 7, "boot", Door(("127.0.0.1",), 5, "t"))
+    return Epoch(3, tuple(Member(f"m{rank}", place, rank) for rank in range(ranks)), step)
+
+
+def _reports(*steps: int) -> dict[str, Report]:
+    return {f"m{rank}": Report(step) for rank, step in enumerate(steps)}
+
+
+def test_all_are_waited_for_that_are_not_lost() -> None:
+    reports = _reports(5, 5, 5)
+    for left_out in itertools.chain([()], itertools.combinations(reports, 1), itertools.combinations(reports, 2)):
+        given = {token: one for token, one in reports.items() if token not in left_out}
+        assert (decide(_epoch(3), given, (), None) is None) == bool(left_out)
+    decision = decide(_epoch(3), _reports(5, 5), {"m2"}, None)
+    assert decision is not None
+    assert decision.epoch is not None
+    assert (decision.epoch.tokens, decision.epoch.number) == (("m0", "m1"), 4)
+    assert (decision.epoch.step, decision.epoch.is_behind) == (5, False)
+
+
+def test_who_has_reported_and_is_lost_is_lost() -> None:
+    decision = decide(_epoch(3), _reports(5, 6, 5), {"m1"}, None)
+    assert decision is not None
+    assert decision.epoch is not None
+    assert decision.epoch.tokens == ("m0", "m2")
+    assert (decision.epoch.step, decision.epoch.is_behind) == (5, False)
+
+
+def test_one_that_has_made_the_step_comes_first() -> None:
+    decision = decide(_epoch(4), _reports(5, 5, 6, 6), {"m3"}, None)
+    assert decision is not None
+    assert decision.epoch is not None
+    assert decision.epoch.tokens == ("m2", "m0", "m1")
+    assert (decision.epoch.step, decision.epoch.is_behind) == (6, True)
+
+
+def test_too_few_and_models_that_differ_end_the_job() -> None:
+    for ranks, left, min_ranks, goes_on in ((4, 2, None, False), (5, 3, None, True), (4, 1, 1, True), (4, 1, 2, False)):
+        lost = {f"m{rank}" for rank in range(left, ranks)}
+        decision = decide(_epoch(ranks), _reports(*[0] * left), lost, min_ranks)
+        assert decision is not None
+        assert (decision.epoch is not None, bool(decision.problem)) == (goes_on, not goes_on)
+    decision = decide(_epoch(2), {"m0": Report(0, 1), "m1": Report(0, 0)}, (), None)
+    assert decision is not None
+    assert "while models were wrapped" in decision.problem
+
+
+def test_the_first_proposal_holds() -> None:
+    store = EpochStore(dist.HashStore())  # type: ignore[attr-defined]
+    first = store.first(_epoch(3).members)
+    assert store.first(_epoch(2).members) == first == store.current()
+    one, other = Epoch(1, first.members[:2], 4), Epoch(1, first.members[1:], 4)
+    assert store.propose(first, one) == one
+    assert store.propose(first, other) == one == store.current()
+    assert store.propose(one, Epoch(2, one.members)).number == 2
+
+
+def test_losses_and_reports_are_read_as_they_were_written() -> None:
+    server = dist.HashStore()  # type: ignore[attr-defined]
+    store, reader = EpochStore(server), EpochStore(server)
+    epoch = store.first(_epoch(3).members)
+    assert reader.lost() == {}
+    store.add_lost("m1", "exited")
+    assert reader.lost() == {"m1": "exited"}
+    store.add_lost("m2", LEFT)
+    store.add_lost("m1", LEFT)
+    assert reader.lost() == {"m1": "exited", "m2": LEFT}
+    store.report(epoch, "m0", Report(7, 1))
+    assert reader.reports(epoch, {"m1"}) == {"m0": Report(7, 1)}
+    store.set_ready(epoch, "m0")
+    assert [one.token for one in reader.not_ready(epoch)] == ["m1", "m2"]
