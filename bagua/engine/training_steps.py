@@ -15,6 +15,7 @@ Hooks enter here, and everything that they need is below: the passes, the plans,
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -445,7 +446,9 @@ class TrainingSteps:
         self._stepped_in_pass.clear()
         if self.plans.current is not None:
             self.passes.drop()
-        for _, parameter in self.plans.trainable.named:
+        # Also of those that are not synchronized: the optimizer steps them, too.
+        stepped = (one for group in self.optimizer.param_groups for one in group["params"])
+        for parameter in itertools.chain(self._module.parameters(), stepped):
             parameter.grad = None
 
     @torch.inference_mode(False)

@@ -2,8 +2,9 @@
 (bagua.job.peer_watch), and one that waits for what others tell.
 
 [Note: who watches whom] Each member watches the WATCHED that follow it, so that one is left that knows, if some that
-follow each other are lost at once, as those of a node are. The first that knows writes it to the store, and puts a
-message into the mailbox of each member, for which a thread of theirs waits there. So all know after two round trips.
+follow each other are lost at once, as those of a node are. And those on its host, whose kernel proves more. The first
+that knows writes it to the store, and puts a message into the mailbox of each member, for which a thread of theirs
+waits there. So all know after two round trips.
 
 [Note: proof] That a process is gone is proven as bagua.job.peer_watch says. In addition, where a refused connection is
 the proof, and the kernel of this machine does not know the process: the connection is refused for CONFIRM_S. A firewall
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from bagua.regroup.epochs import Epoch, EpochStore, Member
 
 WATCHED = 16
-CONFIRM_S = 2.0
+CONFIRM_S = 1.25
 CONFIRM_PAUSE_S = 0.25
 MAIL_TIMEOUT = datetime.timedelta(minutes=10)  # then the thread waits anew
 STOP_S = 1.0
@@ -54,8 +55,13 @@ class Watch:
     def follow(self, epoch: Epoch) -> None:
         """Watch those of this epoch from now on."""
         mine = epoch.rank_of(self._token)
-        size = len(epoch.members)
-        watched = [epoch.members[(mine + distance) % size] for distance in range(1, min(WATCHED + 1, size))]
+        following = epoch.members[mine + 1 :] + epoch.members[:mine]
+        own = epoch.members[mine].place
+        watched = [
+            member
+            for distance, member in enumerate(following)
+            if distance < WATCHED or (member.place.host, member.place.pid_namespace) == (own.host, own.pid_namespace)
+        ]
         tokens = {one.token for one in watched}
         with self._lock:
             ended = [self._watches.pop(token) for token in tuple(self._watches) if token not in tokens]

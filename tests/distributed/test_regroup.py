@@ -421,6 +421,25 @@ def test_fewer_than_half_do_not_go_on() -> None:
     assert text.startswith("The job cannot go on: 1 of 3 ranks are left, and 2 are needed (more than half of them).")
 
 
+def _drop_what_is_not_synchronized() -> tuple[float, float]:
+    rank = join_job()
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net._bagua_params_and_buffers_to_ignore = ["1.weight"]  # type: ignore[assignment]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    model = bagua.with_bagua(net, [optimizer])
+    before = net[1].weight.detach().clone()
+    if rank == 2:
+        die()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert model.step_was_dropped
+    return float((net[1].weight.detach() - before).abs().max()), bagua.regroup_step()
+
+
+def test_a_dropped_step_changes_no_parameter_that_is_not_synchronized() -> None:
+    assert run_job(3, _drop_what_is_not_synchronized, expect_death={2})[:2] == [(0.0, 0)] * 2
+
+
 def _ends_early() -> int:
     rank = join_job(min_ranks=1)
     net = nn.Linear(4, 4)
