@@ -69,7 +69,7 @@ def run_job(ranks: int, function: Callable[..., Any], *arguments: Any, **named: 
 def join_job(timeout_s: float = 60, **options: Any) -> int:
     """The rank of this process, among all that have joined."""
     rank = int(os.environ["RANK"])
-    bagua.init_process_group(regroup=bagua.Regroup(**options), timeout=timeout_s)
+    bagua.init_process_group(regroup=bagua.Regroup(**options), timeout=timeout_s, backend="gloo")
     # All of them have joined before one dies.
     store = default_store()
     store.set(f"joined {rank}", b"")

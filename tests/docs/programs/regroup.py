@@ -23,7 +23,7 @@ if rank == 0:
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-bagua.init_process_group(regroup=bagua.Regroup())
+bagua.init_process_group(regroup=bagua.Regroup(), backend="gloo")
 model = bagua.with_bagua(model, [optimizer])
 changes = []
 model.on_regroup(changes.append)
