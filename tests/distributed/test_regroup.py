@@ -416,6 +416,45 @@ def _too_few() -> str:
     return str(caught.value)
 
 
+def _without_store(folder: str) -> tuple[int, str]:
+    rank = join_job()
+    model = bagua.with_bagua(net := nn.Linear(4, 4), [optimizer := torch.optim.SGD(net.parameters(), lr=0.01)])
+    text = ""
+    while bagua.regroup_step() < 6 and not text:
+        if bagua.regroup_step() == 2 and rank == 0:
+            Path(folder, "end").touch()
+            wait_until(Path(folder, "ended").exists, "the end of the store", 60)
+        if bagua.regroup_step() == 4 and rank == 1:
+            die()
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).sum()
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            text = str(error)
+            break
+        optimizer.step()
+    return bagua.regroup_step(), text
+
+
+def test_without_its_store_a_job_trains_until_the_next_loss(tmp_path: Path) -> None:
+    stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]  # type: ignore[attr-defined]
+    port = stores[0].port
+
+    def end_store() -> None:
+        wait_until(Path(tmp_path, "end").exists, "the first steps", 120)
+        stores.clear()
+        Path(tmp_path, "ended").touch()
+
+    thread = threading.Thread(target=end_store)
+    thread.start()
+    results = run_ranks(3, _without_store, str(tmp_path), env={"MASTER_PORT": str(port)}, expect_death={1})
+    thread.join()
+    for step, text in (results[0], results[2]):
+        assert step == 4
+        assert text.startswith("The job cannot regroup: its store is unreachable")
+
+
 def test_fewer_than_half_do_not_go_on() -> None:
     text, *_ = run_job(3, _too_few, expect_death={1, 2})
     assert text.startswith("The job cannot go on: 1 of 3 ranks are left, and 2 are needed (more than half of them).")
