@@ -172,7 +172,7 @@ void never_raises_the_number(int version) {
 }
 
 // Ranks of two versions that choose otherwise hang, so such versions must refuse each other.
-constexpr std::uint64_t kChoicesOfProtocol4 = 10336414122246445670u;
+constexpr std::uint64_t kChoicesOfProtocol4 = 14719383740466661649u;
 
 void the_protocol_number_changes_with_the_choices(int version) {
   with_network(version, [](const Tuner& tuner) {
@@ -181,12 +181,15 @@ void the_protocol_number_changes_with_the_choices(int version) {
     for (const auto& [ranks, nodes] : std::initializer_list<std::pair<std::size_t, std::size_t>>{
              {2, 2}, {3, 3}, {4, 4}, {5, 5}, {3, 2}, {4, 2}, {16, 2}, {6, 3}, {32, 4}, {512, 64}}) {
       void* const ctx = tuned(tuner, ranks, nodes);
-      for (std::size_t bytes = kKiB; bytes <= 64 * kMiB; bytes *= 2) {
-        for (const std::size_t near : {bytes - 1, bytes, bytes + 1}) {
-          for (const TunedFunction function : {TunedFunction::kAllGather, TunedFunction::kReduceScatter,
-                                               TunedFunction::kAllReduce, TunedFunction::kBroadcast}) {
-            const Choice choice = tuner.ask(ctx, function, near);
-            for (const int number : {choice.algorithm, choice.protocol, choice.channels}) add(number);
+      // Every multiple of a 16th between two powers of two, and the sizes beside it.
+      for (std::size_t power = kKiB; power <= 64 * kMiB; power *= 2) {
+        for (std::size_t bytes = power; bytes < 2 * power; bytes += power / 16) {
+          for (const std::size_t near : {bytes - 1, bytes, bytes + 1}) {
+            for (const TunedFunction function : {TunedFunction::kAllGather, TunedFunction::kReduceScatter,
+                                                 TunedFunction::kAllReduce, TunedFunction::kBroadcast}) {
+              const Choice choice = tuner.ask(ctx, function, near);
+              for (const int number : {choice.algorithm, choice.protocol, choice.channels}) add(number);
+            }
           }
         }
       }

@@ -90,11 +90,10 @@ def fuse_optimizer(
         for position, parameter in enumerate(group["params"])
     )
     refuse_sharded(named, f"fusing {name}", "Use optimizer.step(), or fused=True of torch's optimizer")
-    is_fused_by_itself = steps_many_at_a_time(optimizer)
-    if not elementwise and not is_fused_by_itself:
+    if not elementwise and not steps_many_at_a_time(optimizer):
         check_elementwise(optimizer)
-    fusion = Fusion(do_flatten, check_flatten, is_fused_by_itself)
-    if do_flatten and not is_fused_by_itself:
+    fusion = Fusion(do_flatten, check_flatten)
+    if do_flatten and not steps_many_at_a_time(optimizer):
         fusion.settle(optimizer, lambda parameter: parameter.requires_grad)
     attributes = vars(optimizer)
     attributes[_ATTRIBUTE] = fusion
@@ -201,10 +200,9 @@ class Fusion:
         number_of_groups: of the optimizer, when the pause began.
     """
 
-    def __init__(self, do_flatten: bool, check_flatten: bool, is_fused_by_itself: bool = False) -> None:
+    def __init__(self, do_flatten: bool, check_flatten: bool) -> None:
         self.do_flatten = do_flatten
         self.check_flatten = check_flatten
-        self._is_fused_by_itself = is_fused_by_itself
         self.pause = 0
         self.number_of_groups = 0
         self._steps_of_plan = 0
@@ -233,7 +231,7 @@ class Fusion:
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         self.pause = 0
         step = plain_step(optimizer)
-        if self._is_fused_by_itself:
+        if steps_many_at_a_time(optimizer):
             counts = [sum(one.grad is not None for one in group["params"]) for group in optimizer.param_groups]
             step(optimizer)
             vars(optimizer)["_bagua_fused_count"] += sum(count > 1 for count in counts)
