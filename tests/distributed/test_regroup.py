@@ -30,6 +30,7 @@ from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.engine import regrouping
+from bagua.fsdp import compress_communication
 from bagua.job.torch_internals import default_store
 from bagua.regroup import coordinator, detection
 from bagua.regroup.groups import abort
@@ -530,6 +531,12 @@ def _refusals() -> None:
         model(torch.ones(1, 4)).sum().backward()
     with pytest.raises(ValueError, match="GradScaler is not in Regroup"):
         torch.amp.GradScaler("cpu").step(optimizer)
+    with pytest.raises(NotImplementedError, match=r"compress_communication\(\) of FSDP2"):
+        compress_communication(other)
+    optimizer.step()
+    net.bias.requires_grad_(False)
+    with pytest.raises(NotImplementedError, match="frozen or unfrozen after the module was wrapped"):
+        model(torch.ones(1, 4))
     assert rank == dist.get_rank()
 
 
