@@ -254,21 +254,30 @@ def test_options_do_not_change_the_group_of_torch() -> None:
         bagua.init_process_group(timeout=5, backend="gloo")
 
 
-# In place of a thread of gloo's that drops the last tensors: it comes back to Python when the program has ended.
+# In place of a thread of gloo's that drops the last tensors: it comes back to Python when the program has ended. It does
+# so in the pause that Bagua makes there, whenever that is on a busy machine.
 LATE = """
 import threading, time
 import bagua.torch_api as bagua
 
 bagua.init_process_group()
-ended = threading.Event()
+has_ended = False
+paused, through = threading.Event(), threading.Event()
 
 def late():
-    ended.wait()
-    time.sleep(0.01)
+    paused.wait()
     print("through", flush=True)
+    through.set()
 
+def pause(seconds, sleep=time.sleep):
+    if not has_ended or threading.current_thread() is not threading.main_thread():
+        return sleep(seconds)
+    paused.set()
+    through.wait()
+
+time.sleep = pause
 threading.Thread(target=late, daemon=True).start()
-ended.set()
+has_ended = True
 """
 
 
