@@ -3,73 +3,69 @@ cannot reduce among themselves first."""
 
 from __future__ import annotations
 
-import json
+import itertools
 import logging
-import subprocess
-import sys
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.labs import Lab, needs_lab
+from support.labs import Lab, enter_namespace, needs_lab
 from support.ranks import run_ranks
 from support.sharded import check_near, train_sharded, twins, weights_of
 from support.sweeps import rest_is_deep
 from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, batches, begin, message_of
+from torch.distributed.fsdp import fully_shard
 
 from bagua.fsdp import compress_communication
 
 # Ranks of a host, and the codec.
 CASES = [(1, "int8"), (2, "int4"), (2, "int8"), (4, "int8"), (4, "int4")]
 
-# Each rank writes what it and, if it is the first of its host, the host has sent for one purpose.
-RANK = """
-import json, os, torch, torch.distributed as dist
-from pathlib import Path
-from torch.distributed.fsdp import fully_shard
-from bagua.fsdp import compress_communication
 
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(2)))
-for layer in model:
-    fully_shard(layer)
-fully_shard(model)
-CODEC = os.environ["CODEC"]
-handle = compress_communication(model, gradients=CODEC, weights=CODEC)
-batch = torch.randn(4, 1024)
+def _measured_on_hosts(namespaces: list[str], codec: str) -> dict[str, dict[str, int]]:
+    """What this rank and, if it is the first of its host, the host has sent for one purpose."""
+    enter_namespace(namespaces[int(os.environ["RANK"])])
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(2)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    handle = compress_communication(model, gradients=codec, weights=codec)
+    batch = torch.randn(4, 1024)
 
-def gradients():
-    model(batch).sum().backward()
+    def gradients() -> None:
+        model(batch).sum().backward()
 
-def weights():
-    with torch.no_grad():
-        for layer in model:
-            layer.unshard()
-            layer.reshard()
+    def weights() -> None:
+        with torch.no_grad():
+            for layer in model:
+                layer.unshard()  # type: ignore[operator]
+                layer.reshard()  # type: ignore[operator]
 
-def sent_by_host():
-    dist.barrier()
-    sent = int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
-    dist.barrier()  # nobody sends more before all have read
-    return sent
+    def sent_by_host() -> int:
+        dist.barrier()
+        (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("eth0:"))
+        dist.barrier()  # nobody sends more before all have read
+        return int(line.partition(":")[2].split()[8])
 
-def measured(purpose, work):
-    work()
-    before, counted = sent_by_host(), handle.statistics[purpose]["sent"]
-    for _ in range(3):
+    def measured(purpose: str, work: Callable[[], None]) -> dict[str, int]:
         work()
-    counted = handle.statistics[purpose]["sent"] - counted
-    return {"counted": counted, "host": sent_by_host() - before}
+        before, counted = sent_by_host(), handle.statistics[purpose]["sent"]
+        for _ in range(3):
+            work()
+        counted = handle.statistics[purpose]["sent"] - counted
+        return {"counted": counted, "host": sent_by_host() - before}
 
-found = {"weights": measured("weights", weights)}
-model.set_reshard_after_forward(False)
-model.set_reshard_after_backward(False)  # and no optimizer: weights are gathered once
-found["gradients"] = measured("gradients", gradients)
-print(json.dumps(found))
-"""
+    found = {"weights": measured("weights", weights)}
+    model.set_reshard_after_forward(False)  # type: ignore[operator]
+    model.set_reshard_after_backward(False)  # type: ignore[operator]  # and no optimizer: weights are gathered once
+    found["gradients"] = measured("gradients", gradients)
+    return found
 
 
 @needs_lab
@@ -77,23 +73,14 @@ print(json.dumps(found))
 def test_what_leaves_a_node_is_what_the_codec_makes_of_one_gradient(ranks: int, codec: str) -> None:
     """Of plain fp32 a ring of all ranks sends the whole once, but for one rank's part."""
     with Lab(ip_versions=(4,), mtu=9000) as lab:
-        started = [
-            lab.start(
-                host,
-                [sys.executable, "-c", RANK],
-                {**lab.rank_environment(host, local_rank, ranks), "CODEC": codec, "PYTHONSAFEPATH": "1"},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for host in range(2)
-            for local_rank in range(ranks)
-        ]
-        try:
-            found = [json.loads(one.communicate(timeout=240)[0]) for one in started]
-        finally:
-            for one in started:
-                one.kill()
-                one.wait()
+        places = list(itertools.product(range(2), range(ranks)))
+        found = run_ranks(
+            2 * ranks,
+            _measured_on_hosts,
+            [str(lab.hosts[host].namespace.path) for host, _ in places],
+            codec,
+            env=[lab.rank_environment(host, local_rank, ranks) for host, local_rank in places],
+        )
     plain = 3 * 4 * 2 * 1024 * 1025 * (2 * ranks - 1) / (2 * ranks)
     for purpose in ("gradients", "weights"):
         for first in (0, ranks):

@@ -124,6 +124,7 @@ def test_the_installed_library_against_a_copy_of_itself(tmp_path: Path) -> None:
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.deep
 def test_rounds_of_fresh_processes_give_verdicts(bench: Bench, slow: Path, tmp_path: Path) -> None:
     """A baseline that takes 1.25 times as long, and then the other way round, which is an exit code of its own."""
     path = tmp_path / "run.json"

@@ -138,6 +138,7 @@ def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path)
     assert done.stdout.count("all_reduce: time in us") == 1, "rank 0 alone reports"
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_a_killed_worker_is_reported_at_once_and_the_other_backend_goes_on(tmp_path: Path, library: Path) -> None:
     result = tmp_path / "run.json"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +16,33 @@ if _TOOLS not in sys.path:
 
 from netlab import NIC_CUTS, Lab, cut_nic, missing_privilege  # noqa: E402
 
-__all__ = ["NEEDS_LAB", "NIC_CUTS", "Lab", "cut_nic", "missing_privilege", "namespaces_of", "needs_lab"]
+__all__ = [
+    "NEEDS_LAB",
+    "NIC_CUTS",
+    "Lab",
+    "cut_nic",
+    "enter_namespace",
+    "missing_privilege",
+    "namespaces_of",
+    "needs_lab",
+]
 
 _LACKING = missing_privilege()
 NEEDS_LAB = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]
+
+
+CLONE_NEWNET = 0x40000000
+
+
+def enter_namespace(path: str) -> None:
+    """Of a lab's host, for the calling thread and those that it starts: a rank that is forked does without the seconds
+    in which a program of its own imports torch. /sys stays that of the test process."""
+    namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"setns({path})")
+    finally:
+        os.close(namespace)
 
 
 def namespaces_of(pid: int) -> list[str]:
