@@ -254,8 +254,8 @@ def test_options_do_not_change_the_group_of_torch() -> None:
         bagua.init_process_group(timeout=5, backend="gloo")
 
 
-# In place of a thread of gloo's that drops the last tensors: it comes back to Python when the program has ended. It does
-# so in the pause that Bagua makes there, whenever that is on a busy machine.
+# In place of a thread of gloo's that drops the last tensors: it comes back to Python when the program has ended, in
+# the pause that Bagua makes there, whenever that is on a busy machine.
 LATE = """
 import threading, time
 import bagua.torch_api as bagua
