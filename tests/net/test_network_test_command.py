@@ -99,6 +99,7 @@ def test_two_nodes_with_gloo(
     assert report["headline"] == "gloo was used: nothing was compared."
 
 
+@pytest.mark.deep
 def test_a_rank_that_fails_ends_both_commands(bagua_net: Path, environment: dict[str, str]) -> None:
     first, second = run_on_two_nodes(of_rank, bagua_net, environment, GLOO_SOCKET_IFNAME="absent0")
     assert (first[:2], second[:2]) == ((1, ""), (1, "")), (first, second)
