@@ -11,9 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from bagua.engine.batch_weights import BatchWeights
 from bagua.engine.incomplete_step import (
     incomplete_step,
     left_out_gradient,
+    partly_weighted,
     unregistered_parameters,
     unsynchronized_gradient,
 )
@@ -34,6 +36,7 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
     """
     Args:
         active_ranks: which ranks take part.
+        weights: what batches count for; None: all ranks alike.
 
     Attributes:
         state: between and in backward passes.
@@ -44,11 +47,12 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
             first, and without `find_unused_parameters`.
     """
 
-    def __init__(self, active_ranks: ActiveRanks) -> None:
+    def __init__(self, active_ranks: ActiveRanks, weights: BatchWeights | None = None) -> None:
         super().__init__(PassState.CLOSED, PASS_TRANSITIONS)
         self.communicates = True
         self.on_gradient: list[Callable[[Tensor], None] | None] = []
         self.used_anywhere: set[str] | None = None
+        self.weights = weights
         self._active_ranks = active_ranks
         self._plan: TrainingPlan
         self._hooks: AlgorithmHooks
@@ -122,6 +126,8 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
 
     def begin(self) -> None:
         """A pass begins that counts."""
+        if self.weights is not None:
+            self.weights.begin_pass(self._plan.buckets)
         self._used.clear()
         if self._static is not None:
             self._static.begin_pass()
@@ -163,6 +169,8 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         """A backward pass of the other ranks, to which this one has nothing to add. Its own gradients are lost."""
         for _, parameter in self._plan.parameters:
             parameter.grad = None
+        if self.weights is not None:
+            self.weights.take_part_without_batch(self._plan.buckets)
         self._used.clear()
         if not self._plan.setup.find_unused_parameters:  # otherwise the end of the pass finds that none was used
             for name, parameter in self._plan.parameters:
@@ -193,6 +201,10 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
             if self._static is not None:
                 self._static.anywhere = anywhere
             self.used_anywhere = forget_unused(plan.parameters, anywhere)
+        if self.weights is not None:
+            if plan.scheduler.holds_back:
+                raise NotImplementedError(partly_weighted(plan.setup.name))
+            self.weights.end_pass()
 
     def note_frozen(self, all_frozen: bool) -> None:
         """What a forward pass has found: whether all parameters are frozen."""

@@ -44,6 +44,8 @@ class BucketMemory:
 
     Attributes:
         prescale: what is copied in is multiplied by this; None: it is not.
+        weight: likewise, in a pass with batch weights (bagua.engine.batch_weights): a number, or a tensor of one
+            element on the GPU; None: there are none.
         dtype: of all its tensors.
         device: of all its tensors.
         is_on_gpu: kernels work on it, and launching one takes longer than most of what is done here.
@@ -92,6 +94,7 @@ class BucketMemory:
         self._layouts = [(view.shape, view.stride(), view.storage_offset()) for view in self.views]
         self.padding_tensor: Tensor | None = self._flat[self._elements :] if padding else None
         self.prescale: float | None = None
+        self.weight: float | Tensor | None = None
         # Gradients that `copy_in_one` has multiplied: nothing may be added to them.
         self.is_scaled = bytearray(len(self.tensors))
         self.attach()
@@ -132,6 +135,12 @@ class BucketMemory:
 
     # --- before and after communication ------------------------------------------------------------------------------
 
+    @property
+    def _scale(self) -> float | Tensor | None:
+        if self.weight is None:
+            return self.prescale
+        return self.weight if self.prescale is None else self.weight * self.prescale
+
     def gathers_alone(self, index: int) -> bool:
         """Whether `copy_in_one` is worth while for a gradient: on CPUs, where one that was just made is in the caches,
         and its memory is used again for the next one. On a GPU, a kernel for each gradient costs more."""
@@ -152,7 +161,7 @@ class BucketMemory:
             or view.data_ptr() != self._addresses[index]
         ):
             return
-        scale = self.prescale
+        scale = self._scale
         if scale is None:
             view.copy_(gradient)
         else:
@@ -162,7 +171,7 @@ class BucketMemory:
 
     def unscale(self) -> None:
         """Undo the multiplications of `copy_in_one`: there are gradients to come, which are added."""
-        scale = self.prescale
+        scale = self._scale
         with torch.no_grad():
             for index, (tensor, view) in enumerate(zip(self.tensors, self.views, strict=True)):
                 if scale is not None and self.is_scaled[index] and tensor.grad is view:
@@ -183,7 +192,7 @@ class BucketMemory:
             self._copy_in()
 
     def _copy_in(self) -> None:
-        scale = self.prescale
+        scale = self._scale
         if self.padding_tensor is not None:
             # Where values were not finite, a compressed sum has left that here, and would spread it from now on.
             self.padding_tensor.zero_()
@@ -227,7 +236,7 @@ class BucketMemory:
     def _effective_tensors(self) -> list[Tensor]:
         return self.tensors if self._holds_weights else [effective_tensor(tensor) for tensor in self.tensors]
 
-    def _copy_in_gradients(self, scale: float | None) -> None:
+    def _copy_in_gradients(self, scale: float | Tensor | None) -> None:
         """Runs over every parameter in every step: what it asks of each gradient is little."""
         views: list[Tensor] = []
         gradients: list[Tensor] = []

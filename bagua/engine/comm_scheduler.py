@@ -280,6 +280,11 @@ class CommScheduler:
             state.state is not BucketState.WAITING or state.is_flagged for state in self._states
         )
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether a bucket has gradients of some of its tensors, and waits for others."""
+        return any(state.is_flagged for state in self._states)
+
     def end_step(self) -> list[str]:
         """Names of the tensors of the launch set that were not communicated while others were, since the last call. A
         complete step, or none at all, gives an empty list. The next step communicates all buckets."""

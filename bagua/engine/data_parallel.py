@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.engine.algorithm_facade import AlgorithmFacade
+from bagua.engine.batch_weights import check_weights
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.gradient_owners import owners_by_name
 from bagua.engine.parameters import ignored_names
@@ -51,8 +52,11 @@ class DataParallelEngine(AlgorithmFacade):
             and the ranks agree on unused parameters only once.
         synchronizes_first: the ranks compare modules, optimizers and settings when this is made, and take the values of
             group rank 0. Otherwise nothing is communicated, and the caller ensures that they are equal.
+        loss: "mean" or "sum" of its samples, of passes with batch weights; None: without.
+        counts_batch: the first dimension of the first tensor that the module is called with is the weight.
 
     Raises:
+        NotImplementedError: the algorithm does not support batch weights.
         ValueError: nothing to train, not a member of the group, an optimizer whose state cannot be synchronized, or
             training cannot change to an algorithm of `allow`.
         RuntimeError: the ranks' modules or optimizers differ; names the first difference.
@@ -75,6 +79,8 @@ class DataParallelEngine(AlgorithmFacade):
         active_ranks: ActiveRanks | None = None,
         static_graph: bool = False,
         synchronizes_first: bool = True,
+        loss: str | None = None,
+        counts_batch: bool = False,
     ) -> None:
         if not process_group.is_member:
             raise ValueError(
@@ -98,7 +104,10 @@ class DataParallelEngine(AlgorithmFacade):
             tuple(_labels([algorithm, *allow])) if autotune else None,
             static_graph,
             synchronizes_first,
+            loss,
+            counts_batch,
         )
+        check_weights(setup)
         super().__init__(setup, active_ranks or ActiveRanks())
         try:
             self._steps.start(once_compared)
@@ -180,6 +189,28 @@ class DataParallelEngine(AlgorithmFacade):
                 "Call init_process_group(regroup=Regroup()) of bagua.torch_api before the module is wrapped."
             )
         self._steps.on_regroup.append(callback)
+
+    def set_batch_weight(self, weight: float) -> None:
+        """What this rank's batch counts for in the next backward pass, such as its number of samples or tokens: with
+        `batch_weights=True`, the gradient is that of the mean over the samples of all ranks. Every rank calls it, once
+        before each backward pass. Set again before that pass, the last one counts.
+
+        Args:
+            weight: at least 0. With 0, this rank's gradients count as zeros, whatever they are. A rank without a batch
+                makes a pass on any other one. If all ranks give 0, the gradients are zeros.
+
+        Raises:
+            RuntimeError: the module was wrapped without `batch_weights` or `count_batch`. And in the backward pass, on
+                all ranks: a rank has given none, or one that is negative or not finite.
+            TypeError: not a number.
+        """
+        weights = self._steps.weights
+        if weights is None:
+            raise RuntimeError(
+                f"set_batch_weight: {self.setup.name} was wrapped without batch weights.\n"
+                "Pass batch_weights=True to with_bagua() or DistributedDataParallel(), on all ranks."
+            )
+        weights.set(weight)
 
     def before_backward(self, loss: Tensor) -> None:
         """For frameworks whose step runs several backward passes in a forward pass, each of other parameters: follow

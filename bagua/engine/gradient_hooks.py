@@ -33,16 +33,21 @@ def gradient_hook(
 
     def hook(parameter: Tensor) -> None:
         passes = reference()
-        if passes is not None and passes.communicates:
-            on_gradient = passes.on_gradient[position]
-            if on_gradient is None:
-                passes.refuse_unsynchronized(position, parameter)
-                return
-            if passes.state is not is_open:
-                begin = open_pass()
-                if begin is not None:
-                    begin()
-            on_gradient(parameter)
+        if passes is None:
+            return
+        if not passes.communicates:
+            if passes.weights is not None:
+                passes.weights.note_gradient()
+            return
+        on_gradient = passes.on_gradient[position]
+        if on_gradient is None:
+            passes.refuse_unsynchronized(position, parameter)
+            return
+        if passes.state is not is_open:
+            begin = open_pass()
+            if begin is not None:
+                begin()
+        on_gradient(parameter)
 
     # Compiled code may run backward passes, in which hooks are called by Python as any other function.
     hide_from_compiler(hook)

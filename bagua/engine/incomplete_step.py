@@ -98,6 +98,15 @@ def step_in_backward(module: str) -> str:
     )
 
 
+def partly_weighted(module: str) -> str:
+    """Of a backward pass with batch weights whose buckets have to wait for gradients of another pass."""
+    return (
+        "A backward pass with batch weights has reached only some of the parameters.\n"
+        f"Module: {module}. Its other gradients would come in a pass with another weight, in the same bucket.\n"
+        "Pass find_unused_parameters=True, or make one backward pass of the whole loss."
+    )
+
+
 def compiled_autograd(module: str) -> str:
     """Of a backward pass whose end nobody tells."""
     return (

@@ -100,6 +100,12 @@ class ModuleHooks:
         remove_stubs(module)
         self._handles.append(module.register_forward_pre_hook(HookCallable(hook)))
 
+    def before_forward_with_keywords(
+        self, module: nn.Module, hook: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+    ) -> None:
+        """`hook(module, positional arguments, others by name)` before each forward."""
+        self._handles.append(module.register_forward_pre_hook(HookCallable(hook), with_kwargs=True))
+
     def after_forward(self, module: nn.Module, hook: Callable[[nn.Module, tuple[Any, ...], Any], None]) -> None:
         """`hook(module, positional arguments, output)` after each forward."""
         self._handles.append(module.register_forward_hook(HookCallable(hook)))

@@ -260,6 +260,8 @@ class PlanMaker:
             *(f"{name}={value}" for name, value in sorted(shared.items())),
             f"find_unused_parameters={setup.find_unused_parameters}",
             f"static_graph={setup.static_graph}",
+            f"batch weights of losses that are a {setup.loss}" if setup.loss else "no batch weights",
+            f"count_batch={setup.counts_batch}",
             f"buckets of {later} (the first: {first})",
             f"autotune={setup.tuning_space is not None}",
             f"autotune may choose {', '.join(setup.tuning_space or ())}",

@@ -36,6 +36,8 @@ class Setup:
         `find_unused_parameters`.
     synchronizes_first: the ranks compare modules, optimizers and settings before the first plan, and take the values of
         group rank 0. Otherwise nothing is communicated, and the caller ensures that they are equal.
+    loss: of passes with batch weights, "mean" or "sum" of its samples; None: all ranks count alike.
+    counts_batch: the weight is the first dimension of the first tensor that the module is called with.
     left_out: names of parameters that no rank uses: they are not communicated, and must not get gradients.
     """
 
@@ -52,6 +54,8 @@ class Setup:
     tuning_space: tuple[str, ...] | None = None
     static_graph: bool = False
     synchronizes_first: bool = True
+    loss: str | None = None
+    counts_batch: bool = False
     left_out: frozenset[str] = frozenset()
 
     @functools.cached_property

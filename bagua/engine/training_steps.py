@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 from bagua.engine.backward_passes import BackwardPasses
+from bagua.engine.batch_weights import BatchWeights
 from bagua.engine.gradient_hooks import EndOfPass, gradient_hook
 from bagua.engine.incomplete_step import compiled_autograd, failed_reinitialization, step_in_backward
 from bagua.engine.module_hooks import ModuleHooks, tensors_with_gradient
@@ -57,6 +58,7 @@ class TrainingSteps:
     Attributes:
         plans: the plan in use, and its makers.
         passes: the backward passes.
+        weights: what batches count for; None: all ranks alike.
         recorder: of the times.
         tuner: looks for the fastest setup; None: nobody does.
         count: forward passes in training so far.
@@ -72,7 +74,8 @@ class TrainingSteps:
     def __init__(self, setup: Setup, facade: object, active_ranks: ActiveRanks) -> None:
         self.recorder = PassRecorder()
         self.plans = PlanMaker(setup, facade, self.recorder)
-        self.passes = BackwardPasses(active_ranks)
+        self.weights = self._batch_weights(setup)
+        self.passes = BackwardPasses(active_ranks, self.weights)
         self.tuner: PlanTuner | None = None
         self.after_backward: list[Callable[[], None]] = []
         self.count = 0
@@ -98,6 +101,26 @@ class TrainingSteps:
         self._first_node: Node | None = None
         # That have stepped within it: the algorithm is told at its end.
         self._stepped_in_pass: list[torch.optim.Optimizer] = []
+
+    def _batch_weights(self, setup: Setup) -> BatchWeights | None:
+        if setup.loss is None:
+            return None
+
+        def at_end_of_pass(on_end: Callable[[bool], None]) -> None:
+            end = EndOfPass(0, lambda _: on_end(True), lambda _: on_end(False))
+            Variable._execution_engine.queue_callback(end)
+
+        steps = weakref.ref(self)
+
+        def parameters() -> Sequence[tuple[str, nn.Parameter]]:
+            alive = steps()
+            return () if alive is None else alive.plans.parameters
+
+        def communicates() -> bool:
+            alive = steps()
+            return alive is not None and alive.passes.communicates
+
+        return BatchWeights(setup, parameters, communicates, at_end_of_pass)
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
@@ -171,6 +194,8 @@ class TrainingSteps:
 
     def _install_hooks(self) -> None:
         hooks, optimizers = self._hooks, self.plans.setup.optimizers
+        if self.plans.setup.counts_batch:
+            hooks.before_forward_with_keywords(self._module, self._count_batch)
         hooks.before_forward(self._module, self._before_forward)
         hooks.after_forward(self._module, self._after_forward)
         open_pass = weakref.WeakMethod(self._open_pass)
@@ -265,6 +290,10 @@ class TrainingSteps:
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
+    def _count_batch(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if module.training and self.weights is not None and not is_in_backward() and not self.is_within_forward:
+            self.weights.count(arguments, keywords)
+
     def _before_forward(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if is_in_backward() or self.is_within_forward:
             return
@@ -295,6 +324,8 @@ class TrainingSteps:
             if setup is not None:
                 self._replan_in_training(setup)
         self._of_algorithm.before_forward(arguments)
+        if self.weights is not None and torch.is_grad_enabled():
+            self.weights.begin_forward()
 
     def _due_setup(self, is_changed: bool) -> Setup | None:
         """The setup by which to replan, if that is due."""
@@ -476,6 +507,8 @@ class TrainingSteps:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._refuse_step("before optimizer.step()")
+        if self.weights is not None:
+            self.weights.before_step()
         self._of_algorithm.before_step(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -493,6 +526,8 @@ class TrainingSteps:
                 return  # it has a hook of its own
         if self.passes.synchronizes(optimizer):
             self._refuse_step("before optimizer.step()")
+            if self.weights is not None:
+                self.weights.before_step()
 
     def _refuse_step(self, when: str) -> None:
         """A step that has to wait for gradients. One within the backward pass, of a hook, is none where the pass

@@ -102,6 +102,11 @@ class BaguaModule:
         return engine.step_was_dropped
 
     @_OfEngine
+    def set_batch_weight(engine: DataParallelEngine) -> Callable[[float], None]:  # noqa: N805
+        """`set_batch_weight(n)`: what this rank's batch counts for in the next backward pass."""
+        return engine.set_batch_weight
+
+    @_OfEngine
     def on_regroup(engine: DataParallelEngine) -> Callable[[Callable[[WorldChange], object]], None]:  # noqa: N805
         """`on_regroup(callback)`: call it each time that the job goes on without ranks that it has lost."""
         return engine.on_regroup

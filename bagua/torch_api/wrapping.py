@@ -42,6 +42,9 @@ def with_bagua(
     find_unused_parameters: bool = False,
     autotune: bool | None = None,
     allow: Sequence[str | Algorithm] = (),
+    batch_weights: bool = False,
+    count_batch: bool = False,
+    loss: str = "mean",
 ) -> M:
     """Train this module in parallel with the same module of the other ranks.
 
@@ -64,6 +67,12 @@ def with_bagua(
             BAGUA_AUTOTUNE is 1 or more.
         allow: Algorithms that tuning may choose although results differ, by name or constructed:
             ["gradient_allreduce", "bytegrad"].
+        batch_weights: Whether ranks count by the sizes of their batches: the gradient is that of the mean over the
+            samples of all ranks, instead of the mean over ranks. Call `model.set_batch_weight(n)` before each backward
+            pass, in `no_sync` too. For gradient_allreduce, bytegrad, qadam and powersgd.
+        count_batch: The same, where the first dimension of the first tensor that the module is called with is n.
+        loss: With one of these two, what the loss is of the samples of a rank's batch: their "mean" or their "sum".
+            Do not divide it by a number of accumulated passes.
 
     Returns:
         This same module.
@@ -74,13 +83,15 @@ def with_bagua(
             an Algorithm, or `allow` is not a list of them.
         ValueError: `algorithm` or `allow` has a name that is not registered, `optimizers` is empty, there is nothing to
             train, the state of an optimizer cannot be synchronized (LBFGS), ranks divide the steps of an optimizer
-            (ZeroRedundancyOptimizer) and `algorithm` does not average gradients, or training cannot change to an
-            algorithm of `allow`.
+            (ZeroRedundancyOptimizer) and `algorithm` does not average gradients, training cannot change to an
+            algorithm of `allow`, or `loss` is unknown, or given without batch weights.
+        NotImplementedError: batch weights with an algorithm that does not support them.
     """
     check_module("model", model)
     given = check_optimizers(optimizers)
     recipe = resolve_algorithm(algorithm, given)
     allowed = allowed_algorithms(recipe, allow)
+    weighted = weighted_loss(batch_weights, count_batch, loss)
     group = to_bagua_process_group(process_group)
     configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
     previous: DataParallelEngine | None = model.__dict__.get("bagua_ddp")
@@ -116,6 +127,8 @@ def with_bagua(
         autotune=get_autotune_level() > 0 if autotune is None else autotune,
         allow=allowed,
         once_compared=replace_previous,
+        loss=weighted,
+        counts_batch=count_batch,
     )
     model.__dict__["bagua_ddp"] = engine
     log_wrap(engine)
@@ -150,6 +163,21 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.
         if not isinstance(one, torch.optim.Optimizer):
             raise TypeError(f"optimizers contains a {type(one).__name__}. Each must be a torch.optim.Optimizer.")
     return [_stepping(one) for one in given]
+
+
+def weighted_loss(batch_weights: bool, count_batch: bool, loss: str) -> str | None:
+    """What the loss is of its samples; None: without batch weights.
+
+    Raises:
+        ValueError: `loss` has no effect.
+    """
+    if batch_weights or count_batch:
+        return loss
+    if loss != "mean":
+        raise ValueError(
+            f"loss={loss!r} has no effect without batch weights. Pass batch_weights=True, or leave it out."
+        )
+    return None
 
 
 def _stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

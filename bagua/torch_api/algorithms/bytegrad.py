@@ -75,6 +75,7 @@ class ByteGradAlgorithm(Algorithm):
 
     is_interchangeable = True
     follows_regroup = True
+    weighs_batches = True
 
     def __init__(self, hierarchical: bool = True, average: bool = True, codec: str | Codec = DEFAULT_CODEC) -> None:
         self._codec = get_codec(codec)

@@ -45,6 +45,7 @@ class GradientAllReduceAlgorithm(Algorithm):
 
     is_interchangeable = True
     follows_regroup = True
+    weighs_batches = True
 
     def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
         self.hierarchical = hierarchical

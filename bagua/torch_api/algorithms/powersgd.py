@@ -103,6 +103,8 @@ class PowerSGDAlgorithm(Algorithm):
         ValueError: `rank` is not a whole number of at least 1.
     """
 
+    weighs_batches = True
+
     def __init__(self, rank: int = 4, grad_scaler: Any = None) -> None:
         if type(rank) is not int or rank < 1:
             raise ValueError(f"rank={rank!r}: must be a whole number of at least 1")

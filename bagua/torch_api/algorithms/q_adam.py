@@ -73,6 +73,8 @@ class _FoldGradients:
             torch._foreach_copy_(views, [self._optimizer.state[parameter]["exp_avg"] for parameter in parameters])
             gradients = gradients_for_momentum(parameters, group["weight_decay"], unscale, in_place=False)
             torch._foreach_lerp_(views, gradients, 1 - group["betas"][0])
+        if bucket.weight is not None:
+            bucket.flattened_tensor().mul_(bucket.weight)
         for parameter in bucket.tensors:
             momentum = averaged_momentum_of(parameter)
             assert momentum is not None
@@ -220,6 +222,8 @@ class QAdamAlgorithm(Algorithm):
     Raises:
         TypeError: another kind of optimizer.
     """
+
+    weighs_batches = True
 
     def __init__(self, q_adam_optimizer: QAdamOptimizer, hierarchical: bool = True, grad_scaler: Any = None) -> None:
         if not isinstance(q_adam_optimizer, QAdamOptimizer):

@@ -35,7 +35,7 @@ from bagua.torch_api.data_parallel.torch_methods import TorchMethods
 from bagua.torch_api.data_parallel.tuned_all_reduce import AllReduceOptions, TunedAllReduceAlgorithm
 from bagua.torch_api.data_parallel.uneven_inputs import JoinableWrapper, UnevenInputs
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
-from bagua.torch_api.wrapping import check_module, check_optimizers
+from bagua.torch_api.wrapping import check_module, check_optimizers, weighted_loss
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -97,6 +97,12 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         init_sync: Whether ranks compare their modules and take the values of rank 0 when the wrapper is made. If False,
             nothing is communicated, and you ensure that the values are the same. For algorithms that only average
             gradients.
+        batch_weights: Whether ranks count by the sizes of their batches: the gradient is that of the mean over the
+            samples of all ranks, instead of the mean over ranks. Call `model.set_batch_weight(n)` before each backward
+            pass, in `no_sync` too. For gradient_allreduce, bytegrad, qadam and powersgd.
+        count_batch: The same, where the first dimension of the first tensor that the module is called with is n.
+        loss: With one of these two, what the loss is of the samples of a rank's batch: their "mean" or their "sum".
+            Do not divide it by a number of accumulated passes.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -138,6 +144,9 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         batched_grad_copy: bool = False,
         forward_sync_buffers: bool | None = None,
         init_sync: bool = True,
+        batch_weights: bool = False,
+        count_batch: bool = False,
+        loss: str = "mean",
     ) -> None:
         check_module("module", module)
         nn.Module.__init__(self)
@@ -163,6 +172,8 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         self.static_graph = static_graph
         self.mixed_precision = mixed_precision
         self.init_sync = init_sync
+        self.batch_weights, self.count_batch, self.loss = batch_weights, count_batch, loss
+        self._weighted_loss = weighted_loss(batch_weights, count_batch, loss)
         self.reducer = Reducer()
         self.is_multi_device_module = False
         self.module = module
@@ -232,6 +243,8 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
             static_graph=self.static_graph,
             synchronizes_first=self.init_sync,
             active_ranks=self._uneven.active_ranks,
+            loss=self._weighted_loss,
+            counts_batch=self.count_batch,
         )
         try:
             self.forward_buffers = ForwardBuffers(engine)

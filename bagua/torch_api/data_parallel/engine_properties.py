@@ -42,6 +42,11 @@ class EngineProperties:
         """Whether the last step was dropped, because the job has lost a rank (bagua.torch_api.Regroup)."""
         return self.inner.step_was_dropped
 
+    def set_batch_weight(self, weight: float) -> None:
+        """What this rank's batch counts for in the next backward pass, such as its number of samples: see
+        bagua.engine.data_parallel.DataParallelEngine.set_batch_weight."""
+        self.inner.set_batch_weight(weight)
+
     def on_regroup(self, callback: Callable[[WorldChange], object]) -> None:
         """Call `callback(change)` each time that the job goes on without ranks that it has lost."""
         self.inner.on_regroup(callback)

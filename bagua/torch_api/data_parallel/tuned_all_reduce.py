@@ -52,6 +52,8 @@ class AllReduceOptions:
 class TunedAllReduceAlgorithm(GradientAllReduceAlgorithm):
     """Gradient all-reduce with options of one wrapper."""
 
+    weighs_batches = True
+
     def __init__(self, base: GradientAllReduceAlgorithm, options: AllReduceOptions) -> None:
         super().__init__(base.hierarchical, base.average)
         self.base = base

@@ -5,8 +5,9 @@ indefinitely. torch.distributed.algorithms.Join tells it that a step begins; aft
 
 1. one all-reduce of the flags of the step, by which the others say whether its backward pass communicates
 2. the broadcast of buffers, from the last rank that still has inputs
-3. the operations of every bucket, with zeros
-4. with find_unused_parameters, the agreement on what was used
+3. with batch weights, the gather of them
+4. the operations of every bucket, with zeros
+5. with find_unused_parameters, the agreement on what was used
 
 When all are done, what the last ones learned is broadcast from one of them. Gradients that it has dropped are dropped.
 """
@@ -121,8 +122,9 @@ class UnevenInputs:
                 "Give every rank the same number of batches."
             )
         self.active_ranks.is_uneven, self.active_ranks.gradient_scale = True, 1.0
-        # Of a sum there is nothing to divide.
-        self._divide_by_active = not divide_by_initial_world_size and getattr(engine.bagua_algorithm, "average", True)
+        # Of a sum there is nothing to divide, nor where batches have weights: this rank's is 0.
+        divides = getattr(engine.bagua_algorithm, "average", True) and engine.setup.loss is None
+        self._divide_by_active = not divide_by_initial_world_size and divides
         return _ShadowStep(self._wrapper, self)
 
     def before_forward(self) -> None:

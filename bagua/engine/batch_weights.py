@@ -1,0 +1,367 @@
+"""What the batch of each rank counts for, in the mean of the gradients of all. Owned by the module's TrainingSteps.
+
+[Note: a weighted mean]
+The gradient g of a rank is the mean over its n samples. The mean over the samples of all R ranks is sum(n g) / W, where
+W is sum(n). An algorithm averages over the ranks, in whatever way. So each rank multiplies its buckets by n R / W as
+they are filled (Bucket.weight): before any sum and any compression, and near 1, so that float16 does not overflow.
+
+W comes from an all-gather of one number of each rank. It begins in the forward pass, or with the number if that comes
+later, and is waited for when the first gradient has come. What comes before it and after it is the same on all ranks,
+whether they give their numbers before the forward pass or after it.
+
+Passes in no_sync add to gradients that are there. Those are kept in units of the pass that comes next: before it, they
+are multiplied by n_before / n. So autograd adds as it always does, and the factor of the last pass, with the W of all
+passes, is right for the sum. Where losses are sums, gradients are added as they are, and the factor is R / W.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from bagua.job import torch_internals
+from bagua.job.failure_report import failures_named
+from bagua.misuse import shown
+from bagua.regroup import coordinator
+
+if TYPE_CHECKING:
+    from bagua.collectives.communicator import BaguaCommunicator
+    from bagua.engine.bucket import Bucket
+    from bagua.engine.setup import Setup
+
+LOSSES = ("mean", "sum")
+
+_NONE_GIVEN = -math.inf
+_WHAT = "telling the weights of batches"
+
+_logger = logging.getLogger("bagua")
+
+
+class BatchWeights:
+    """
+    Args:
+        setup: how the module is trained; `loss` and `counts_batch` are in it.
+        parameters: gives (name, parameter) of what is synchronized now.
+        communicates: whether backward passes do now.
+        at_end_of_pass: `at_end_of_pass(function)` within a backward pass: calls `function(is_complete)` when that has
+            ended. It is not complete if it raised.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        parameters: Callable[[], Sequence[tuple[str, nn.Parameter]]],
+        communicates: Callable[[], bool],
+        at_end_of_pass: Callable[[Callable[[bool], None]], None],
+    ) -> None:
+        self._group, self._communicator = setup.group, setup.communicator
+        self._is_mean = setup.loss == "mean"
+        self._name = setup.name
+        self._parameters, self._communicates, self._at_end_of_pass = parameters, communicates, at_end_of_pass
+        self._weight: float | None = None  # of the next pass
+        self._is_counted = False  # not given
+        self._has_forward = False  # since the last pass
+        self._gather: _Gather | None = None  # of this weight
+        self._outdated: list[_Gather] = []  # of weights that were replaced
+        # Of passes in no_sync since the last one that communicated.
+        self._counted = 0.0
+        self._refused: float | None = None  # a weight that is none
+        self._unit = 0.0  # the weight in units of which gradients are; 0: there are none
+        self._versions: list[int] = []  # of gradients, when the last of these passes had ended
+        self._is_in_uncommunicated = False
+        # Gradients of passes that have communicated, until others are added.
+        self._set_aside: list[tuple[nn.Parameter, Tensor]] = []
+        self._was_sent = False  # since the last optimizer step
+        self._zeroing: list[Any] = []  # hooks
+        self._was_told = False  # that all weights were 0
+        self._unchecked: _Gather | None = None
+
+    # --- the weight of a pass ----------------------------------------------------------------------------------------
+
+    def set(self, weight: Any) -> None:
+        """Of the next backward pass. What no rank may give is an error of that pass, on all ranks.
+
+        Raises:
+            TypeError: not a number.
+        """
+        if isinstance(weight, Tensor) and weight.numel() == 1:
+            weight = weight.item()
+        if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+            raise TypeError(
+                f"set_batch_weight: {shown(weight)} is not a number.\n"
+                "Pass the number of samples or tokens of this rank's batch."
+            )
+        self._set(float(weight), is_counted=False)
+
+    def _set(self, weight: float, is_counted: bool) -> None:
+        self._weight, self._is_counted = weight, is_counted
+        if self._gather is not None:
+            self._outdated.append(self._gather)
+            self._gather = None
+        self._stop_zeroing()
+        self._forget_discarded()
+        if weight == 0:
+            # Not by a factor: 0 times infinity is no number.
+            for _, parameter in self._parameters():
+                if parameter.requires_grad:
+                    self._zeroing.append(parameter.register_hook(torch.zeros_like))  # type: ignore[no-untyped-call]
+        elif weight > 0:
+            if self._is_mean and self._unit not in (0.0, weight):
+                gradients = [one.grad for _, one in self._parameters() if one.grad is not None]
+                with torch.no_grad():
+                    torch._foreach_mul_(gradients, self._unit / weight)
+                self._note_versions()
+            self._unit = weight
+        if self._has_forward:
+            self._begin_gather()
+
+    def count(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """In a forward pass: its weight is the first dimension of the first tensor, unless another one was given.
+
+        Raises:
+            ValueError: there is no such tensor.
+        """
+        if not torch.is_grad_enabled() or (self._weight is not None and not self._is_counted):
+            return
+        for leaf in pytree.tree_leaves((arguments, keywords)):
+            if isinstance(leaf, Tensor):
+                if leaf.dim() == 0:
+                    break
+                self._set(float(leaf.shape[0]), is_counted=True)
+                return
+        raise ValueError(
+            "count_batch=True: the first tensor that the module is called with has no dimension to count, or there is"
+            f" none.\nModule: {self._name}.\n"
+            "Use batch_weights=True, and call set_batch_weight(n) before each backward pass."
+        )
+
+    def begin_forward(self) -> None:
+        """A forward pass of training begins, with gradients."""
+        self._has_forward = True
+        self._forget_discarded()
+        # A mean of what all ranks have is what they have, by whatever weights. A sum of it is not, nor what is kept in
+        # units of a rank's next pass.
+        if self._was_sent and not self._counted and not (self._is_mean and self._communicates()):
+            self._set_sent_aside()
+        self._begin_gather()
+
+    def _begin_gather(self) -> None:
+        if self._gather is None and self._weight is not None and self._communicates():
+            self._gather = self._start_gather(self._counted + self._weight)
+
+    def _start_gather(self, total: float) -> _Gather:
+        if self._refused is not None:
+            total = self._refused
+        elif self._weight is not None and not _is_weight(self._weight):
+            total = self._weight
+        with failures_named(self._group, _WHAT):
+            return _Gather(total, self._communicator)
+
+    # --- a pass ------------------------------------------------------------------------------------------------------
+
+    def note_gradient(self) -> None:
+        """Of a pass that does not communicate."""
+        if not self._is_in_uncommunicated:
+            self._is_in_uncommunicated = True
+            self._at_end_of_pass(self._end_uncommunicated)
+
+    def _end_uncommunicated(self, is_complete: bool) -> None:
+        self._is_in_uncommunicated = self._has_forward = False
+        self._stop_zeroing()
+        weight, self._weight = self._weight, None
+        if not is_complete:
+            return
+        if weight is None:
+            self._refused = _NONE_GIVEN
+        elif not _is_weight(weight):
+            self._refused = weight
+        else:
+            self._counted += weight
+        self._note_versions()
+
+    def begin_pass(self, buckets: Sequence[Bucket]) -> None:
+        """The first gradient of a pass that communicates has come.
+
+        Raises:
+            RuntimeError: a rank has given no weight, or one that is none; on all ranks.
+        """
+        self._weigh(buckets, self._counted + (self._weight or 0.0), _NONE_GIVEN if self._weight is None else None)
+
+    def take_part_without_batch(self, buckets: Sequence[Bucket]) -> None:
+        """In a pass of the other ranks."""
+        self._weight = 0.0
+        self._weigh(buckets, 0.0, None)
+
+    def _weigh(self, buckets: Sequence[Bucket], total: float, refused: float | None) -> None:
+        with failures_named(self._group, _WHAT):
+            for one in self._outdated:
+                one.wait()
+        self._outdated.clear()
+        if refused is not None and self._refused is None:
+            self._refused = refused
+        gather, self._gather = self._gather or self._start_gather(total), None
+        self._weight, self._has_forward = None, False
+        unit, self._unit = (self._unit if total > 0 else 0.0), 0.0
+        self._counted, self._refused = 0.0, None
+        self._was_sent = True
+        with failures_named(self._group, _WHAT, in_order=True):
+            gather.wait()
+        if gather.is_on_gpu:
+            self._unchecked = gather
+        else:
+            self._check(gather)
+        factor = gather.factor(unit if self._is_mean else 1.0)
+        for bucket in buckets:
+            bucket.weight = factor
+
+    def end_pass(self) -> None:
+        """The pass has ended, and its results are in place."""
+        self._stop_zeroing()
+        if self._set_aside:
+            with torch.no_grad():
+                for parameter, gradient in self._set_aside:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+            self._set_aside.clear()
+
+    def before_step(self) -> None:
+        """Of an optimizer.
+
+        Raises:
+            RuntimeError: as `begin_pass`, where that could not tell without waiting for the GPU.
+        """
+        self._counted, self._unit, self._was_sent = 0.0, 0.0, False
+        self._set_aside.clear()
+        gather, self._unchecked = self._unchecked, None
+        if gather is not None:
+            self._check(gather)
+
+    def _check(self, gather: _Gather) -> None:
+        totals, ranks = gather.totals(), self._communicator.ranks
+        wrong = [(ranks[one], total) for one, total in enumerate(totals) if not _is_weight(total)]
+        if wrong:
+            said = "; ".join(
+                f"rank {rank} gave {'no weight' if total == _NONE_GIVEN else f'{total:g}'}" for rank, total in wrong
+            )
+            raise RuntimeError(
+                f"The weights of batches are not complete: {said}.\n"
+                f"Module: {self._name}. A weight is a finite number of at least 0, such as the number of samples.\n"
+                "On every rank call set_batch_weight(n) before each backward pass, or wrap with count_batch=True. Then"
+                " continue with the next forward pass."
+            )
+        if not any(totals) and not self._was_told:
+            self._was_told = True
+            _logger.warning(f"{self._name}: all ranks gave batch weight 0; the gradients of such a step are zeros.")
+
+    # --- gradients that are there ------------------------------------------------------------------------------------
+
+    def _set_sent_aside(self) -> None:
+        """They count as they are, whatever is accumulated beside them."""
+        with torch.no_grad():
+            for _, parameter in self._parameters():
+                if parameter.grad is not None:
+                    self._set_aside.append((parameter, parameter.grad.clone()))
+                    parameter.grad.zero_()
+        self._was_sent = False
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        self._versions = [one.grad._version for _, one in self._parameters() if one.grad is not None]
+
+    def _forget_discarded(self) -> None:
+        """What was accumulated counts no more if the user has dropped or zeroed all of it."""
+        if not self._counted and self._refused is None and not self._set_aside and not self._was_sent:
+            return
+        gradients = [one.grad for _, one in self._parameters() if one.grad is not None]
+        if gradients and (
+            [one._version for one in gradients] == self._versions or any(bool(one.any()) for one in gradients)
+        ):
+            return
+        self._counted, self._unit, self._refused, self._was_sent = 0.0, 0.0, None, False
+        self._set_aside.clear()
+
+    def _stop_zeroing(self) -> None:
+        for one in self._zeroing:
+            one.remove()
+        self._zeroing.clear()
+
+
+class _Gather:
+    """What all ranks count for in a pass; under way when it is made.
+
+    Attributes:
+        is_on_gpu: the host knows the results later than the GPU.
+    """
+
+    def __init__(self, total: float, communicator: BaguaCommunicator) -> None:
+        device, self._ranks = communicator.device, communicator.nranks()
+        self.is_on_gpu = device.type == "cuda"
+        self._own = torch.full((1,), total, dtype=torch.float64, device=device)
+        self._totals, self._work = self._own, None
+        if self._ranks > 1:
+            self._totals = self._own.new_empty(self._ranks)
+            self._work = torch_internals.all_gather_flat(
+                self._totals, self._own, group=communicator.torch_group, async_op=True
+            )
+        self._host: Tensor | None = None
+        self._event: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """With CUDA, the current stream does."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        if self.is_on_gpu and self._host is None:
+            self._host = torch.empty(self._ranks, dtype=torch.float64, device="cpu", pin_memory=True)
+            self._host.copy_(self._totals, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(self._totals.device))
+
+    def factor(self, unit: float) -> float | Tensor:
+        """`unit` times the number of ranks over the sum of all, or 0; on a GPU a tensor."""
+        if self.is_on_gpu:
+            total = self._totals.sum()
+            return torch.where(total > 0, unit * self._ranks / total, 0.0)
+        whole = math.fsum(self._totals.tolist())
+        return unit * self._ranks / whole if whole > 0 else 0.0
+
+    def totals(self) -> list[float]:
+        """By rank."""
+        if self._event is not None:
+            self._event.synchronize()
+        totals: list[float] = (self._totals if self._host is None else self._host).tolist()
+        return totals
+
+
+def check_weights(setup: Setup) -> None:
+    """
+    Raises:
+        ValueError: `loss` is unknown.
+        NotImplementedError: the algorithm does not average gradients over all ranks, or the job regroups.
+    """
+    if setup.loss is None:
+        return
+    if setup.loss not in LOSSES:
+        raise ValueError(f'loss={setup.loss!r} is unknown. Pass "mean" or "sum": what the loss is of its samples.')
+    coordinator.refuse("batch weights", "Give all ranks batches of the same size")
+    name = setup.algorithm_name
+    if not vars(type(setup.algorithm)).get("weighs_batches", False):
+        raise NotImplementedError(
+            f"batch weights: the algorithm {name} does not support them.\n"
+            "Use the default algorithm, or another one that averages the gradients of all ranks."
+        )
+    if not getattr(setup.algorithm, "average", True):
+        raise NotImplementedError(
+            f"batch weights: {name} with average=False adds gradients up, which has no weights.\n"
+            "Leave average=False out, or the batch weights."
+        )
+
+
+def _is_weight(value: float) -> bool:
+    return 0 <= value < math.inf
