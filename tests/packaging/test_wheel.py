@@ -169,6 +169,7 @@ def editable(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 # --- the source distribution -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_source_distribution_has_the_sources_and_nothing_built(source_distribution: Path) -> None:
     with tarfile.open(source_distribution) as archive:
         files = {
