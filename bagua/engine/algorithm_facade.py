@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.engine.batch_weights import BatchWeights
 from bagua.engine.bucket import Bucket
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.parameters import trainable_parameters
@@ -56,6 +57,11 @@ class AlgorithmFacade:
     def find_unused_parameters(self) -> bool:
         """Parameters that a backward pass does not reach contribute zeros."""
         return self.setup.find_unused_parameters
+
+    @property
+    def batch_weights(self) -> BatchWeights | None:
+        """What the batches of this rank count for; None: all ranks count alike."""
+        return self._steps.weights
 
     @property
     def bagua_optimizers(self) -> list[Optimizer]:

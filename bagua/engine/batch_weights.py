@@ -12,6 +12,9 @@ whether they give their numbers before the forward pass or after it.
 Passes in no_sync add to gradients that are there. Those are kept in units of the pass that comes next: before it, they
 are multiplied by n_before / n. So autograd adds as it always does, and the factor of the last pass, with the W of all
 passes, is right for the sum. Where losses are sums, gradients are added as they are, and the factor is R / W.
+
+Where replicas are exchanged after some steps of their own, gradients stay a rank's own: a mean over its samples. What
+counts in the exchange is how many there were since the last one (`share`).
 """
 
 from __future__ import annotations
@@ -49,22 +52,26 @@ class BatchWeights:
     Args:
         setup: how the module is trained; `loss` and `counts_batch` are in it.
         parameters: gives (name, parameter) of what is synchronized now.
-        communicates: whether backward passes do now.
+        communicates: whether backward passes do now, and what: gradients, or no more than that replicas have moved.
         at_end_of_pass: `at_end_of_pass(function)` within a backward pass: calls `function(is_complete)` when that has
             ended. It is not complete if it raised.
+
+    Attributes:
+        samples: of this rank's passes so far whose gradients were its own.
     """
 
     def __init__(
         self,
         setup: Setup,
         parameters: Callable[[], Sequence[tuple[str, nn.Parameter]]],
-        communicates: Callable[[], bool],
+        communicates: Callable[[], tuple[bool, bool]],
         at_end_of_pass: Callable[[Callable[[bool], None]], None],
     ) -> None:
         self._group, self._communicator = setup.group, setup.communicator
         self._is_mean = setup.loss == "mean"
         self._name = setup.name
         self._parameters, self._communicates, self._at_end_of_pass = parameters, communicates, at_end_of_pass
+        self.samples = 0.0
         self._weight: float | None = None  # of the next pass
         self._is_counted = False  # not given
         self._has_forward = False  # since the last pass
@@ -79,6 +86,7 @@ class BatchWeights:
         # Gradients of passes that have communicated, until others are added.
         self._set_aside: list[tuple[nn.Parameter, Tensor]] = []
         self._was_sent = False  # since the last optimizer step
+        self._own_factor = 1.0  # of a pass whose gradients are this rank's own
         self._zeroing: list[Any] = []  # hooks
         self._was_told = False  # that all weights were 0
         self._unchecked: _Gather | None = None
@@ -148,12 +156,16 @@ class BatchWeights:
         self._forget_discarded()
         # A mean of what all ranks have is what they have, by whatever weights. A sum of it is not, nor what is kept in
         # units of a rank's next pass.
-        if self._was_sent and not self._counted and not (self._is_mean and self._communicates()):
+        if self._was_sent and not self._counted and not (self._is_mean and self._sends_gradients):
             self._set_sent_aside()
         self._begin_gather()
 
+    @property
+    def _sends_gradients(self) -> bool:
+        return all(self._communicates())
+
     def _begin_gather(self) -> None:
-        if self._gather is None and self._weight is not None and self._communicates():
+        if self._gather is None and self._weight is not None and self._sends_gradients:
             self._gather = self._start_gather(self._counted + self._weight)
 
     def _start_gather(self, total: float) -> _Gather:
@@ -192,20 +204,34 @@ class BatchWeights:
         Raises:
             RuntimeError: a rank has given no weight, or one that is none; on all ranks.
         """
-        self._weigh(buckets, self._counted + (self._weight or 0.0), _NONE_GIVEN if self._weight is None else None)
+        if self._weight is None and self._refused is None:
+            self._refused = _NONE_GIVEN
+        total = self._counted + (self._weight or 0.0)
+        if self._sends_gradients:
+            self._weigh(buckets, total)
+        else:
+            self._weigh_own(total)
 
     def take_part_without_batch(self, buckets: Sequence[Bucket]) -> None:
         """In a pass of the other ranks."""
         self._weight = 0.0
-        self._weigh(buckets, 0.0, None)
+        self._weigh(buckets, 0.0)
 
-    def _weigh(self, buckets: Sequence[Bucket], total: float, refused: float | None) -> None:
+    def _weigh_own(self, total: float) -> None:
+        if self._weight is not None and not _is_weight(self._weight):
+            self._refused = self._weight
+        if _is_weight(total):
+            self.samples += total
+        unit = self._unit if self._is_mean else 1.0
+        self._own_factor = unit / total if total > 0 else 1.0
+        self._weight, self._has_forward, self._was_sent = None, False, True
+        self._counted, self._unit = 0.0, 0.0
+
+    def _weigh(self, buckets: Sequence[Bucket], total: float) -> None:
         with failures_named(self._group, _WHAT):
             for one in self._outdated:
                 one.wait()
         self._outdated.clear()
-        if refused is not None and self._refused is None:
-            self._refused = refused
         gather, self._gather = self._gather or self._start_gather(total), None
         self._weight, self._has_forward = None, False
         unit, self._unit = (self._unit if total > 0 else 0.0), 0.0
@@ -213,17 +239,40 @@ class BatchWeights:
         self._was_sent = True
         with failures_named(self._group, _WHAT, in_order=True):
             gather.wait()
+        factor = self._factor(gather, unit if self._is_mean else 1.0)
+        for bucket in buckets:
+            bucket.weight = factor
+
+    def _factor(self, gather: _Gather, unit: float, without_samples: float = 0.0) -> float | Tensor:
         if gather.is_on_gpu:
             self._unchecked = gather
         else:
             self._check(gather)
-        factor = gather.factor(unit if self._is_mean else 1.0)
-        for bucket in buckets:
-            bucket.weight = factor
+        return gather.factor(unit, without_samples)
+
+    def share(self, samples: float, communicator: BaguaCommunicator) -> float | Tensor:
+        """By what this rank multiplies its replica, or how far that has moved, before an exchange makes the mean over
+        the ranks. Collective. On a GPU a tensor.
+
+        Args:
+            samples: of this rank since the last exchange.
+            communicator: of the exchange.
+
+        Raises:
+            RuntimeError: as `begin_pass`, of a pass since the last exchange.
+        """
+        refused, self._refused = self._refused, None
+        gather = _Gather(samples if refused is None else refused, communicator)
+        gather.wait()
+        return self._factor(gather, samples, without_samples=1.0)
 
     def end_pass(self) -> None:
         """The pass has ended, and its results are in place."""
         self._stop_zeroing()
+        factor, self._own_factor = self._own_factor, 1.0
+        if factor != 1.0:
+            with torch.no_grad():
+                torch._foreach_mul_([one.grad for _, one in self._parameters() if one.grad is not None], factor)
         if self._set_aside:
             with torch.no_grad():
                 for parameter, gradient in self._set_aside:
@@ -323,13 +372,13 @@ class _Gather:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(self._totals.device))
 
-    def factor(self, unit: float) -> float | Tensor:
-        """`unit` times the number of ranks over the sum of all, or 0; on a GPU a tensor."""
+    def factor(self, unit: float, without_samples: float) -> float | Tensor:
+        """`unit` times the number of ranks over the sum of all; where that is 0, the other. On a GPU a tensor."""
         if self.is_on_gpu:
             total = self._totals.sum()
-            return torch.where(total > 0, unit * self._ranks / total, 0.0)
+            return torch.where(total > 0, unit * self._ranks / total, without_samples)
         whole = math.fsum(self._totals.tolist())
-        return unit * self._ranks / whole if whole > 0 else 0.0
+        return unit * self._ranks / whole if whole > 0 else without_samples
 
     def totals(self) -> list[float]:
         """By rank."""

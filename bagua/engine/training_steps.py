@@ -116,9 +116,10 @@ class TrainingSteps:
             alive = steps()
             return () if alive is None else alive.plans.parameters
 
-        def communicates() -> bool:
+        def communicates() -> tuple[bool, bool]:
             alive = steps()
-            return alive is not None and alive.passes.communicates
+            assert alive is not None  # it asks in a pass of the module
+            return alive.passes.communicates, alive.plans.algorithm.ranks_in_step
 
         return BatchWeights(setup, parameters, communicates, at_end_of_pass)
 

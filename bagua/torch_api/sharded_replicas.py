@@ -167,6 +167,10 @@ class ShardFacade(AlgorithmFacade):
         self._scheduler = CommScheduler([], group, PassRecorder())
 
     @property
+    def batch_weights(self) -> None:
+        return None
+
+    @property
     def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
         return self._optimizers
 

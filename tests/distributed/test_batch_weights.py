@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import logging
 import random
 from typing import Any
@@ -216,6 +218,90 @@ def test_what_is_compressed_is_weighted(rank: int) -> None:
     pairs = zip(unweighted.parameters(), exact.parameters(), strict=True)
     off = max((one.detach() - other.detach()).abs().max().item() for one, other in pairs)
     assert off > 0.02, "this test would see it"
+
+
+# --- exchanges of replicas ------------------------------------------------------------------------------------------
+
+
+def _local_steps(algorithm: Any, rank: int, steps: range, state: Any = None) -> Any:
+    """Trains, with a step of two passes and one of a rank without a batch; and what was learned, and the state."""
+    net = Net(torch.float64)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    model = bagua.with_bagua(net, [optimizer], algorithm, batch_weights=True)
+    if state is not None:
+        net.load_state_dict(state[0])
+        model.bagua_ddp.load_state_dict(state[1])
+    for step in steps:
+        optimizer.zero_grad()
+        for number, (samples, size) in enumerate(_passes(rank, step)):
+            with contextlib.nullcontext() if number == len(_passes(rank, step)) - 1 else model.bagua_ddp.no_sync():
+                model.set_batch_weight(size)
+                model(samples).square().sum(1).mean().backward()
+        optimizer.step()
+    result = copy.deepcopy((net.state_dict(), model.bagua_ddp.state_dict()))
+    model.bagua_ddp.detach()
+    return result
+
+
+def _passes(rank: int, step: int) -> list[tuple[Tensor, int]]:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    sizes = [3, 5 + rank] if step % 4 == 1 else [0] if (rank, step) == (1, 2) else [1 + 2 * rank]
+    return [(torch.randn(max(size, 1), 5, generator=generator, dtype=torch.float64), size) for size in sizes]
+
+
+def _by_hand(rank: int, steps: int, sync_every: int) -> Net:
+    """Local SGD: each rank steps with the mean over its samples; then the mean over ranks, by samples of the round."""
+    net = Net(torch.float64)
+    samples = torch.zeros((), dtype=torch.float64)
+    for step in range(steps):
+        net.zero_grad()
+        passes = [one for one in _passes(rank, step) if one[1]]
+        for batch, _ in passes:
+            net(batch).square().sum().backward()
+        total = sum(size for _, size in passes)
+        samples += total
+        with torch.no_grad():
+            for one in net.parameters():
+                if total:
+                    assert one.grad is not None
+                    one -= 0.05 * one.grad / total
+            if (step + 1) % sync_every == 0:
+                whole = samples.clone()
+                dist.all_reduce(whole)
+                for one in net.parameters():
+                    one *= samples / whole
+                    dist.all_reduce(one)
+                samples.zero_()
+    return net
+
+
+@on_ranks(2)
+def test_replicas_are_weighted_by_what_each_rank_has_trained_on(rank: int) -> None:
+    local_sgd = Algorithm.init("local_sgd", sync_every=3)
+    trained, _ = _local_steps(local_sgd, rank, range(9))
+    for name, one in _by_hand(rank, 9, 3).state_dict().items():
+        torch.testing.assert_close(trained[name], one, rtol=1e-12, atol=0)
+    # An outer optimizer that takes the mean as it is, in fragments, and a training that was saved in a round.
+    plain = functools.partial(torch.optim.SGD, lr=1.0)
+    diloco = Algorithm.init("diloco", sync_every=3, outer_optimizer=plain)
+    outer, _ = _local_steps(diloco, rank, range(9))
+    for name, one in trained.items():
+        torch.testing.assert_close(outer[name], one, rtol=1e-10, atol=1e-12)
+    streaming = Algorithm.init("streaming_diloco", sync_every=4, fragments=2, delay=1, outer_optimizer=plain)
+    whole, _ = _local_steps(streaming, rank, range(10))
+    resumed, _ = _local_steps(streaming, rank, range(5, 10), _local_steps(streaming, rank, range(5)))
+    for name, one in whole.items():
+        assert torch.equal(resumed[name], one), name
+    # A pass without a weight is an error on all ranks, when they exchange.
+    net = Integers(torch.float32)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    model = bagua.with_bagua(net, [optimizer], Algorithm.init("local_sgd", sync_every=2), batch_weights=True)
+    _pass(model, None if rank else 1, 1.0)
+    optimizer.step()
+    _pass(model, 1, 1.0)
+    said = message_of(RuntimeError, optimizer.step)
+    assert said.startswith("The weights of batches are not complete: rank 1 gave no weight.")
+    model.bagua_ddp.detach()
 
 
 # --- what goes with them ---------------------------------------------------------------------------------------------

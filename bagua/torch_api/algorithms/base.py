@@ -174,7 +174,8 @@ class Algorithm:
         follows_regroup: it follows when the job goes on without a rank that it lost (bagua.torch_api.Regroup): it
             communicates gradients alone, and all that depends on the ranks is made with the buckets. Not inherited.
         weighs_batches: it averages over all ranks what is linear in their gradients, and in nothing else that differs
-            by rank, so that each may multiply its part by a weight (bagua.engine.batch_weights). Not inherited.
+            by rank, so that each may multiply its part by a weight (bagua.engine.batch_weights); or it asks for that
+            weight when it exchanges replicas. Not inherited.
     """
 
     is_interchangeable = False

@@ -46,7 +46,7 @@ class FragmentRounds(ExchangeAfterSteps):
         codec: by which differences are compressed; None: not at all.
     """
 
-    added_to_state = (*ExchangeAfterSteps.added_to_state, "outer_classes", "momentum_rounds")
+    added_to_state = (*ExchangeAfterSteps.added_to_state, "outer_classes", "momentum_rounds", "samples")
 
     def __init__(
         self,
@@ -73,6 +73,9 @@ class FragmentRounds(ExchangeAfterSteps):
         self.rounds = 0  # that are over
         # The exchange of this round has begun.
         self._is_under_way = False
+        # With batch weights: of this rank so far, and by fragment when its last exchange began.
+        self._samples = 0.0
+        self._samples_then: dict[int, float] = {}
         # What fragments begin with when they are made anew without a broadcast: each rank has weights of its own then,
         # from which ranks could not begin alike.
         self._kept: dict[str, tuple[nn.Parameter, Any]] = {}
@@ -200,6 +203,8 @@ class FragmentRounds(ExchangeAfterSteps):
     def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
         if not self._fragments:
             return
+        if bagua_ddp.batch_weights is not None:
+            self._samples = bagua_ddp.batch_weights.samples
         self.steps += 1
         # More steps than in a round: the state of a longer one was loaded.
         if self.steps >= self._interval - self._delay and not self._is_under_way:
@@ -207,10 +212,20 @@ class FragmentRounds(ExchangeAfterSteps):
             covered = self._unexchanged.begin(fragment.names)
             if covered:
                 fragment.choose(covered, self._append_operations)
-                fragment.begin(group_of_weights(self.process_group), bagua_ddp.scheduler.recorder, self._what)
+                group = group_of_weights(self.process_group)
+                fragment.begin(group, bagua_ddp.scheduler.recorder, self._what, self._share(bagua_ddp, group))
                 self._is_under_way = True
         if self.steps >= self._interval:
             self._end_round()
+
+    def _share(self, bagua_ddp: AlgorithmFacade, group: BaguaProcessGroup) -> float | Tensor | None:
+        """See Fragment.begin. Collective."""
+        weights, number = bagua_ddp.batch_weights, self.rounds % len(self._fragments)
+        if weights is None:
+            return None
+        since = self._samples - self._samples_then.get(number, 0.0)
+        self._samples_then[number] = self._samples
+        return weights.share(since, group.get_global_communicator())
 
     def _end_round(self) -> None:
         if self._is_under_way:
@@ -255,6 +270,7 @@ class FragmentRounds(ExchangeAfterSteps):
             "momentum_rounds": self._momentum_rounds,
             "under_way": self._fragment.means if self._is_under_way else {},
             "names": [fragment.names for fragment in self._fragments],
+            "samples": {number: self._samples - then for number, then in self._samples_then.items()},
         }
 
     @torch.no_grad()
@@ -280,6 +296,9 @@ class FragmentRounds(ExchangeAfterSteps):
         self._restore_fragments(bagua_ddp, state)
         super().load_state_dict(bagua_ddp, state)
         self.rounds, self.steps = int(state["rounds"]), int(state["steps"])
+        if bagua_ddp.batch_weights is not None:
+            self._samples = bagua_ddp.batch_weights.samples
+        self._samples_then = {number: self._samples - since for number, since in state.get("samples", {}).items()}
         for fragment, parameters in zip(self._fragments, state["outer_parameters"], strict=True):
             for own, saved in zip(fragment.outer_parameters, parameters, strict=True):
                 own.copy_(saved)

@@ -64,6 +64,8 @@ class FragmentBucket(WeightBucket):
         self.check_tensors()
         torch._foreach_copy_(self.views, [*self.outer])
         torch._foreach_sub_(self.views, list(self.tensors))
+        if self.weight is not None:
+            self.flattened_tensor().mul_(self.weight)
 
     def copy_out(self) -> None:
         """Nothing: weights are in use until the round ends."""
@@ -234,14 +236,19 @@ class Fragment:
             for bucket in self._exchanged:
                 append_operations(bucket, bucket is self._exchanged[0])
 
-    def begin(self, group: BaguaProcessGroup, recorder: PassRecorder, what: str) -> None:
+    def begin(
+        self, group: BaguaProcessGroup, recorder: PassRecorder, what: str, share: float | Tensor | None = None
+    ) -> None:
         """Start the exchange, of the weights as they are now.
 
         Args:
             group: which carries exchanges of weights alone.
             recorder: takes the times.
             what: is exchanged, for errors and logs.
+            share: what this rank's part is multiplied by before the mean (bagua.engine.batch_weights); None: nothing.
         """
+        for bucket in self._exchanged:
+            bucket.weight = share
         if self._scheduler is None:
             # Of its own: other fragments of the plan are not part of the step, and its exchange outlasts steps.
             self._scheduler = CommScheduler(self._exchanged, group, recorder, sees_flags=False)

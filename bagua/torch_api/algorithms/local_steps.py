@@ -52,6 +52,8 @@ class LocalSGDAlgorithm(Algorithm):
         RuntimeError: when a module is wrapped: a parameter is in none of the optimizers.
     """
 
+    weighs_batches = True
+
     # Of the algorithms below, which give them other values.
     fragments, delay, alpha, momentum_rounds = 1, 0, 0.0, 0
     _make_outer: OuterOptimizer | None = None
@@ -97,6 +99,8 @@ class DiLoCoAlgorithm(LocalSGDAlgorithm):
         RuntimeError: when a module is wrapped: a parameter is in none of the optimizers.
     """
 
+    weighs_batches = True
+
     def __init__(
         self,
         sync_every: int,
@@ -137,6 +141,8 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
         TypeError: `outer_optimizer` is not a function.
         RuntimeError: when a module is wrapped: a parameter is in none of the optimizers.
     """
+
+    weighs_batches = True
 
     def __init__(
         self,

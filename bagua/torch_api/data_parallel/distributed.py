@@ -99,7 +99,7 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
             gradients.
         batch_weights: Whether ranks count by the sizes of their batches: the gradient is that of the mean over the
             samples of all ranks, instead of the mean over ranks. Call `model.set_batch_weight(n)` before each backward
-            pass, in `no_sync` too. For gradient_allreduce, bytegrad, qadam and powersgd.
+            pass, in `no_sync` too. Not for decentralized, low_precision_decentralized and async.
         count_batch: The same, where the first dimension of the first tensor that the module is called with is n.
         loss: With one of these two, what the loss is of the samples of a rank's batch: their "mean" or their "sum".
             Do not divide it by a number of accumulated passes.
