@@ -250,6 +250,13 @@ class PassRecorder:
             buckets,
         )
 
+    def latest(self, steps: int) -> tuple[int, float, float]:
+        """Of the last steps, at most `steps` and WINDOW of them: how many are measured, the median of a step, and of
+        what it waits for after its gradients are done, in s; NaN where there is none."""
+        self._read()
+        taken, exposed = list(self._step_s)[-steps:], list(self._exposed_s)[-steps:]
+        return min(len(taken), steps), median(taken), median(exposed)
+
     def _read(self) -> None:
         for sample in self._unread.take():
             exposed = sample.read_events()

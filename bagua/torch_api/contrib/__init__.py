@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 _LAZY = {
+    "BalancedSampler": "bagua.torch_api.contrib.balanced_sampler",
     "CacheLoader": "bagua.torch_api.contrib.cache_loader",
     "CachedDataset": "bagua.torch_api.contrib.cached_dataset",
     "LoadBalancingDistributedBatchSampler": "bagua.torch_api.contrib.load_balancing_data_loader",

@@ -68,3 +68,17 @@ else:
     model.set_batch_weight(3)
     (3 * loss_of(*any_batch)).backward()
 check([one.grad for one in model.parameters()], [everything[1][0]])
+
+dataset = [(torch.full((3,), float(number)), torch.zeros(2)) for number in range(200)]
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+seen = []
+
+
+def mse_loss(outputs, targets):
+    seen.append(len(targets))
+    return nn.functional.mse_loss(outputs, targets)
+
+
+run_blocks("docs/how-to/train/weigh-batches.md", 6)
+assert seen == [32, 32, 32, 4] * 2

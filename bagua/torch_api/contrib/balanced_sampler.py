@@ -1,0 +1,230 @@
+"""Batches by speed: a rank that computes twice as fast gets twice as many samples of each global batch.
+
+A global batch is `batch_size` samples of the epoch's order, which all ranks know. It is cut into a part for each rank,
+so a position in the epoch is a number of global batches, whatever the parts were before.
+
+Speed is samples by time of computing. The engine of the wrapped module measures a step, less what it waits for in its
+communication: so a rank is not slow because another one is. Medians, so a slow step (a checkpoint, a compile) counts
+for nothing. Parts change where that makes a step faster by _WORTH at least: noise of equal ranks does not move them.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+
+from bagua.collectives.process_group import to_bagua_process_group
+from bagua.collectives.purpose_groups import group_for
+from bagua.engine.gradient_owners import owners_by_name
+from bagua.job import torch_internals
+from bagua.job.failure_report import failures_named
+from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
+
+if TYPE_CHECKING:
+    from bagua.engine.data_parallel import DataParallelEngine
+
+_WORTH = 0.05
+_LEAST_STEPS = 4  # that a speed is of
+
+
+class BalancedSampler(ResumableSampler[list[int]]):
+    """
+    This rank's part of each global batch: `DataLoader(data, batch_sampler=BalancedSampler(data, batch_size=512))`.
+
+    Wrap the model with batch weights (`count_batch=True` or `batch_weights=True`), so that each sample counts the same.
+    Call `set_epoch(epoch)` before each epoch.
+
+    Args:
+        dataset: what has a length, the same on all ranks.
+        batch_size: samples of a global batch, of all ranks together; at least one for each rank.
+        shares: "auto": by the speeds of the ranks, from equal parts on. Or a positive number for each rank: [2, 1]
+            gives the first rank two thirds.
+        every: the parts change after so many batches at the earliest. They are agreed on then, by one small exchange.
+        seed: of the order, which also depends on the epoch. The same on all ranks.
+        shuffle: otherwise in the order of the dataset.
+        drop_last: leave out the last batch of an epoch if it is smaller. It is left out anyway if it has fewer samples
+            than there are ranks.
+
+    Raises:
+        RuntimeError: torch.distributed is not initialized.
+        ValueError: `batch_size` is below the number of ranks, `every` below 8, or `shares` are not as many positive
+            numbers.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int,
+        shares: str | Sequence[float] = "auto",
+        every: int = 50,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__()
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "BalancedSampler: torch.distributed is not initialized.\n"
+                "Call bagua.torch_api.init_process_group() before making the sampler."
+            )
+        self._group = to_bagua_process_group(None)
+        ranks = self._group.size
+        if batch_size < ranks:
+            raise ValueError(f"batch_size={batch_size} must be at least {ranks}, one sample for each rank.")
+        if every < 2 * _LEAST_STEPS:
+            raise ValueError(f"every={every} must be at least {2 * _LEAST_STEPS} batches, so that speeds are known.")
+        self.is_automatic = isinstance(shares, str)
+        if isinstance(shares, str) and shares != "auto":
+            raise ValueError(f'shares={shares!r} is unknown. Pass "auto", or a number for each rank.')
+        given = [1.0] * ranks if isinstance(shares, str) else [float(one) for one in shares]
+        if len(given) != ranks or not all(0 < one < math.inf for one in given):
+            raise ValueError(f"shares={shares!r} must be {ranks} positive numbers, one for each rank.")
+        self.dataset, self.batch_size, self.every = dataset, batch_size, every
+        self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
+        self.epoch = 0
+        self._shares = given
+        self._since_change = 0  # batches
+        self._has_warned = False
+
+    @property
+    def parts(self) -> list[int]:
+        """Samples of a global batch, by rank."""
+        return parts_of(self.batch_size, self._shares)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The order of iterators that begin from now on. The same on all ranks."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Global batches of an epoch, also after `load_state_dict`."""
+        whole, rest = divmod(len(self.dataset), self.batch_size)
+        return whole + (not self.drop_last and rest >= self._group.size)
+
+    def _epoch_items(self) -> Sequence[list[int]]:
+        raise AssertionError("the parts of later batches are not known")
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self.epoch
+        start = self._place[1] if self._is_resuming and self._place[0] == epoch else 0
+        self._place, self._is_resuming = (epoch, start), False
+        return self._batches(epoch, start)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[list[int]]:
+        order: Sequence[int] = range(len(self.dataset))
+        if self.shuffle:
+            generator = torch.Generator("cpu").manual_seed(self.seed + epoch)
+            order = torch.randperm(len(self.dataset), generator=generator, device="cpu").tolist()
+        rank = self._group.get_global_communicator().rank()
+        for number in range(start, len(self)):
+            if self._since_change >= self.every:
+                self._change()
+            batch = order[number * self.batch_size : (number + 1) * self.batch_size]
+            parts = parts_of(len(batch), self._shares)
+            begin = sum(parts[:rank])
+            self._place = (epoch, number + 1)
+            self._since_change += 1
+            yield list(batch[begin : begin + parts[rank]])
+
+    # --- shares ------------------------------------------------------------------------------------------------------
+
+    def _change(self) -> None:
+        """Collective, on the thread that iterates."""
+        self._since_change = 0
+        self._warn_without_weights()
+        if not self.is_automatic or self._group.size == 1:
+            return
+        # The second half: batches that a DataLoader had fetched were of the parts before.
+        own = torch.tensor([_computing_s(self.every // 2)], dtype=torch.float64, device="cpu")
+        communicator = group_for("parts of batches", self._group).get_global_communicator()
+        device = communicator.device
+        everybody = torch.empty(self._group.size, dtype=torch.float64, device=device)
+        with failures_named(self._group, "agreeing on the parts of batches"):
+            torch_internals.all_gather_flat(everybody, own.to(device), group=communicator.torch_group)
+        times = everybody.tolist()
+        parts = self.parts
+        if all(0 < one < math.inf for one in times) and is_worth(parts, times):
+            self._shares = [part / seconds for part, seconds in zip(parts, times, strict=True)]
+
+    def _warn_without_weights(self) -> None:
+        if self._has_warned or len(set(self.parts)) == 1:
+            return
+        without = [name for name, engine in _engines() if engine.setup.loss is None]
+        if without:
+            self._has_warned = True
+            warnings.warn(
+                f"BalancedSampler: the parts of a batch are {self.parts}, and {', '.join(without)} averages over ranks"
+                " without weights, so that samples of small parts count more. Wrap it with count_batch=True.",
+                stacklevel=2,
+            )
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        Returns:
+            "epoch", "position" (global batches that have been given in it), "settings", and "shares", by which later
+            batches are divided.
+        """
+        return {**super().state_dict(), "shares": list(self._shares), "since_change": self._since_change}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As of all resumable samplers, and the shares: the batches that follow are divided as they would have been.
+
+        Raises:
+            KeyError, ValueError: as of ResumableSampler.
+        """
+        shares = [float(one) for one in state_dict["shares"]]
+        super().load_state_dict(state_dict)
+        self._shares, self._since_change = shares, int(state_dict["since_change"])
+
+    def _settings(self) -> dict[str, Any]:
+        names = ("batch_size", "every", "seed", "shuffle", "drop_last")
+        return {
+            "samples": len(self.dataset),
+            "ranks": self._group.size,
+            **{name: getattr(self, name) for name in names},
+        }
+
+
+def parts_of(samples: int, shares: Sequence[float]) -> list[int]:
+    """Whole numbers of samples in the proportion of the shares, by the largest remainder; at least one for each."""
+    whole = sum(shares)
+    exact = [samples * one / whole for one in shares]
+    parts = [max(1, int(one)) for one in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda rank: (parts[rank] - exact[rank], rank))
+    for rank in by_remainder[: max(0, samples - sum(parts))]:
+        parts[rank] += 1
+    while sum(parts) > samples:  # a rank was given its one sample
+        parts[parts.index(max(parts))] -= 1
+    return parts
+
+
+def is_worth(parts: Sequence[int], times: Sequence[float]) -> bool:
+    """Whether other parts make a step faster by enough.
+
+    Args:
+        parts: of the ranks.
+        times: that they compute.
+    """
+    balanced = sum(parts) / sum(part / seconds for part, seconds in zip(parts, times, strict=True))
+    return max(times) > (1 + _WORTH) * balanced
+
+
+def _engines() -> list[tuple[str, DataParallelEngine]]:
+    engines = [(name, cast("DataParallelEngine", one)) for name, one in sorted(owners_by_name.items())]
+    return [(name, one) for name, one in engines if one.is_attached]
+
+
+def _computing_s(steps: int) -> float:
+    """A step of this rank without what it waits for, in s; NaN: not known yet. With several modules, of the one that
+    made most of its steps, less what all wait for."""
+    measured = [one.recorder.latest(steps) for _, one in _engines()]
+    known = [(step_s, exposed_s) for count, step_s, exposed_s in measured if count >= _LEAST_STEPS]
+    if not known:
+        return math.nan
+    return max(step_s for step_s, _ in known) - sum(exposed_s for _, exposed_s in known)
