@@ -285,8 +285,8 @@ class BatchWeights:
         Raises:
             RuntimeError: as `begin_pass`, where that could not tell without waiting for the GPU.
         """
-        self._counted, self._unit, self._was_sent = 0.0, 0.0, False
-        self._set_aside.clear()
+        self._forget_accumulated()
+        self._was_sent = False
         gather, self._unchecked = self._unchecked, None
         if gather is not None:
             self._check(gather)
@@ -325,14 +325,18 @@ class BatchWeights:
 
     def _forget_discarded(self) -> None:
         """What was accumulated counts no more if the user has dropped or zeroed all of it."""
-        if not self._counted and self._refused is None and not self._set_aside and not self._was_sent:
+        if not self._counted and self._refused is None and not self._set_aside:
             return
         gradients = [one.grad for _, one in self._parameters() if one.grad is not None]
         if gradients and (
             [one._version for one in gradients] == self._versions or any(bool(one.any()) for one in gradients)
         ):
             return
-        self._counted, self._unit, self._refused, self._was_sent = 0.0, 0.0, None, False
+        self._forget_accumulated()
+        self._refused = None
+
+    def _forget_accumulated(self) -> None:
+        self._counted, self._unit = 0.0, max(0.0, self._weight or 0.0)
         self._set_aside.clear()
 
     def _stop_zeroing(self) -> None:

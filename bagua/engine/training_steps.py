@@ -291,8 +291,8 @@ class TrainingSteps:
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
-    def _count_batch(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if module.training and self.weights is not None and not is_in_backward() and not self.is_within_forward:
+    def _count_batch(self, _module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if self.weights is not None and not is_in_backward() and not self.is_within_forward:
             self.weights.count(arguments, keywords)
 
     def _before_forward(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:

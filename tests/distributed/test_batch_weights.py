@@ -361,6 +361,25 @@ def test_steps_that_are_skipped_scalers_and_discarded_passes(rank: int) -> None:
         model.set_batch_weight(torch.tensor(3))
     output.sum().backward()
     assert (parameter.grad == 3.5).all()
+    # Set before the step and the zeros of the pass before; and what was accumulated is discarded then.
+    model.set_batch_weight((3, 1)[rank])
+    optimizer.step()
+    optimizer.zero_grad()
+    _pass(model, None, (1.0, 5.0)[rank])
+    assert (parameter.grad == mean).all()
+    optimizer.zero_grad()
+    with model.bagua_ddp.no_sync():
+        _pass(model, 9, torch.inf)
+    model.set_batch_weight((3, 1)[rank])
+    optimizer.zero_grad()
+    _pass(model, None, (1.0, 5.0)[rank])
+    assert (parameter.grad == mean).all()
+    model.bagua_ddp.detach()
+    # Batches are counted in evaluation mode, too, where layers are frozen in it.
+    optimizer.zero_grad()
+    counted = bagua.with_bagua(net, [optimizer], count_batch=True).eval()
+    counted(torch.full(((3, 1)[rank], 5), (1.0, 5.0)[rank])).sum(1).mean().backward()
+    assert (parameter.grad == mean).all()
 
 
 @on_ranks(2)
