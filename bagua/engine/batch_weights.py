@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 LOSSES = ("mean", "sum")
 
+_MOST = 2.0**53  # of which sums are numbers, too
 _NONE_GIVEN = -math.inf
 _WHAT = "telling the weights of batches"
 
@@ -80,6 +81,7 @@ class BatchWeights:
         # Of passes in no_sync since the last one that communicated.
         self._counted = 0.0
         self._refused: float | None = None  # a weight that is none
+        self._refused_since_exchange: float | None = None  # of passes whose gradients were this rank's own
         self._unit = 0.0  # the weight in units of which gradients are; 0: there are none
         self._versions: list[int] = []  # of gradients, when the last of these passes had ended
         self._is_in_uncommunicated = False
@@ -106,7 +108,8 @@ class BatchWeights:
                 f"set_batch_weight: {shown(weight)} is not a number.\n"
                 "Pass the number of samples or tokens of this rank's batch."
             )
-        self._set(float(weight), is_counted=False)
+        # An integer may be larger than floating point can be.
+        self._set(math.inf if weight > _MOST else float(weight), is_counted=False)
 
     def _set(self, weight: float, is_counted: bool) -> None:
         self._weight, self._is_counted = weight, is_counted
@@ -121,7 +124,7 @@ class BatchWeights:
                 if parameter.requires_grad:
                     self._zeroing.append(parameter.register_hook(torch.zeros_like))  # type: ignore[no-untyped-call]
         elif weight > 0:
-            if self._is_mean and self._unit not in (0.0, weight):
+            if self._is_mean and self._counted and self._unit not in (0.0, weight):
                 gradients = [one.grad for _, one in self._parameters() if one.grad is not None]
                 with torch.no_grad():
                     torch._foreach_mul_(gradients, self._unit / weight)
@@ -206,6 +209,8 @@ class BatchWeights:
         """
         if self._weight is None and self._refused is None:
             self._refused = _NONE_GIVEN
+        if any(one.grad is None for one, _ in self._set_aside):  # zero_grad() after the forward pass
+            self._set_aside.clear()
         total = self._counted + (self._weight or 0.0)
         if self._sends_gradients:
             self._weigh(buckets, total)
@@ -220,6 +225,8 @@ class BatchWeights:
     def _weigh_own(self, total: float) -> None:
         if self._weight is not None and not _is_weight(self._weight):
             self._refused = self._weight
+        if self._refused is not None:
+            self._refused_since_exchange, self._refused = self._refused, None
         if _is_weight(total):
             self.samples += total
         unit = self._unit if self._is_mean else 1.0
@@ -228,17 +235,15 @@ class BatchWeights:
         self._counted, self._unit = 0.0, 0.0
 
     def _weigh(self, buckets: Sequence[Bucket], total: float) -> None:
-        with failures_named(self._group, _WHAT):
-            for one in self._outdated:
-                one.wait()
-        self._outdated.clear()
         gather, self._gather = self._gather or self._start_gather(total), None
         self._weight, self._has_forward = None, False
         unit, self._unit = (self._unit if total > 0 else 0.0), 0.0
         self._counted, self._refused = 0.0, None
         self._was_sent = True
-        with failures_named(self._group, _WHAT, in_order=True):
-            gather.wait()
+        for one in (*self._outdated, gather):  # each: a rank that has told more than others is found
+            with failures_named(self._group, _WHAT, in_order=True):
+                one.wait()
+        self._outdated.clear()
         factor = self._factor(gather, unit if self._is_mean else 1.0)
         for bucket in buckets:
             bucket.weight = factor
@@ -261,7 +266,7 @@ class BatchWeights:
         Raises:
             RuntimeError: as `begin_pass`, of a pass since the last exchange.
         """
-        refused, self._refused = self._refused, None
+        refused, self._refused_since_exchange = self._refused_since_exchange, None
         gather = _Gather(samples if refused is None else refused, communicator)
         gather.wait()
         return self._factor(gather, samples, without_samples=1.0)
@@ -300,7 +305,7 @@ class BatchWeights:
             )
             raise RuntimeError(
                 f"The weights of batches are not complete: {said}.\n"
-                f"Module: {self._name}. A weight is a finite number of at least 0, such as the number of samples.\n"
+                f"Module: {self._name}. A weight is a number from 0 to 2**53, such as the number of samples.\n"
                 "On every rank call set_batch_weight(n) before each backward pass, or wrap with count_batch=True. Then"
                 " continue with the next forward pass."
             )
@@ -336,7 +341,9 @@ class BatchWeights:
         self._refused = None
 
     def _forget_accumulated(self) -> None:
-        self._counted, self._unit = 0.0, max(0.0, self._weight or 0.0)
+        # In units of the next pass, if that has its weight already.
+        self._unit = self._weight if self._weight is not None and _is_weight(self._weight) else 0.0
+        self._counted = 0.0
         self._set_aside.clear()
 
     def _stop_zeroing(self) -> None:
@@ -417,4 +424,4 @@ def check_weights(setup: Setup) -> None:
 
 
 def _is_weight(value: float) -> bool:
-    return 0 <= value < math.inf
+    return 0 <= value <= _MOST

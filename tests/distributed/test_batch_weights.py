@@ -383,6 +383,41 @@ def test_steps_that_are_skipped_scalers_and_discarded_passes(rank: int) -> None:
 
 
 @on_ranks(2)
+def test_gradients_are_dropped_wherever_the_program_does_it(rank: int) -> None:
+    """No optimizer steps in between, as when a scaler has skipped one."""
+    net = Net(torch.float64)
+    optimizer = torch.optim.SGD(net.parameters(), 0.5)
+    batches = [torch.full((size, 5), size, dtype=torch.float64) for size in (3, 1)]
+
+    def check() -> None:
+        alone = Net(torch.float64)
+        alone(torch.cat(batches)).square().sum(1).mean().backward()
+        for one, other in zip(net.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+
+    model: Any = bagua.with_bagua(net, [optimizer], batch_weights=True)
+    model.set_batch_weight(100)  # of a pass that was left out: there is no gradient
+    for sets_to_none in (True, False):
+        model.set_batch_weight(len(batches[rank]))
+        optimizer.zero_grad(set_to_none=sets_to_none)
+        model(batches[rank]).square().sum(1).mean().backward()
+        check()
+    # What was sent does not change with a weight that is replaced.
+    model.set_batch_weight(100)
+    model.set_batch_weight(len(batches[rank]))
+    (0.0 * model(batches[rank]).square().sum(1).mean()).backward()
+    check()
+    # Sums are set aside in the forward pass, until others are added.
+    model = bagua.with_bagua(net, [optimizer], batch_weights=True, loss="sum")
+    for value in (torch.nan, 1.0):
+        model.set_batch_weight(len(batches[rank]))
+        loss = model(batches[rank]).square().sum()
+        optimizer.zero_grad()
+        (loss * value).backward()
+    check()
+
+
+@on_ranks(2)
 def test_where_no_rank_has_a_batch_gradients_are_zeros_and_a_line_says_so_once() -> None:
     model, net, _ = _simple()
     lines: list[str] = []
@@ -417,7 +452,7 @@ def test_a_rank_that_has_run_out_of_batches_counts_for_nothing(rank: int) -> Non
 @on_ranks(2)
 def test_weights_that_are_none_are_an_error_on_all_ranks_and_the_next_pass_is_right(rank: int) -> None:
     model, net, _ = _simple()
-    for weight, said in ((-1.5, "gave -1.5"), (torch.nan, "gave nan"), (torch.inf, "gave inf"), (None, "gave no weig")):
+    for weight, said in ((-1.5, "gave -1.5"), (torch.nan, "gave nan"), (10**400, "gave inf"), (None, "gave no weig")):
         for is_accumulated in (False, True):
             with contextlib.ExitStack() as stack:
                 if is_accumulated:
@@ -433,6 +468,17 @@ def test_weights_that_are_none_are_an_error_on_all_ranks_and_the_next_pass_is_ri
             _pass(model, rank + 1, rank + 1.0)
             torch.testing.assert_close(net.first.weight.grad, torch.full((3, 5), 5 / 3))  # type: ignore[union-attr]
             net.zero_grad()
+    # Of replicas the exchange tells, whatever was dropped before it.
+    for weight, said in ((-1.5, "rank 1 gave -1.5"), (None, "rank 1 gave no weight")):
+        optimizer = torch.optim.SGD(net.parameters(), 0.5)
+        algorithm = Algorithm.init("local_sgd", sync_every=2)
+        model = bagua.with_bagua(net, [optimizer], algorithm, batch_weights=True)
+        _pass(model, weight if rank else 1, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        _pass(model, 1, 1.0)
+        assert said in message_of(RuntimeError, optimizer.step)
+        model.bagua_ddp.detach()
 
 
 def _other_settings() -> None:
