@@ -98,12 +98,12 @@ def _message(
 
 
 def broadcast(comm: BaguaCommunicator, tensor: torch.Tensor, source: int) -> None:
-    comm.perform("broadcast", tensor.device, dist.broadcast, as_bytes(tensor), comm.ranks[source])
+    comm.perform("broadcast", tensor, dist.broadcast, as_bytes(tensor), comm.ranks[source])
 
 
 def all_gather(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor) -> None:
     source = without_overlap(source, target)
-    comm.perform("all_gather", source.device, torch_internals.all_gather_flat, as_bytes(target), as_bytes(source))
+    comm.perform("all_gather", source, torch_internals.all_gather_flat, as_bytes(target), as_bytes(source))
 
 
 def gather(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor | None, destination: int) -> None:
@@ -113,7 +113,7 @@ def gather(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor |
         assert target is not None
         source = without_overlap(source, target)
         received = parts(as_bytes(target), comm.nranks())
-    comm.perform("gather", source.device, dist.gather, as_bytes(source), received, comm.ranks[destination])
+    comm.perform("gather", source, dist.gather, as_bytes(source), received, comm.ranks[destination])
 
 
 def scatter(comm: BaguaCommunicator, source: torch.Tensor | None, target: torch.Tensor, root: int) -> None:
@@ -122,12 +122,12 @@ def scatter(comm: BaguaCommunicator, source: torch.Tensor | None, target: torch.
     if comm.rank() == root:
         assert source is not None
         sent = parts(as_bytes(without_overlap(source, target)), comm.nranks())
-    comm.perform("scatter", target.device, dist.scatter, as_bytes(target), sent, comm.ranks[root])
+    comm.perform("scatter", target, dist.scatter, as_bytes(target), sent, comm.ranks[root])
 
 
 def all_to_all(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor) -> None:
     source = without_overlap(source, target)
-    comm.perform("all_to_all", source.device, dist.all_to_all_single, as_bytes(target), as_bytes(source))
+    comm.perform("all_to_all", source, dist.all_to_all_single, as_bytes(target), as_bytes(source))
 
 
 def all_to_all_segments(

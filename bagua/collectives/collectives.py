@@ -6,10 +6,11 @@ for, the others all dtypes. Ranks are those of the communicator; `comm` None is 
 group. A collective on the CPU is done when it returns; on a GPU the caller's current stream waits for it. Source and
 destination may share memory.
 
-Raises, all of them, before anything is sent: TypeError and ValueError for wrong arguments, naming them; RuntimeError
-without a default group or after an abort. What fails while it is under way because of a peer or the network is a
-CollectiveError, which names the ranks that are gone (see bagua.job.failure_report); on CPUs within the group's
-timeout and the seconds in which the others are asked. `send` and `recv` ask their peer alone.
+Raises, all of them, before anything is sent: TypeError and ValueError for wrong arguments, naming them; on CPUs, in the
+first collectives of a communicator, ValueError on all ranks if they call different ones; RuntimeError without a default
+group or after an abort. What fails while it is under way because of a peer or the network is a CollectiveError, which
+names the ranks that are gone (see bagua.job.failure_report); on CPUs within the group's timeout and the seconds in
+which the others are asked. `send` and `recv` ask their peer alone.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, comm: BaguaCommunicator | None
     """`tensor` becomes that of rank `src`."""
     if member := resolve(comm, "broadcast"):
         check_tensors("broadcast", member, tensor=tensor)
+        member.compare_first("broadcast", tensor)
         byte_transport.broadcast(member, tensor, check_rank("broadcast", "src", src, member))
 
 
@@ -106,6 +108,7 @@ def reduce(
         check_size("reduce", "recv_tensor", recv_tensor, send_tensor.numel(), "as send_tensor has")
         destination = check_rank("reduce", "dst", dst, member)
         plan = reduction.plan(member, send_tensor, check_op("reduce", op))
+        member.compare_first("reduce", send_tensor)
         result = flat(send_tensor)
         if member.rank() == destination:
             result = _copied(send_tensor, recv_tensor)
@@ -132,6 +135,7 @@ def allreduce(
         check_tensors("allreduce", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
         check_size("allreduce", "recv_tensor", recv_tensor, send_tensor.numel(), "as send_tensor has")
         plan = reduction.plan(member, send_tensor, check_op("allreduce", op))
+        member.compare_first("all_reduce", send_tensor)
         reduction.all_reduce(member, _copied(send_tensor, recv_tensor), plan)
 
 
@@ -147,6 +151,7 @@ def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: BaguaC
     if member := resolve(comm, "allgather"):
         check_tensors("allgather", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
         _check_whole("allgather", "recv_tensor", recv_tensor, "send_tensor", send_tensor, member.nranks())
+        member.compare_first("all_gather", send_tensor)
         byte_transport.all_gather(member, flat(send_tensor), flat(recv_tensor))
 
 
@@ -157,7 +162,9 @@ def allgather_inplace(tensor: torch.Tensor, comm: BaguaCommunicator | None = Non
         check_tensors("allgather_inplace", member, tensor=tensor)
         check_divisible("allgather_inplace", "tensor", tensor, member.nranks())
         whole = flat(tensor)
-        byte_transport.all_gather(member, byte_transport.parts(whole, member.nranks())[member.rank()], whole)
+        own = byte_transport.parts(whole, member.nranks())[member.rank()]
+        member.compare_first("all_gather", own)
+        byte_transport.all_gather(member, own, whole)
 
 
 @_collective
@@ -167,6 +174,7 @@ def gather(
     """On rank `dst`, `recv_tensor`, n times as long, becomes all `send_tensor`; elsewhere it may be anything."""
     if member := resolve(comm, "gather"):
         destination = check_rank("gather", "dst", dst, member)
+        member.compare_first("gather", send_tensor)
         if member.rank() != destination:
             check_tensors("gather", member, send_tensor=send_tensor)
             byte_transport.gather(member, flat(send_tensor), None, destination)
@@ -185,6 +193,7 @@ def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: BaguaCommun
     if member := resolve(comm, "gather_inplace"):
         destination = check_rank("gather_inplace", "dst", dst, member)
         whole, own = _check_rooted("gather_inplace", tensor, count, destination == member.rank(), member)
+        member.compare_first("gather", own)
         byte_transport.gather(member, own, whole, destination)
 
 
@@ -195,6 +204,7 @@ def scatter(
     """`recv_tensor` becomes this rank's part of `send_tensor`, n times as long, of rank `src`; others' is not read."""
     if member := resolve(comm, "scatter"):
         root = check_rank("scatter", "src", src, member)
+        member.compare_first("scatter", recv_tensor)
         if member.rank() != root:
             check_tensors("scatter", member, recv_tensor=recv_tensor)
             byte_transport.scatter(member, None, flat(recv_tensor), root)
@@ -213,6 +223,7 @@ def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: BaguaCommu
     if member := resolve(comm, "scatter_inplace"):
         root = check_rank("scatter_inplace", "src", src, member)
         whole, own = _check_rooted("scatter_inplace", tensor, count, root == member.rank(), member)
+        member.compare_first("scatter", own)
         byte_transport.scatter(member, whole, own, root)
 
 
@@ -228,6 +239,7 @@ def reduce_scatter(
         check_tensors("reduce_scatter", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
         _check_whole("reduce_scatter", "send_tensor", send_tensor, "recv_tensor", recv_tensor, member.nranks())
         plan = reduction.plan(member, send_tensor, check_op("reduce_scatter", op))
+        member.compare_first("reduce_scatter", send_tensor)
         result = flat(recv_tensor)
         reduction.reduce_scatter(member, without_overlap(flat(send_tensor), result), result, plan)
 
@@ -250,6 +262,7 @@ def alltoall(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: BaguaCo
         check_tensors("alltoall", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
         check_divisible("alltoall", "send_tensor", send_tensor, member.nranks())
         check_size("alltoall", "recv_tensor", recv_tensor, send_tensor.numel(), "as send_tensor has")
+        member.compare_first("all_to_all", send_tensor)
         byte_transport.all_to_all(member, flat(send_tensor), flat(recv_tensor))
 
 
@@ -287,6 +300,7 @@ def alltoall_v(
                 f"alltoall_v: send_counts[{me}]={send_counts[me]} and recv_counts[{me}]={recv_counts[me]} are both "
                 "what this process sends to itself"
             )
+        member.compare_first("all_to_all", send_tensor, has_size=False)
         byte_transport.all_to_all_segments(member, flat(send_tensor), sent, flat(recv_tensor), received)
 
 

@@ -7,6 +7,8 @@ import copy
 import datetime
 import threading
 import weakref
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -15,11 +17,14 @@ import torch.distributed as dist
 
 from bagua.collectives.carrier_device import carrier, gpu_for
 from bagua.job import torch_internals
-from bagua.job.deadlock import OperationOrder
+from bagua.job.deadlock import Operation, OperationOrder, told
 from bagua.job.failure_report import failures_named, is_communication_error, is_named_around
 from bagua.job.job_thread import waiting_for
+from bagua.rank_list import rank_list
 
 _ABORT_CHECK = datetime.timedelta(milliseconds=200)
+COMPARED = 16  # collectives of a communicator, before a program does the same again and again
+TEXT_BYTES, MAX_SIDES = 96, 8
 
 
 class TorchGroupReference:
@@ -83,6 +88,7 @@ class BaguaCommunicator:
         self._aborted = threading.Event()
         self._followers: weakref.WeakSet[BaguaCommunicator] = weakref.WeakSet()
         self._by_gpu: weakref.WeakValueDictionary[torch.device, BaguaCommunicator] = weakref.WeakValueDictionary()
+        self._compared = 0
 
     def follow(self, torch_group: dist.ProcessGroup, ranks: Sequence[int], operations: OperationOrder) -> None:
         """Be of these ranks from now on, see `BaguaProcessGroup.follow`."""
@@ -90,6 +96,7 @@ class BaguaCommunicator:
         self._reference = TorchGroupReference(torch_group, f"{self.kind} communicator of group {self.group_name}")
         self._rank = torch_group.rank()
         self._aborted.clear()
+        self._compared = 0
 
     def on(self, gpu: torch.device | None) -> BaguaCommunicator:
         """The same communicator, for a module on this GPU: `device` and `cuda_stream` are the module's. It is aborted
@@ -150,6 +157,7 @@ class BaguaCommunicator:
         if "cpu" in types:
             # Not dist.barrier, which takes the group's first backend: NCCL's needs a GPU and blocks a stream only.
             # On the CPU whatever torch.set_default_device says: what runs elsewhere is not waited for here.
+            self.compare_first("barrier")
             token = torch.zeros(1, dtype=torch.uint8, device="cpu")
             self.perform("barrier", token.device, dist.all_reduce, token)
         else:
@@ -158,10 +166,49 @@ class BaguaCommunicator:
                 dist.barrier(group=group, device_ids=[device.index])
                 torch.cuda.current_stream(device).synchronize()
 
+    def compare_first(self, what: str, like: torch.Tensor | None = None, has_size: bool = True) -> None:
+        """
+        Whether all ranks call the same: in the first COMPARED collectives of the communicator that users call, on CPUs.
+        gloo ends a process to which more is sent than it expects, and mixes up what has the same number of bytes.
+
+        Args:
+            what: is called. On CPUs, if no tensor says otherwise.
+            like: a tensor of the same dtype on all ranks.
+            has_size: it has the same size, too.
+
+        Raises:
+            ValueError: they do not, on all ranks. Nothing else was sent.
+        """
+        if self._compared == COMPARED:
+            return
+        if len(self.ranks) == 1 or (like is not None and like.device.type != "cpu"):
+            return
+        self._compared += 1
+        mine = what if like is None else told((what, like.numel() if has_size else None, like.dtype))
+        digest = zlib.crc32(mine.encode())
+        extremes = torch.tensor([digest, -digest], device="cpu")
+        self.perform(mine, extremes.device, dist.all_reduce, extremes, op=dist.ReduceOp.MAX)
+        if extremes[0] == -extremes[1]:
+            return
+        text = torch.tensor([*mine.encode()[:TEXT_BYTES].ljust(TEXT_BYTES)], dtype=torch.uint8, device="cpu")
+        texts = text.new_empty(len(self.ranks), TEXT_BYTES)
+        self.perform(mine, extremes.device, torch_internals.all_gather_flat, texts.view(-1), text)
+        ranks_of: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, one in zip(self.ranks, texts.tolist(), strict=True):
+            ranks_of[bytes(one).decode(errors="replace").rstrip()].append(rank)
+        sides = ", ".join(f"{rank_list(ranks)} {text}" for text, ranks in list(ranks_of.items())[:MAX_SIDES])
+        raise ValueError(
+            f"The ranks call different collectives: {sides}.\n"
+            f"Group {self.group_name}, {rank_list(self.ranks)}, collective {self._compared} of its {self.kind}"
+            " communicator.\n"
+            "Make the same calls on all ranks, with tensors of the same dtype and size. (The first"
+            f" {COMPARED} collectives are compared.)"
+        )
+
     def perform(
         self,
         what: str,
-        device: torch.device,
+        like: torch.Tensor | torch.device,
         operation: Callable[..., dist.Work | None],
         *arguments: Any,
         **named: Any,
@@ -171,33 +218,39 @@ class BaguaCommunicator:
 
         Args:
             what: is done, for errors: "all_reduce".
-            device: where its tensors are.
+            like: a tensor whose dtype and size are the same on all ranks; or where its tensors are, if there is none.
             operation: of torch.distributed; is given the other arguments, and the group.
 
         Raises:
             CollectiveError: a member is gone, or the network failed.
             RuntimeError: `abort` was called in this process.
         """
+        name: Operation = what
+        device = like
+        if isinstance(like, torch.Tensor):
+            name, device = (what, like.numel(), like.dtype), like.device
         if device.type == "cpu":
             try:
                 work = operation(*arguments, **named, group=self.torch_group, async_op=True)
-                position = self.operations.begin(what)
-                self.finish(work, what, position)
+                position = self.operations.begin(name)
+                self.finish(work, name, position)
                 self.operations.done = position
             except Exception as error:
-                self.name_failure(error, what)
+                self.name_failure(error, told(name))
                 raise
         else:
             # With TORCH_NCCL_BLOCKING_WAIT, errors are raised by waits, which synchronous calls leave out.
             is_waited_for = torch_internals.is_nccl_waited_for()
-            position = self.operations.begin(what)
+            position = self.operations.begin(name)
             with under_way(self, what, position=position):
                 work = operation(*arguments, **named, group=self.torch_group, async_op=is_waited_for)
                 if is_waited_for and work is not None:
                     work.wait()
             self.operations.done = position
 
-    def finish(self, work: dist.Work | None, what: str = "a collective under way", position: int | None = None) -> None:
+    def finish(
+        self, work: dist.Work | None, what: Operation = "a collective under way", position: int | None = None
+    ) -> None:
         """
         Waits on the CPU for a collective that gloo carries out. (Of NCCL's, let a stream wait: `work.wait()`.)
 
@@ -210,16 +263,16 @@ class BaguaCommunicator:
         """
         if work is not None and not self._is_done(work, what):
             # Others may have lost a rank by now, and ask. Most collectives are over before, and need not say so.
-            with under_way(self, what, position=position):
+            with under_way(self, told(what), position=position):
                 while not self._is_done(work, what):
                     pass
 
-    def _is_done(self, work: dist.Work, what: str) -> bool:
+    def _is_done(self, work: dist.Work, what: Operation) -> bool:
         """Waits for a while: `abort` may come before gloo has begun, and then ends nothing that we wait for."""
         try:
             work.wait(_ABORT_CHECK)
         except RuntimeError:
-            self.raise_if_aborted(what)
+            self.raise_if_aborted(told(what))
             if not work.is_completed():
                 return False
             work.wait()  # its own error, if that above was the end of our patience just before it was done

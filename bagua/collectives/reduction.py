@@ -23,7 +23,7 @@ def all_reduce(comm: BaguaCommunicator, tensor: torch.Tensor, reduction: Reducti
     """In place."""
     tensor = tensor.view(reduction.dtype)
     if reduction.is_native:
-        comm.perform("all_reduce", tensor.device, dist.all_reduce, tensor, reduction.op.torch_op)
+        comm.perform("all_reduce", tensor, dist.all_reduce, tensor, reduction.op.torch_op)
         _finish(comm, tensor, reduction)
     else:
         everything = _room(comm, tensor)
@@ -38,7 +38,7 @@ def reduce(comm: BaguaCommunicator, tensor: torch.Tensor, destination: int, redu
     if reduction.is_native:
         # Backends may use the tensors of the others for sums in between.
         result = tensor if is_destination else tensor.clone()
-        comm.perform("reduce", result.device, dist.reduce, result, comm.ranks[destination], reduction.op.torch_op)
+        comm.perform("reduce", result, dist.reduce, result, comm.ranks[destination], reduction.op.torch_op)
         if is_destination:
             _finish(comm, result, reduction)
     else:
@@ -53,7 +53,7 @@ def reduce_scatter(comm: BaguaCommunicator, source: torch.Tensor, target: torch.
     source, target = source.view(reduction.dtype), target.view(reduction.dtype)
     if reduction.is_native and torch_internals.backend_name(comm.torch_group, source.device) == "nccl":
         scatter = torch_internals.reduce_scatter_flat
-        comm.perform("reduce_scatter", source.device, scatter, target, source, reduction.op.torch_op)
+        comm.perform("reduce_scatter", source, scatter, target, source, reduction.op.torch_op)
         _finish(comm, target, reduction)
     else:
         # No more bytes than a reduce-scatter needs, and every backend can do it.

@@ -12,6 +12,10 @@ the same on all ranks. Of the threads in a circle, take the one whose operation 
 are at a later one, so that each of them has begun it, and the one waits for none of them. So there is no circle in a
 healthy job, however slow it is. For the same reason the answers need not be of the same moment.
 
+Collectives of a communicator are matched by position alone. If a rank waits for one, and another rank has begun a
+different one at that position (another size is enough), that wait cannot end rightly, even if the other rank is through
+with its own: the two are a circle. In a healthy job, names at a position do not differ.
+
 A rank that is late is in no wait, or has begun all that others wait for; one that says nothing is in no circle.
 
 Examples: rank 0 alone saves a checkpoint, and the others sum gradients. Rank 0 alone freezes a layer, and compares its
@@ -30,7 +34,21 @@ LOG_LENGTH = 16  # operations; ranks are at most a few apart
 SHORT_LOG = 4  # of an order in which a rank waits for nothing
 # Before the names of orders that are in every process from the start. Who says nothing of one has begun nothing in it.
 EVERYWHERE = "everywhere/"
+# Behind the names of orders of what the engine does: not all of it communicates on each rank.
+ENGINE = "/engine"
 MAIN_THREAD = 0
+
+# On all ranks the same: a name, or one with the number of elements, if that is the same, and the dtype of a tensor.
+Operation = str | tuple[str, int | None, object]
+
+
+def told(operation: Operation) -> str:
+    """For users."""
+    if isinstance(operation, str):
+        return operation
+    what, size, dtype = operation
+    of = "" if size is None else f"{size} "
+    return f"{what} of {of}{str(dtype).removeprefix('torch.')}"
 
 
 class Log(NamedTuple):
@@ -119,9 +137,9 @@ class OperationOrder:
         self.name = name
         self.begun = self.done = 0
         self.thread = get_ident()
-        self._names: deque[str] = deque(maxlen=LOG_LENGTH)
+        self._names: deque[Operation] = deque(maxlen=LOG_LENGTH)
 
-    def begin(self, what: str) -> int:
+    def begin(self, what: Operation) -> int:
         """Another operation, of the same name on all ranks. Returns its position."""
         self._names.append(what)
         self.thread = get_ident()
@@ -136,7 +154,7 @@ class OperationOrder:
             length: of the log, at most.
         """
         names = list(self._names)[-length:]
-        return Log(self.begun, self.done, thread, tuple(zlib.crc32(name.encode()) for name in names))
+        return Log(self.begun, self.done, thread, tuple(zlib.crc32(told(name).encode()) for name in names))
 
 
 def ranges_of(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
@@ -163,6 +181,11 @@ class _Waiters(NamedTuple):
     position: int
     ranks: tuple[tuple[int, int], ...]
     log: Log
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether the backend matches the operations of the order by their position alone."""
+        return "/" in self.order and not self.order.startswith(EVERYWHERE) and not self.order.endswith(ENGINE)
 
 
 _Node = WaitingThread | tuple[_Waiters, Log]
@@ -240,6 +263,15 @@ def has_not_begun(one: Log, position: int, other: Log) -> bool:
     return is_common and other.begun < position
 
 
+def is_mixed_up(one: Log, position: int, other: Log) -> bool:
+    """Whether it is proven that the other has begun another operation in the place of this one, done or not."""
+    first, last = max(one.first, other.first), min(one.begun, other.begun)
+    if not (first < position or position == 1) or not first <= position <= last:
+        return False
+    same = [one.digests[at - one.first] == other.digests[at - other.first] for at in range(first, position + 1)]
+    return all(same[:-1]) and not same[-1]
+
+
 def _graph(answers: Mapping[int, Answer]) -> _Graph:
     """Who waits for whom."""
     waiters: defaultdict[_Waiters, list[WaitingThread]] = defaultdict(list)
@@ -260,6 +292,13 @@ def _graph(answers: Mapping[int, Answer]) -> _Graph:
                 graph[kind, log].update(others)
                 for one in threads:
                     graph[one].add((kind, log))
+            elif others and kind.is_collective and is_mixed_up(kind.log, kind.position, log):
+                graph[kind, log].update(others)
+                graph[kind, kind.log].update(threads)
+                for one in threads:
+                    graph[one].add((kind, log))
+                for one in others:
+                    graph[one].add((kind, kind.log))
     return graph
 
 

@@ -239,8 +239,9 @@ def _difference(verdict: Different, timeout_s: float) -> str:
     more = f", and more in {len(verdict.sides) - MAX_SIDES} others" if len(verdict.sides) > MAX_SIDES else ""
     return (
         f"R{', '.join(sides)[1:]}{more}: the ranks run different code.\n"
-        "None of them comes to what another one waits for. Call the same on all ranks: look for `if rank == 0` around a"
-        " collective, a backward pass or a checkpoint, and give all ranks equal numbers of batches.\n"
+        "None of them comes to what another one waits for. Make the same calls on all ranks, with tensors of the same"
+        " dtype and size: look for `if rank == 0` around a collective, a backward pass or a checkpoint, and give all"
+        " ranks equal numbers of batches.\n"
         f"The ranks go on waiting, {_within(timeout_s)}."
     )
 

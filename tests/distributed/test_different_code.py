@@ -19,6 +19,7 @@ from support.rank_tests import on_ranks
 from support.training import begin, mlp, momentum
 
 import bagua.torch_api as bagua
+from bagua.collectives.communicator import COMPARED
 from bagua.job import job_thread, long_waits
 from bagua.job.torch_internals import Store, default_store
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
@@ -97,6 +98,9 @@ class Rank:
         self.groups = {name: new_group(ranks) for name, ranks in GROUPS.items()}
         self.net: Any = mlp(self.rank, self._device)
         self.net.with_bagua([momentum(self.net)], GradientAllReduceAlgorithm(), process_group=self.groups["model"])
+        self.weighted: Any = mlp(self.rank, self._device)
+        optimizer = momentum(self.weighted)
+        bagua.with_bagua(self.weighted, [optimizer], process_group=self.groups["weighted"], batch_weights=True)
         made = dist.new_group([0, 2])
         self.torch_group = made if isinstance(made, dist.ProcessGroup) else None
 
@@ -105,6 +109,14 @@ class Rank:
 
     def backward(self) -> None:
         self.net(torch.ones(3, 2, device=self._device)).sum().backward()
+
+    def backward_with_weight(self) -> None:
+        """Rank 0 tells two."""
+        self.weighted.set_batch_weight(3)
+        output = self.weighted(torch.ones(3, 2, device=self._device))
+        if self.rank == 0:
+            self.weighted.set_batch_weight(2)
+        output.sum().backward()
 
     def once_all_are_told(self, function: Callable[[], None]) -> Meanwhile:
         self._told += 1
@@ -134,7 +146,7 @@ class Rank:
         assert self._lines.take(DIFFERENT) == []
 
 
-GROUPS = {"model": RANKS, "A": RANKS, "B": RANKS, "C": RANKS, "0 2": [0, 2], "1 2": [1, 2]}
+GROUPS = {"model": RANKS, "weighted": RANKS, "A": RANKS, "B": RANKS, "C": RANKS, "0 2": [0, 2], "1 2": [1, 2]}
 
 
 @on_ranks(3, timeout=240, joined=False)
@@ -189,6 +201,9 @@ def test_ranks_that_run_different_code_are_told_and_others_are_not(tmp_path: Pat
         partner.join()
     it.is_told_nothing()
 
+    for _ in range(COMPARED):  # after which they are not compared before they begin
+        it.barrier("C")
+
     # What cannot be completed any more: gloo does not tell the operations of one group apart.
     def ends(call: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
@@ -198,14 +213,22 @@ def test_ranks_that_run_different_code_are_told_and_others_are_not(tmp_path: Pat
         return run
 
     main = ends(lambda: it.barrier("C") if it.rank else gather(it))
-    it.differ("all_gather", "barrier", *[it.groups["C"].abort] * 3, main=main)
-    default_store().set(f"through with C {it.rank}", "")
-    default_store().wait(
-        [f"through with C {rank}" for rank in RANKS]
-    )  # what others do meanwhile would be different, too
+    it.differ("all_gather of 1 float32", "barrier", *[it.groups["C"].abort] * 3, main=main)
+    all_are_through("C", it.rank)
+
+    main = ends(it.backward_with_weight)
+    abort = it.groups["weighted"].abort
+    it.differ("telling the weights of batches", GRADIENTS, abort, abort, abort, main=main)
+    all_are_through("weights", it.rank)
 
     main = ends(it.backward if it.rank else lambda: it.barrier("model"))
     it.differ("barrier", GRADIENTS, *[it.groups["model"].abort] * 3, main=main)
+
+
+def all_are_through(what: str, rank: int) -> None:
+    """What others do meanwhile would be different, too."""
+    default_store().set(f"through with {what} {rank}", "")
+    default_store().wait([f"through with {what} {one}" for one in RANKS])
 
 
 def nothing() -> None:

@@ -112,6 +112,11 @@ STEP = ("E sum", "C barrier", "E sum")
             [[0, 1], [2, 3]],
             id="two pairs",
         ),
+        pytest.param(
+            [says("C/global of 5", "C/global barrier"), says("C/global of 10"), says("C/global of 10")],
+            [[0, 1, 2]],
+            id="another size: one got enough bytes, and is through with it",
+        ),
         # Nothing is known to be wrong.
         pytest.param([says(*STEP), says(*STEP)], [], id="the same"),
         pytest.param([says(*STEP, SAVE), OF_NO_WAIT], [], id="one says nothing"),
@@ -135,6 +140,16 @@ STEP = ("E sum", "C barrier", "E sum")
             [says("X a", "X b"), together(says("X a", thread=1, waits=False), says(GRADIENTS))],
             [],
             id="another thread is to begin it, and does not wait",
+        ),
+        pytest.param(
+            [says("E/engine buffers", "E/engine sum"), says("E/engine sum")],
+            [],
+            id="of what the engine does, something was done alone",
+        ),
+        pytest.param(
+            [says("C/global of 5", waits=False), says("C/global of 10")],
+            [],
+            id="another size: one is through with it, and computes",
         ),
         pytest.param([says("C barrier"), says("F y")], [], id="a group that the other may have had"),
         pytest.param(
