@@ -1,8 +1,11 @@
-"""How a command or launcher ends: what it tells its user when it cannot go on, and its exit code."""
+"""How a command or launcher ends: what it tells its user when it cannot go on, its exit code, and that what it has
+started ends with it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import signal
 from collections.abc import Iterator
 from types import FrameType
@@ -11,6 +14,8 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_OF_SIGNAL = 128  # plus the number of the signal, as shells report it
 EXIT_INTERRUPTED = EXIT_OF_SIGNAL + 2  # Ctrl-C
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # not loaded in a forked process
 
 
 class CommandError(Exception):
@@ -34,3 +39,16 @@ def sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """The kernel kills this process when the thread ends that has started it, as it does when the parent is killed.
+
+    Args:
+        parent_pid: of the process that has started this one, and may have ended since. None: the present parent.
+    """
+    parent_pid = os.getppid() if parent_pid is None else parent_pid
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The parent may have died before the call above.
+    if os.getppid() != parent_pid:
+        os._exit(1)

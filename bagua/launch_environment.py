@@ -125,6 +125,12 @@ def torchrun_attempt() -> str | None:
     return read_text(os.environ, "TORCHELASTIC_RESTART_COUNT") if served else None
 
 
+def take_rank_token() -> str | None:
+    """By which `bagua.distributed.run --regroup` knows this process: RANK_TOKEN, of its agent. Taken out of the
+    environment: what this process starts is another one."""
+    return os.environ.pop("RANK_TOKEN", None) or None
+
+
 def is_set(name: str) -> bool:
     return read_text(os.environ, name) is not None
 

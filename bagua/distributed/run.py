@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from bagua.command_exit import EXIT_USAGE, CommandError
-from bagua.distributed import torchrun
+from bagua.distributed import regroup_job, torchrun
 from bagua.distributed.options import (
     add_further_options,
     add_process_options,
@@ -17,7 +17,6 @@ from bagua.distributed.options import (
     say_without_gpu,
     training_variables,
 )
-from bagua.distributed.regroup_store import add_regroup_options, is_regroup, refuse_processes, serve_store
 
 PROGRAM = "python -m bagua.distributed.run"
 
@@ -32,7 +31,12 @@ def make_bagua_parser() -> argparse.ArgumentParser:
     add_process_options(parser)
     add_training_options(parser)
     add_further_options(parser)
-    add_regroup_options(parser)
+    parser.add_argument_group("regrouping").add_argument(
+        regroup_job.REGROUP,
+        action="store_true",
+        help="a job that goes on without ranks that it loses. The first argument, with options of its own:"
+        f" {regroup_job.REGROUP} --help",
+    )
     return parser
 
 
@@ -47,11 +51,11 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        if is_regroup(arguments):
-            return serve_store(PROGRAM, arguments)
+        if regroup_job.is_regroup(arguments):
+            return regroup_job.main(PROGRAM, arguments)
         options = make_parser().parse_args(arguments)
-        if options.regroup or options.store_only:
-            refuse_processes()
+        if options.regroup:
+            raise CommandError(f"{regroup_job.REGROUP} must be the first argument.", EXIT_USAGE)
         check(options)
         say_without_gpu(PROGRAM, options)
         os.environ.update(training_variables(options))

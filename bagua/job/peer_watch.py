@@ -132,14 +132,18 @@ class PeerWatch:
         _watches.append(self)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the thread, soon."""
+    def stop(self, *, waits: bool = True) -> None:
+        """Ends the thread, soon.
+
+        Args:
+            waits: for its end, STOP_S at most.
+        """
         self._is_stopped.set()
         connection = self._connection
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        if threading.current_thread() is not self._thread:
+        if waits and threading.current_thread() is not self._thread:
             self._thread.join(STOP_S)
         with contextlib.suppress(ValueError):
             _watches.remove(self)

@@ -51,13 +51,14 @@ class Presence:
 
     def __init__(self) -> None:
         self.doing: Callable[[], str] = str
-        self._listener = _listen()
+        self._listener = listen()
         self._connections: list[socket.socket] = []  # of the thread
         self._selector = selectors.DefaultSelector()
         self._ending, self._end = socket.socketpair()
         for one in (self._listener, self._ending):
             self._selector.register(one, selectors.EVENT_READ)
-        self.door = Door(tuple(_own_addresses())[:MAX_ADDRESSES], self._listener.getsockname()[1], secrets.token_hex(8))
+        token = launch_environment.take_rank_token() or secrets.token_hex(8)
+        self.door = Door(tuple(own_addresses())[:MAX_ADDRESSES], self._listener.getsockname()[1], token)
         self._thread = threading.Thread(target=self._serve, name="bagua-presence", daemon=True)
         self._thread.start()
 
@@ -116,7 +117,8 @@ class Presence:
             one.close()
 
 
-def _listen() -> socket.socket:
+def listen() -> socket.socket:
+    """At a port of its own, of all addresses of this machine."""
     try:
         listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     except (OSError, ValueError):  # no IPv6
@@ -124,7 +126,7 @@ def _listen() -> socket.socket:
     return listener
 
 
-def _own_addresses() -> Iterator[str]:
+def own_addresses() -> Iterator[str]:
     """Those that others may know us by, the likeliest first, without asking a name server."""
     found: list[str] = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:

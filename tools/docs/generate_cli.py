@@ -15,7 +15,8 @@ from generated_page import run
 
 from bagua.cli.main_parser import make_parser as make_main_parser
 from bagua.cli.net import make_parser as make_net_parser
-from bagua.distributed import launch
+from bagua.distributed import launch, regroup_job
+from bagua.distributed.run import PROGRAM as run_program  # noqa: N811
 from bagua.distributed.run import make_bagua_parser as make_run_parser
 from bagua.net.bench.api import make_nccl_parser, make_ring_parser
 from bagua.script import baguarun
@@ -86,7 +87,8 @@ def render() -> str:
     parts += command(make_nccl_parser(), "bagua-net-bench --nccl", 3)
     parts += command(baguarun.make_parser(), "baguarun", 2)
     parts += command(launch.make_parser(), launch.PROGRAM, 2)
-    parts += command(make_run_parser(), "python -m bagua.distributed.run", 2)
+    parts += command(make_run_parser(), run_program, 2)
+    parts += command(regroup_job.make_parser(run_program), f"{run_program} {regroup_job.REGROUP}", 3)
     return "\n".join(parts)
 
 

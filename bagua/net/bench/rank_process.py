@@ -17,22 +17,19 @@ missing is an error event like any other.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import datetime
 import faulthandler
 import importlib
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from bagua.command_exit import die_with_parent
 from bagua.net.bench.nccl_log import read_proof_file
-
-_PR_SET_PDEATHSIG = 1
 
 Operation = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 """Called with this rank's torch.device and the command's fields; what it returns are the fields of the reply."""
@@ -126,16 +123,6 @@ class _RankProcess:
             threads=torch.get_num_threads(),
             pid=os.getpid(),
         )
-
-
-def die_with_parent(parent_pid: int | None = None) -> None:
-    """The kernel ends this process when its parent ends. `parent_pid`: of the process that started this one, which may
-    have ended since; default: the present parent."""
-    parent_pid = os.getppid() if parent_pid is None else parent_pid
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The parent may have died before the call above.
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def rank_command(
