@@ -12,6 +12,7 @@ _LAZY = {
     "CachedDataset": "bagua.torch_api.contrib.cached_dataset",
     "LoadBalancingDistributedBatchSampler": "bagua.torch_api.contrib.load_balancing_data_loader",
     "LoadBalancingDistributedSampler": "bagua.torch_api.contrib.load_balancing_data_loader",
+    "RegroupSampler": "bagua.torch_api.contrib.regroup_sampler",
     "SyncBatchNorm": "bagua.torch_api.contrib.sync_batchnorm",
     "fuse_optimizer": "bagua.torch_api.contrib.fuse.optimizer",
 }

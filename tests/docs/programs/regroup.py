@@ -50,6 +50,25 @@ assert len(changes) == 1
 assert (changes[0].world_size, changes[0].lost_ranks) == (2, ())
 assert bagua.regroup_step() == 20
 assert optimizer.param_groups[0]["lr"] == 0.01
+
+dataset = list(torch.arange(80 * 8.0).reshape(80, 8))
+seen = []
+
+
+def loss_of(model, batch):
+    seen.extend(int(one) // 8 for one in batch[:, 0])
+    if rank == 1 and len(seen) == 60:
+        abort(coordinator.current()._groups.made)
+    return model(batch).square().mean() * 0
+
+
+run_blocks("docs/how-to/train/regroup.md", 3)
+everybody = [None] * 2
+dist.all_gather_object(everybody, seen)
+# One step of each rank was dropped.
+assert sum(map(len, everybody)) == 2 * 80 + 2 * 4
+assert set(everybody[0] + everybody[1]) == set(range(80))
+assert len(changes) == 2
 dist.barrier()
 bagua.destroy_process_group()
 if rank == 0:
