@@ -60,11 +60,11 @@ def init_process_group(
         timeout: of the rendezvous and of each collective: a timedelta or seconds, more than 0. None: 30 minutes.
         backend: "nccl", "gloo", or one for each kind of device: "cpu:gloo,cuda:nccl". None: gloo for tensors on CPUs
             and, where CUDA is available, NCCL for those on GPUs.
-        regroup: a `bagua.torch_api.Regroup`: the job goes on without ranks that it loses. With gloo alone. The store is
-            served by a process that is not one of the ranks.
+        regroup: a `bagua.torch_api.Regroup`: the job goes on without ranks that it loses, and others join. With gloo
+            alone. The store is served by a process that is not one of the ranks.
 
     Raises:
-        NotImplementedError: `regroup` with another backend than gloo, or in a job that has begun before.
+        NotImplementedError: `regroup` with another backend than gloo.
         RuntimeError: ranks have not come within the timeout (torch.distributed.DistStoreError, which names them),
             Bagua is initialized already, or the backend is not available in this build of torch.
         TypeError: `store` is not a store, `timeout` is neither a timedelta nor a number, or `backend` is not a string.
@@ -260,8 +260,8 @@ def _store_of_others(world_size: int, timeout: datetime.timedelta) -> torch_inte
     address, port = launch_environment.master_address(), launch_environment.master_port()
     if not port:
         raise ValueError(
-            "regroup: MASTER_PORT is not set.\nServe a store by python -m bagua.distributed.run --regroup --store-only,"
-            " and set MASTER_ADDR and MASTER_PORT to where it listens, in each process."
+            "regroup: MASTER_PORT is not set.\nStart the ranks by python -m bagua.distributed.run --regroup. Or serve a"
+            " store by --regroup --store-only, and set MASTER_ADDR and MASTER_PORT in each process."
         )
     with rendezvous.told_of_rank_0(address, port):
         return torch_internals.TCPStore(address, port, world_size, False, timeout, wait_for_workers=False)

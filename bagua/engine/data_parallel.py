@@ -172,12 +172,28 @@ class DataParallelEngine(AlgorithmFacade):
         does nothing. Until the next backward pass begins."""
         return self._steps.step_was_dropped
 
+    def join_job(self) -> None:
+        """At the end of the wrap. If the job has begun without this process, it joins here, and has the state of the
+        other ranks then.
+
+        Raises:
+            RuntimeError: the job has ended, or refuses this process; the module is ordinary again.
+        """
+        if self._steps.regrouping is None:
+            return
+        try:
+            self._steps.regrouping.enter()
+        except BaseException:
+            self.detach()
+            raise
+
     def on_regroup(self, callback: Callable[[WorldChange], object]) -> None:
-        """`callback(change)` each time that the job goes on without ranks that it has lost, once the model has
-        followed: for what depends on their number, such as the learning rate. On the thread that trains.
+        """`callback(change)` each time that the job has lost ranks, or that ranks have joined, once the model has
+        followed: for what depends on their number, such as the learning rate. On the thread that trains. Not on a rank
+        that joins: it takes over what the others have then.
 
         Args:
-            callback: is given the epoch, rank and world size now and before, the lost ranks and the step
+            callback: is given the epoch, rank and world size now and before, the lost and the new ranks, and the step
                 (bagua.regroup.coordinator.WorldChange).
 
         Raises:
@@ -196,12 +212,12 @@ class DataParallelEngine(AlgorithmFacade):
         before each backward pass. Set again before that pass, the last one counts.
 
         Args:
-            weight: at least 0. With 0, this rank's gradients count as zeros, whatever they are. A rank without a batch
-                makes a pass on any other one. If all ranks give 0, the gradients are zeros.
+            weight: from 0 to 2**53. With 0, this rank's gradients count as zeros, whatever they are. A rank without a
+                batch makes a pass on any other one. If all ranks give 0, the gradients are zeros.
 
         Raises:
             RuntimeError: the module was wrapped without `batch_weights` or `count_batch`. And in the backward pass, on
-                all ranks: a rank has given none, or one that is negative or not finite.
+                all ranks: a rank has given none, or one out of these limits.
             TypeError: not a number.
         """
         weights = self._steps.weights

@@ -6,18 +6,31 @@ Functions; on the training thread.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import hashlib
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from bagua.engine.parameters import left_out_parameters
+from bagua.engine.parameters import left_out_parameters, replicated_parameters
+from bagua.engine.state_feed import sendable_options
 from bagua.regroup import coordinator
-from bagua.replicas.state_broadcast import broadcast_optimizer_state, broadcast_parameters
+from bagua.regroup.transfer import Offer
+from bagua.replicas import optimizer_description as described
+from bagua.replicas.replica_check import Replica
+from bagua.replicas.state_broadcast import (
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    install_entries,
+    prepare_entries,
+    shapes_difference,
+)
 
 if TYPE_CHECKING:
     from bagua.engine.setup import Setup
+    from bagua.job.places import Place
     from bagua.regroup.coordinator import Regrouping
 
 
@@ -99,6 +112,108 @@ def share_state(parameters: Sequence[tuple[str, Tensor]], setup: Setup) -> None:
     left_out = left_out_parameters(setup.module, setup.ignored)
     for optimizer in setup.optimizers:
         broadcast_optimizer_state(optimizer, setup.communicator, left_out)
+
+
+# --- a rank joins: see bagua.regroup.coordinator.Participant ---------------------------------------------------------
+
+
+def model_description(replica: Replica, setup: Setup) -> dict[str, Any]:
+    """
+    Args:
+        replica: of what is trained.
+    """
+    return {
+        "trained": replica.lists,
+        "others": _others(setup).lists,
+        "groups": described.shapes_of(setup.optimizers[0], left_out_parameters(setup.module, setup.ignored)),
+    }
+
+
+def why_not(replica: Replica, setup: Setup, said: dict[str, Any], place: Place, rank: int) -> str | None:
+    """Why a process with the model `said` cannot join, at this place, as this rank."""
+    left_out = left_out_parameters(setup.module, setup.ignored)
+    problem = replica.difference_of(said["trained"], rank) or _others(setup).difference_of(said["others"], rank)
+    theirs: list[list[described.Shape]] = [
+        [None if shape is None else tuple(shape) for shape in group] for group in said["groups"]
+    ]
+    groups = described.shapes_of(setup.optimizers[0], left_out)
+    if problem is None and theirs != groups:
+        problem = f"rank {rank} has an optimizer with {shapes_difference(theirs, groups)}."
+    current = coordinator.current()
+    assert current is not None
+    hosts = {one.place.host for one in current.epoch.members}
+    if problem is None and getattr(setup.algorithm, "hierarchical", False) and hosts != {place.host}:
+        problem = f"{setup.algorithm_name} with hierarchical=True on several nodes is not supported under regroup."
+    return problem and f"This process cannot join the job, as rank {rank}.\n{problem}"
+
+
+def given_state(setup: Setup, step: int) -> Offer:
+    """All parameters that replicas share, and the state of the optimizer."""
+    left_out = left_out_parameters(setup.module, setup.ignored)
+    description, tensors = described.describe(setup.optimizers[0], left_out)
+    parameters = [one for _, one in replicated_parameters(setup.module, setup.ignored)]
+    slots = [] if isinstance(description, str) else [(one.entry, one.name) for one in description.slots]
+    return Offer(
+        step,
+        pickle.dumps(description),
+        hashlib.sha256(repr(slots).encode()).hexdigest(),
+        [one.detach().contiguous() for one in (*parameters, *tensors)],
+    )
+
+
+def taken_state(setup: Setup, description: bytes) -> tuple[Sequence[Tensor], Callable[[], None]]:
+    """
+    Returns:
+        the tensors of an offer, to be filled, and what puts them into place.
+
+    Raises:
+        RuntimeError: the state of the optimizer cannot be sent.
+        ValueError: the optimizer is another one.
+    """
+    said = pickle.loads(description)
+    if isinstance(said, str):
+        raise RuntimeError(f"This process cannot join: the optimizer's state cannot be sent ({said}).")
+    (optimizer,) = setup.optimizers
+    left_out = left_out_parameters(setup.module, setup.ignored)
+    entries, tensors = prepare_entries(optimizer, said, left_out, setup.communicator)
+    targets = [one.detach() for _, one in replicated_parameters(setup.module, setup.ignored)] + list(tensors)
+    filled = [one.contiguous() for one in targets]
+
+    def put_into_place() -> None:
+        for target, values in zip(targets, filled, strict=True):
+            if target is not values:
+                target.copy_(values)
+        install_entries(optimizer, entries, left_out)
+
+    return filled, put_into_place
+
+
+def given_rest(setup: Setup) -> dict[str, Any]:
+    """Options of the optimizer and persistent buffers, which users may change between two steps."""
+    return {"options": sendable_options(setup.optimizers[0]), "buffers": dict(_buffers(setup))}
+
+
+def take_rest(setup: Setup, rest: dict[str, Any]) -> None:
+    """As another process has it."""
+    for group, options in zip(setup.optimizers[0].param_groups, rest["options"], strict=True):
+        group.update(options)
+    with torch.no_grad():
+        for name, buffer in _buffers(setup):
+            buffer.copy_(rest["buffers"][name])
+
+
+def _others(setup: Setup) -> Replica:
+    frozen = [one for one in replicated_parameters(setup.module, setup.ignored) if not one[1].requires_grad]
+    return Replica([*frozen, *_buffers(setup)], "frozen parameters and buffers")
+
+
+def _buffers(setup: Setup) -> Iterator[tuple[str, Tensor]]:
+    """Those that checkpoints have: others may be of any shape."""
+    for prefix, owner in setup.module.named_modules():
+        for key, buffer in owner._buffers.items():
+            name = f"{prefix}.{key}" if prefix else key
+            if buffer is not None and key not in owner._non_persistent_buffers_set and name not in setup.ignored:
+                yield name, buffer
 
 
 def _devices(module: nn.Module) -> str:

@@ -33,8 +33,21 @@ from bagua.engine.incomplete_step import compiled_autograd, failed_reinitializat
 from bagua.engine.module_hooks import ModuleHooks, tensors_with_gradient
 from bagua.engine.plan_maker import PlanMaker
 from bagua.engine.plan_tuner import PlanTuner
-from bagua.engine.regrouping import kept_state, refuse_other_parameters, refuse_world, regrouping_of, share_state
+from bagua.engine.regrouping import (
+    given_rest,
+    given_state,
+    kept_state,
+    model_description,
+    refuse_other_parameters,
+    refuse_world,
+    regrouping_of,
+    share_state,
+    take_rest,
+    taken_state,
+    why_not,
+)
 from bagua.engine.setup import ActiveRanks, Setup
+from bagua.engine.state_feed import StateFeed, StateFollower
 from bagua.engine.step_state import PassEvent, PassState
 from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.tensor import drop_record, record_of
@@ -44,7 +57,9 @@ from bagua.job.regrouped import Regrouped
 from bagua.job.torch_internals import call_with_gradient, hide_from_compiler, is_autograd_compiled, is_in_backward
 
 if TYPE_CHECKING:
+    from bagua.job.places import Place
     from bagua.regroup.coordinator import WorldChange
+    from bagua.regroup.transfer import Offer
 
 
 class TrainingSteps:
@@ -298,6 +313,8 @@ class TrainingSteps:
     def _before_forward(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if is_in_backward() or self.is_within_forward:
             return
+        if self.regrouping is not None and module.training and torch.is_grad_enabled():
+            self.regrouping.begin_forward()
         plans = self.plans
         if plans.is_unconfirmed:
             self._confirm_plan()  # of a forward pass that no backward pass followed
@@ -498,6 +515,34 @@ class TrainingSteps:
     def tell_users(self, change: WorldChange) -> None:
         for callback in tuple(self.on_regroup):
             callback(change)
+
+    def described(self) -> dict[str, Any]:
+        plan = self.plans.current
+        assert plan is not None
+        return model_description(plan.replica, self.plans.setup)
+
+    def why_not(self, described: dict[str, Any], place: Place, rank: int) -> str | None:
+        plan = self.plans.current
+        assert plan is not None
+        return why_not(plan.replica, self.plans.setup, described, place, rank)
+
+    def give_state(self, step: int) -> Offer:
+        return given_state(self.plans.setup, step)
+
+    def take_state(self, description: bytes) -> tuple[Sequence[Tensor], Callable[[], None]]:
+        return taken_state(self.plans.setup, description)
+
+    def feed(self, share: int, of: int) -> StateFeed:
+        return StateFeed(self.plans.setup, share, of)
+
+    def follower(self) -> StateFollower:
+        return StateFollower(self.plans.setup)
+
+    def give_rest(self) -> dict[str, Any]:
+        return given_rest(self.plans.setup)
+
+    def take_rest(self, rest: dict[str, Any]) -> None:
+        take_rest(self.plans.setup, rest)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 

@@ -19,29 +19,38 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import gc
+import json
 import logging
 import os
+import pickle
+import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from bagua.collectives.object_collectives import broadcast_object
+from bagua.error_text import one_line
 from bagua.job import gloo_exit, presence, torch_internals
 from bagua.job.job_thread import leave_watch_to_others
-from bagua.job.places import place_of_this_process
+from bagua.job.places import Place, place_of_this_process
 from bagua.job.regrouped import Regrouped
 from bagua.job.rendezvous import wait_for_all
 from bagua.rank_list import rank_list
-from bagua.regroup import grad_scaler
+from bagua.regroup import grad_scaler, joining
 from bagua.regroup.detection import Mailbox, Watch
-from bagua.regroup.epochs import LEFT, Decision, Epoch, EpochStore, Member, Report, decide
-from bagua.regroup.groups import Connecting, Groups, abort
+from bagua.regroup.epochs import LEFT, PREFIX, Decision, Epoch, EpochStore, Member, Report, decide
+from bagua.regroup.following import Feed, Follower, Record, Source
+from bagua.regroup.groups import CONNECT_TIMEOUT, Connecting, Groups, abort
+from bagua.regroup.joining import Guests
+from bagua.regroup.samplers import FollowingSampler, Position, refuse_fixed_samplers, warn_of_fixed_samplers
+from bagua.regroup.transfer import Fetch, Guest, Offer, StateDoor, StateServer
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -52,6 +61,7 @@ MAX_LOOK_S = 0.25
 # Of the time that was waited, so that long waits cost the store little.
 LOOK_SHARE = 0.05
 TELL_AFTER_S = 10.0  # who is waited for, in a log line
+ALONE = -1  # the epoch of a process that has not joined yet
 # Epochs of the same members without a step in between. Then it is no fault of the network that passes.
 MAX_IDLE_EPOCHS = 3
 
@@ -83,6 +93,7 @@ class WorldChange(NamedTuple):
         previous_world_size: before.
         lost_ranks: those that are gone, as they were numbered before.
         step: optimizer steps that the job has made so far.
+        joined_ranks: those that are new, as they are numbered now.
     """
 
     epoch: int
@@ -92,6 +103,7 @@ class WorldChange(NamedTuple):
     previous_world_size: int
     lost_ranks: tuple[int, ...]
     step: int
+    joined_ranks: tuple[int, ...] = ()
 
 
 class Participant(Protocol):
@@ -123,6 +135,30 @@ class Participant(Protocol):
     def tell_users(self, change: WorldChange) -> None:
         """Call what users have asked for."""
 
+    def described(self) -> dict[str, Any]:
+        """The model, for comparison with that of a process that joins. JSON. Any thread."""
+
+    def why_not(self, described: dict[str, Any], place: Place, rank: int) -> str | None:
+        """Why a process with this model cannot join, as this rank. Any thread."""
+
+    def give_state(self, step: int) -> Offer:
+        """Parameters and optimizer states, which nobody changes meanwhile."""
+
+    def take_state(self, description: bytes) -> tuple[Sequence[torch.Tensor], Callable[[], None]]:
+        """Tensors to fill, and what puts them into place."""
+
+    def feed(self, share: int, of: int) -> Source:
+        """For a process that joins: what it follows."""
+
+    def follower(self) -> Follower:
+        """Of this process, which joins."""
+
+    def give_rest(self) -> dict[str, Any]:
+        """What users may change between two steps: options of the optimizer, and buffers."""
+
+    def take_rest(self, rest: dict[str, Any]) -> None:
+        """As `give_rest` of another process has it."""
+
 
 class Regrouping:
     """
@@ -153,13 +189,34 @@ class Regrouping:
         self._depth = 0  # of `within`
         self._is_settling = False
         self._is_stopped = False
+        self._has_trained = False  # a step, in this process
         self._passes_in_step = 0
         self._idle_epochs = 0
         self._participants: weakref.WeakSet[Any] = weakref.WeakSet()
+        # It has the state of the job. One that joins has not, until the wrap of its model returns.
+        self._is_whole = epoch.number >= 0
+        self._fetched: int | None = None  # the step whose parameters and optimizer states it has taken
+        self._state = dict(options.state)
+        self._given: dict[str, Any] = {}  # of the job's state, what this process has not yet
+        self._guests = Guests()
+        self._began = time.monotonic()  # the present step
+        self._step_s = 0.0  # that the last one has taken
+        self._feeds: list[Feed] = []
+        self._has_followed = False  # the others, until it was admitted
+        self._is_between_steps = True
+        self._samplers: list[weakref.ref[FollowingSampler]] = []  # the n-th is that of all ranks
+        # Of samplers that this process will make, which has joined: states by their numbers, and what ranks have said.
+        self._given_samplers: dict[int, dict[str, Any]] = {}
+        self._said_before: list[tuple[list[list[Position | None]], int]] = []
+        self._keeps_batch = False  # the regroup under way is one in a forward pass, which goes on
+        self._has_begun = False
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._groups = Groups(server, timeout, self._on_failure)
+        self._unsaid: Regrouped | None = None  # what the next collective of the program raises
+        self._groups = Groups(server, timeout, self._on_failure, self._why_not)
         self._watch = Watch(token, self._on_lost)
         self._mailbox = Mailbox(EpochStore(torch_internals.second_client(server)), token, self._on_mail)
+        self._server_of_state = StateServer(self._on_join, self._on_follow)
+        self._store.set_door(token, self._server_of_state.door.to_json())
         leave_watch_to_others(True)
         self._undo: list[Callable[[], object]] = [
             register_optimizer_step_pre_hook(self._before_step).remove,
@@ -189,6 +246,30 @@ class Regrouping:
         self._participants.discard(participant)
         self._known.clear()
 
+    def add_state(self, name: str, one: Any) -> None:
+        """Something with `state_dict` and `load_state_dict` is the same on all ranks, as what is in `Regroup(state=)`.
+        On all ranks, before their first step.
+
+        Raises:
+            ValueError: there is another of this name.
+        """
+        if self._state.setdefault(name, one) is not one:
+            raise ValueError(f"regroup: there is another {name!r} in the state of the job. Use another name.")
+        if name in self._given:
+            one.load_state_dict(self._given.pop(name))
+
+    def add_sampler(self, sampler: FollowingSampler) -> None:
+        """Made by all ranks in the same order."""
+        number = len(self._samplers)
+        self._samplers.append(weakref.ref(sampler))
+        if number in self._given_samplers:
+            sampler.load_state_dict(self._given_samplers.pop(number))
+            for said in self._said_before:
+                _follow(sampler, number, *said)
+
+    def _has_following_sampler(self) -> bool:
+        return any(one() is not None for one in self._samplers)
+
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
         """Around collectives of Bagua's own on the training thread: they raise Regrouped, and whoever has entered this
@@ -212,17 +293,124 @@ class Regrouping:
                 " that the last pass of a step alone communicates."
             )
         self._passes_in_step = 1
-        self.is_dropped = False
+        self.is_dropped, self._unsaid = False, None
+        if not self._has_begun:
+            self._has_begun = True
+            warn_of_fixed_samplers(self._has_following_sampler())
 
     def repeat(self, function: Callable[[], None]) -> None:
-        """Calls it, collectives of Bagua's own that come before a backward pass; again after each regroup."""
+        """Calls it, collectives of Bagua's own that come before a backward pass; again after each regroup. The pass
+        goes on with what its loop has drawn, and with the gradients that were accumulated before."""
         while True:
             try:
                 with self.within():
                     function()
                 return
             except Regrouped:
-                self.settle()
+                self.settle(drops_step=False)
+
+    # --- a rank joins: [Note: how a rank joins] in bagua.regroup.joining ----------------------------------------------
+
+    def enter(self) -> None:
+        """The model of this process is wrapped. If the job has begun without it, it joins here.
+
+        Raises:
+            RuntimeError: the job has ended, or refuses this process.
+        """
+        if self._is_whole:
+            return
+        (participant,) = self._participants
+        member = self.epoch.members[0]
+        looks = _Looks(time.monotonic() + self._timeout.total_seconds(), self._timeout)
+        try:
+            said = {"model": participant.described(), "member": json.loads(Epoch(0, (member,)).to_json())}
+            self._is_settling = True  # steps that it makes now are the others'
+            self._has_followed = joining.ask(self._store, member, said, participant.follower, looks.pause_for)
+            self._settle(drops_step=False, counts=False)
+            self._is_between_steps = False  # the others are in the forward pass that it makes first
+        except BaseException as error:
+            self._is_settling = False
+            if self.epoch.number != ALONE:
+                # The others are not to wait for it.
+                self._on_lost(member, f"could not join ({type(error).__name__})")
+            raise
+
+    def _on_join(self, said: dict[str, Any]) -> tuple[dict[str, Any], Guest | None]:
+        """A process asks for admission; on a thread of its connection."""
+        epoch, participants = self.epoch, tuple(self._participants)
+        if not participants or not self._is_whole:
+            return {"later": f"rank {epoch.rank_of(self._token)} to wrap its model"}, None
+        (member,) = Epoch.of_json(json.dumps(said["member"]).encode()).members
+        for one in participants:
+            problem = one.why_not(said["model"], member.place, len(epoch.members))
+            if problem is not None:
+                return {"refused": problem}, None
+        guest = Guest(said["name"], member.token)
+        with self._lock:
+            if self._is_told or said["epoch"] != self.epoch.number or self._is_stopped:
+                return {"later": "the ranks to regroup"}, None
+            self._guests.add(guest)
+        return {}, guest
+
+    def _on_follow(self, said: dict[str, Any], connection: socket.socket) -> None:
+        """A process follows; on a thread of its connection."""
+        feed = Feed(said["share"], said["of"])
+        with self._lock:
+            if self._is_told or said["epoch"] != self.epoch.number or self._is_stopped:
+                return
+            self._feeds.append(feed)
+        feed.send_to(connection)
+
+    def _feed(self) -> None:
+        """Before a step."""
+        (participant,) = self._participants
+        for feed in tuple(self._feeds):
+            if not feed.is_over:
+                feed.begin_step(self.step, participant.feed)
+            if feed.is_over:
+                with self._lock:
+                    self._feeds.remove(feed)
+
+    def _end_feeds(self, *last: Record) -> None:
+        with self._lock:
+            feeds, self._feeds = self._feeds, []
+        for feed in feeds:
+            feed.end(*last)
+
+    def begin_forward(self) -> None:
+        """A forward pass of training begins. Before the first of a step, ranks join."""
+        if self._is_between_steps:
+            self._is_between_steps = False
+            now = time.monotonic()
+            self._began, self._step_s = now, now - self._began
+            if self._guests and not self._is_told:
+                self._admit_guests()
+            if self._feeds and not self._is_told:
+                self._feed()
+
+    def _admit_guests(self) -> None:
+        epoch = self.epoch
+        tokens: tuple[str, ...] = ()
+        # Without its store, a job trains until the next loss.
+        with contextlib.suppress(dist.DistError):
+            tokens = self._guests.admitted(self._store, epoch, self.step, epoch.rank_of(self._token) == 0)
+        if tokens:
+            self._admit(tokens)
+
+    def _admit(self, tokens: tuple[str, ...]) -> None:
+        """All members are about to come here, or are told of a loss."""
+        epoch = self.epoch
+        with self._lock:
+            if self._is_told or self._has_reported:
+                return  # the pass that begins is dropped
+            self._has_reported = True
+            report = Report(self.step, len(self._participants), self._is_whole, tokens)
+        self._store.report(epoch, self._token, report)
+        if self._wait_for_next(time.monotonic() + self._timeout.total_seconds()).is_agreed:
+            self._end_feeds(Record(("admitted",)))
+            self._settle(drops_step=False, counts=False)
+        else:
+            self._note(epoch, "the job has lost a rank")
 
     # --- a loss is found, and told -----------------------------------------------------------------------------------
 
@@ -263,7 +451,7 @@ class Regrouping:
             if self._has_reported or not self._is_told:
                 return
             self._has_reported = True
-            report = Report(self.step, len(self._participants))
+            report = Report(self.step, len(self._participants), self._is_whole)
             epoch = self.epoch
         self._ask(lambda store: store.report(epoch, self._token, report))
 
@@ -293,18 +481,27 @@ class Regrouping:
         if threading.get_ident() != self._thread or self._depth:
             raise Regrouped("The job is regrouping: a rank was lost.", epoch.number + 1) from error
         lost = self.settle()
-        self._raise(lost, error)
+        self._unsaid = None
+        raise self._regrouped(lost) from error
 
-    def _raise(self, lost: tuple[int, ...], error: Exception) -> NoReturn:
+    def _why_not(self) -> Regrouped | None:
+        """Ranks may have regrouped in this collective of the program, and go on with the next step. Those that did so
+        in the pass before it must not wait for them here."""
+        if self._unsaid is None or self._depth or threading.get_ident() != self._thread:
+            return None
+        said, self._unsaid = self._unsaid, None
+        return said
+
+    def _regrouped(self, lost: tuple[int, ...]) -> Regrouped:
         who = f"{rank_list(lost).capitalize()} is gone" if lost else "A collective has failed"
-        raise Regrouped(
+        return Regrouped(
             f"{who}. The job goes on with {len(self.epoch.members)} ranks; this one is rank"
             f" {self.epoch.rank_of(self._token)} now.\n"
             "The collective under way was ended, and its result is of no use.\n"
             "Catch bagua.torch_api.Regrouped around the training step, and go on with the next one.",
             self.epoch.number,
             lost,
-        ) from error
+        )
 
     # --- the next epoch ----------------------------------------------------------------------------------------------
 
@@ -313,8 +510,11 @@ class Regrouping:
         """Whether this process has been told that its epoch is over."""
         return self._is_told
 
-    def settle(self) -> tuple[int, ...]:
+    def settle(self, drops_step: bool = True) -> tuple[int, ...]:
         """Regroup. On the training thread.
+
+        Args:
+            drops_step: what was done of the present step is dropped. Otherwise nothing of it was communicated.
 
         Returns:
             the ranks that are gone, as they were numbered.
@@ -322,10 +522,21 @@ class Regrouping:
         Raises:
             RuntimeError: the job cannot go on, or this process is no part of it any more.
         """
+        lost = self._settle(drops_step)
+        if drops_step:
+            self._is_between_steps = True
+            self._unsaid = self._regrouped(lost)
+        return lost
+
+    def _settle(self, drops_step: bool, counts: bool = True) -> tuple[int, ...]:
+        """
+        Args:
+            counts: as an epoch in which no step may be made.
+        """
         before = self.epoch
         with self._lock:
             self._is_stepping = False
-        if self.step == before.step:
+        if self.step == before.step and counts:
             self._idle_epochs += 1
         else:
             self._idle_epochs = 0
@@ -334,11 +545,12 @@ class Regrouping:
         self._is_settling = True
         try:
             with self.within():
-                for participant in tuple(self._participants):
-                    participant.drop_step()
-                self.is_dropped, self._passes_in_step = True, 0
-                while not self._reach_next(deadline):
-                    pass
+                self._keeps_batch = not drops_step
+                if drops_step:
+                    for participant in tuple(self._participants):
+                        participant.drop_step()
+                    self.is_dropped, self._passes_in_step = True, 0
+                lost = self._reach_whole(before, deadline, begin)
         except dist.DistError as error:
             raise RuntimeError(
                 f"The job cannot regroup: its store is unreachable ({str(error).splitlines()[0][:200]}).\n"
@@ -348,32 +560,142 @@ class Regrouping:
         finally:
             self._is_settling = False
         after = self.epoch
-        lost = tuple(rank for rank, one in enumerate(before.members) if one.token not in after.tokens)
         if not lost and self._idle_epochs >= MAX_IDLE_EPOCHS:
             raise RuntimeError(
                 f"Collectives have failed {self._idle_epochs} times in a row, although no rank is gone.\n"
                 f"Step {self.step} of epoch {after.number}, {len(after.members)} ranks.\n"
                 "Check that all ranks run the same operations, and the network between the hosts."
             )
-        took = time.monotonic() - begin
-        without = f"without {rank_list(lost)}" if lost else "with the same ranks"
-        now = f"rank {after.rank_of(self._token)} of {len(after.members)}"
-        _logger.warning(
-            f"The job goes on {without}. Epoch {after.number}: {now}"
-            f" (was {before.rank_of(self._token)} of {len(before.members)}), at step {self.step}, after {took:.2f} s."
-        )
+        if not self._has_following_sampler():
+            refuse_fixed_samplers(lost, len(after.members))
+        elif lost:
+            warn_of_fixed_samplers(has_following=True)
+        return lost
+
+    def _reach_whole(self, before: Epoch, deadline: float, begin: float) -> tuple[int, ...]:
+        """Until this process is at work in an epoch whose members all have the state.
+
+        Returns:
+            ranks of `before` that are gone.
+        """
+        told = before
+        while True:
+            if not self._reach_next(deadline):
+                continue
+            # One that joins has nothing that depends on the former number of ranks.
+            if self._is_whole:
+                self._tell_users(told, begin)
+                told = self.epoch
+            try:
+                self._hand_over()
+            except Regrouped:
+                continue
+            self._samplers_follow()
+            return tuple(rank for rank, one in enumerate(before.members) if one.token not in self.epoch.tokens)
+
+    def _tell_users(self, before: Epoch, begin: float) -> None:
+        after, took = self.epoch, time.monotonic() - begin
         change = WorldChange(
             epoch=after.number,
             rank=after.rank_of(self._token),
             world_size=len(after.members),
             previous_rank=before.rank_of(self._token),
             previous_world_size=len(before.members),
-            lost_ranks=lost,
+            lost_ranks=tuple(rank for rank, one in enumerate(before.members) if one.token not in after.tokens),
             step=self.step,
+            joined_ranks=tuple(rank for rank, one in enumerate(after.members) if one.token not in before.tokens),
+        )
+        said = [f"without {rank_list(change.lost_ranks)}"] if change.lost_ranks else []
+        said += [f"with {rank_list(change.joined_ranks)}, new"] if change.joined_ranks else []
+        _logger.warning(
+            f"The job goes on {' and '.join(said) or 'with the same ranks'}. Epoch {after.number}: rank {change.rank}"
+            f" of {change.world_size} (was {change.previous_rank} of {change.previous_world_size}), at step"
+            f" {self.step}, after {took:.2f} s."
         )
         for participant in tuple(self._participants):
             participant.tell_users(change)
-        return lost
+
+    def _hand_over(self) -> None:
+        """Those that join take what users may have changed since the step, too.
+
+        Raises:
+            Regrouped: a rank was lost.
+            RuntimeError: this process joins, and cannot have the state.
+        """
+        epoch, default = self.epoch, self._groups.default
+        assert default is not None
+        if epoch.newcomers:
+            given = None
+            if epoch.rank_of(self._token) == 0:
+                given = self._rest()
+                self._server_of_state.offer(None)
+            given = broadcast_object(given, 0, default.get_global_communicator())
+            if not self._is_whole:
+                self._take_rest(given)
+            self._server_of_state.offer(None)
+
+    def _rest(self) -> bytes | str:
+        """Pickled; a text: why it cannot be."""
+        (participant,) = self._participants
+        try:
+            state = {name: one.state_dict() for name, one in self._state.items()}
+            samplers = [one() for one in self._samplers]
+            positions = {number: one.state_dict() for number, one in enumerate(samplers) if one is not None}
+            return pickle.dumps((participant.give_rest(), state, positions))
+        except Exception as error:  # whatever a state_dict raises: that is the end of the one that joins alone
+            return one_line(error, 300)
+
+    def _take_rest(self, given: bytes | str) -> None:
+        if isinstance(given, str):
+            raise RuntimeError(
+                f"This process cannot join: rank 0 could not give the state of the job ({given}).\n"
+                "Check that what is in Regroup(state=...) can be pickled."
+            )
+        rest, state, self._given_samplers = pickle.loads(given)
+        (participant,) = self._participants
+        participant.take_rest(rest)
+        for name, values in state.items():
+            if name in self._state:
+                self._state[name].load_state_dict(values)
+            else:
+                self._given[name] = values
+        for number, reference in enumerate(self._samplers):
+            sampler, position = reference(), self._given_samplers.pop(number, None)
+            if sampler is not None and position is not None:
+                sampler.load_state_dict(position)
+        self._is_whole = True
+        _logger.warning(
+            f"This process has joined the job. Epoch {self.epoch.number}: rank {self.epoch.rank_of(self._token)} of"
+            f" {len(self.epoch.members)}, at step {self.step}."
+        )
+
+    def _fetch(self, epoch: Epoch, deadline: float) -> bool:
+        """Take parameters and optimizer states. False: the epoch is over, and nobody gives them any more."""
+        (participant,) = self._participants
+        looks = _Looks(deadline, self._timeout)
+        sources = [token for token in epoch.tokens if token not in epoch.newcomers]
+        put_into_place: Callable[[], None] | None = None
+
+        def prepare(description: bytes) -> Sequence[torch.Tensor]:
+            nonlocal put_into_place
+            tensors: Sequence[torch.Tensor]
+            tensors, put_into_place = participant.take_state(description)
+            return tensors
+
+        while self._fetched != epoch.step:
+            doors = [StateDoor.of_json(text) for text in self._store.doors(sources)]
+            fetch = Fetch(epoch.step, doors, prepare, self._has_followed)
+            if fetch.run(lambda received: self._store.set_progress(self._token, f"{received} bytes")):
+                assert put_into_place is not None
+                put_into_place()
+                if self._has_followed:
+                    _logger.info(f"{fetch.differing} tensors differed from those of the other ranks, and were taken.")
+                self._fetched = epoch.step
+            elif self._is_told:
+                return False
+            else:
+                looks.pause_for(epoch, f"its state ({'; '.join(fetch.problems[-2:])})", LOOK_S)
+        return True
 
     def _reach_next(self, deadline: float) -> bool:
         """Whether this process is at work in the next epoch. Otherwise that is over, too."""
@@ -391,8 +713,20 @@ class Regrouping:
         with self._lock:
             self.epoch = following
             self._is_told = self._has_reported = False
-        self._mailbox.follow(following)
+            if not self._is_whole:
+                self.step = following.step
+            self._guests.clear()
+            feeds, self._feeds = self._feeds, []
+        for feed in feeds:
+            feed.end()
+        self._mailbox.follow(following, self._store)
         self._watch.follow(following)
+        if self._is_whole:
+            if following.newcomers:
+                (participant,) = self._participants
+                self._server_of_state.offer(participant.give_state(following.step))
+        elif not self._fetch(following, deadline):
+            return False
         if not self._connect(following, deadline):
             return False
         try:
@@ -405,10 +739,24 @@ class Regrouping:
         self.step = following.step
         return True
 
+    def _positions(self) -> list[Position | None]:
+        """Of the samplers of this process."""
+        samplers = [one() for one in self._samplers]
+        return [None if one is None else one.position(self.step, self._keeps_batch) for one in samplers]
+
+    def _samplers_follow(self) -> None:
+        said = self._store.positions(self.epoch), self.epoch.rank_of(self._token)
+        if self._given_samplers:
+            self._said_before.append(said)
+        for number, reference in enumerate(self._samplers):
+            sampler = reference()
+            if sampler is not None:
+                _follow(sampler, number, *said)
+
     def connect_first(self) -> BaguaProcessGroup:
         """Of the job's first epoch."""
         deadline = time.monotonic() + self._timeout.total_seconds()
-        self._mailbox.follow(self.epoch)
+        self._mailbox.follow(self.epoch, self._store)
         self._watch.follow(self.epoch)
         if not self._connect(self.epoch, deadline):
             self._is_settling = True
@@ -429,7 +777,9 @@ class Regrouping:
                 return following
             lost = store.lost()
             reports = store.reports(epoch, lost)
-            decision: Decision | None = decide(epoch, reports, lost, self._options.min_ranks)
+            admitted = {token for one in reports.values() for token in one.admits}
+            joiners = store.joiners(sorted(admitted))
+            decision: Decision | None = decide(epoch, reports, lost, self._options.min_ranks, joiners)
             if decision is None:
                 wait.pause(epoch, [one for one in epoch.members if one.token not in {*reports, *lost}], "report")
             elif decision.epoch is None:
@@ -444,22 +794,30 @@ class Regrouping:
     def _connect(self, epoch: Epoch, deadline: float) -> bool:
         """Whether the groups of the epoch are made. Otherwise it is over."""
         store, rank = self._store, epoch.rank_of(self._token)
-        store.set_ready(epoch, self._token)
+        store.set_ready(epoch, self._token, self._positions())
         wait = _Looks(deadline, self._timeout)
+        patience = joining.Patience(store, self._timeout.total_seconds() / 2, self._step_s)
         while missing := store.not_ready(epoch):
-            if not self._is_whole(epoch):
+            if not self._is_at_work(epoch):
                 return False
+            for member, how in patience.lost(missing, epoch.newcomers):
+                self._on_lost(member, how)
             wait.pause(epoch, missing, "collective or step")
-        if not self._is_whole(epoch):
+        if not self._is_at_work(epoch):
             return False
 
         def goes_on() -> bool:
             time.sleep(LOOK_S / 4)
-            return self._is_whole(epoch)
+            return self._is_at_work(epoch)
 
+        begin = time.monotonic()
         try:
             backends = Connecting(self._server, epoch, rank, self._timeout).result(goes_on)
         except RuntimeError as error:
+            if time.monotonic() - begin > CONNECT_TIMEOUT.total_seconds() / 2 and self._is_at_work(epoch):
+                # The others were connected before. A loss would be known by now.
+                for token in epoch.newcomers:
+                    self._on_lost(epoch.members[epoch.rank_of(token)], "cannot be connected")
             self.tell(epoch, f"connecting failed ({str(error).splitlines()[0][:200]})")
             return False
         if backends is None:
@@ -468,7 +826,7 @@ class Regrouping:
         # It may have been told while there were no groups to end.
         return not self._is_told
 
-    def _is_whole(self, epoch: Epoch) -> bool:
+    def _is_at_work(self, epoch: Epoch) -> bool:
         """Whether nobody has said that the epoch is over, or has left."""
         if self._is_told:
             return False
@@ -489,7 +847,7 @@ class Regrouping:
         is_behind = self.step != epoch.step
         participants = tuple(self._participants)
         restore = [one.keep_state() for one in participants] if is_behind else []
-        kept = {name: one.state_dict() for name, one in self._options.state.items()}
+        kept = {name: one.state_dict() for name, one in self._state.items()}
         try:
             for participant in participants:
                 participant.share_state()
@@ -499,7 +857,7 @@ class Regrouping:
                 put_back()
             raise
         if is_behind:
-            for name, one in self._options.state.items():
+            for name, one in self._state.items():
                 one.load_state_dict(given[name])
 
     # --- steps -------------------------------------------------------------------------------------------------------
@@ -531,6 +889,8 @@ class Regrouping:
                 "Call backward() before step(), and step() without a closure."
             )
         self.settle_before_step()
+        for feed in tuple(self._feeds):
+            feed.before_step()
 
     def settle_before_step(self) -> None:
         """The optimizer is about to step. If this process has been told that its epoch is over, the step is dropped."""
@@ -548,10 +908,23 @@ class Regrouping:
         """The optimizer has stepped, or a GradScaler has decided that it does not."""
         with self._lock:
             is_stepping, self._is_stepping = self._is_stepping, False
-            if is_stepping and not self.is_dropped:
+            is_first = False
+            is_done = is_stepping and not self.is_dropped
+            if is_done:
                 self.step += 1
+                is_first, self._has_trained = not self._has_trained, True
             self._passes_in_step = 0
+            self._is_between_steps = True
             is_told = self._is_told
+        if is_first:
+            self._ask(lambda store: store.set_trained(self._token))
+        for feed in tuple(self._feeds):
+            feed.end_step()
+        if is_done:
+            for reference in self._samplers:
+                sampler = reference()
+                if sampler is not None:
+                    sampler.end_step()
         if is_told:
             self._report()
 
@@ -560,7 +933,7 @@ class Regrouping:
         Raises:
             ValueError: this GradScaler is not among what ranks take from each other.
         """
-        if all(one is not scaler for one in self._options.state.values()):
+        if all(one is not scaler for one in self._state.values()):
             raise ValueError(
                 "regroup: the GradScaler is not in Regroup(state=...). A rank that takes the state of another one would"
                 " keep its own scale.\n"
@@ -578,11 +951,18 @@ class Regrouping:
         for undo in self._undo:
             undo()
         self._watch.stop()
+        self._end_feeds()
+        self._server_of_state.stop()
         if not gloo_exit.is_failing():
             self._ask(lambda store: store.add_lost(self._token, LEFT))
         with contextlib.suppress(RuntimeError):  # the store is gone
             self._mailbox.stop(self._others_store)
         self._groups.forget()
+
+
+def _follow(sampler: FollowingSampler, number: int, said: Sequence[Sequence[Position | None]], rank: int) -> None:
+    """`number`: of the sampler, in what the ranks have said."""
+    sampler.follow([one[number] if number < len(one) else None for one in said], rank)
 
 
 class _Looks:
@@ -592,6 +972,27 @@ class _Looks:
         self._begin = time.monotonic()
         self._deadline, self._timeout = deadline, timeout
         self._is_told = False
+
+    def pause_for(self, epoch: Epoch, what: str, pause_s: float) -> None:
+        """Of one that joins.
+
+        Args:
+            what: of the epoch is waited for.
+
+        Raises:
+            RuntimeError: that has not come within the timeout.
+        """
+        now = time.monotonic()
+        if now >= self._deadline:
+            raise RuntimeError(
+                f"This process could not join the job within the timeout of {self._timeout.total_seconds():g} s.\n"
+                f"It has waited for {what}. Epoch {epoch.number}, {len(epoch.members)} ranks.\n"
+                "Check the logs of the ranks, and start it again."
+            )
+        if not self._is_told and now - self._begin > TELL_AFTER_S:
+            self._is_told = True
+            _logger.warning(f"To join the job, this process waits for {what}, at most {self._deadline - now:.0f} s.")
+        time.sleep(pause_s)
 
     def pause(self, epoch: Epoch, missing: list[Member], what: str) -> None:
         """
@@ -618,6 +1019,7 @@ class _Looks:
 
 
 _current: Regrouping | None = None
+_of_parent: Regrouping | None = None  # in a forked process
 
 
 def current() -> Regrouping | None:
@@ -645,14 +1047,8 @@ def begin(
 ) -> BaguaProcessGroup:
     """See `Regroup.begin`."""
     global _current
-    server = torch_internals.PrefixStore("bagua/regroup", server)
+    server = torch_internals.PrefixStore(PREFIX, server)
     store = EpochStore(server)
-    if store.has_begun():
-        raise NotImplementedError(
-            f"The job at this store has begun before (epoch {store.current().number}). A rank that is started again, or"
-            " late, cannot join it: that is not implemented.\n"
-            "To start another job, start its store anew."
-        )
     own = presence.own_presence()
     if own is None:
         raise RuntimeError(
@@ -661,22 +1057,41 @@ def begin(
         )
     member = Member(own.door.token, place_of_this_process(), rank)
     settings = f"min_ranks={options.min_ranks}, on_loss={options.on_loss!r}, state of {sorted(options.state)}"
+    if store.has_begun():
+        return _begin_alone(options, server, member, settings, timeout)
     server.set(f"member/{rank}", Epoch(0, (member,)).to_json())
     server.set(f"settings/{rank}", settings)
     wait_for_all(server, rank, world_size, timeout)
     texts = server.multi_get([f"member/{other}" for other in range(world_size)])
+    _check_settings(server, settings, f"rank {rank}")
+    epoch = store.first([Epoch.of_json(text).members[0] for text in texts])
+    if member.token not in epoch.tokens:  # a process that was started as this rank before
+        return _begin_alone(options, server, member, settings, timeout)
+    _current = Regrouping(options, server, epoch, member.token, timeout)
+    return _current.connect_first()
+
+
+def _begin_alone(
+    options: Options, server: Store, member: Member, settings: str, timeout: datetime.timedelta
+) -> BaguaProcessGroup:
+    """The job has begun: this process is alone until it joins, when its model is wrapped."""
+    global _current
+    _check_settings(server, settings, "this process")
+    epoch = EpochStore(server).current()
+    _logger.warning(
+        f"The job at this store has begun (epoch {epoch.number}, {len(epoch.members)} ranks). This process joins it"
+        " when its model is wrapped. Until then it is the only rank of a group of its own."
+    )
+    _current = Regrouping(options, server, Epoch(ALONE, (member,)), member.token, timeout)
+    return _current.connect_first()
+
+
+def _check_settings(server: Store, settings: str, who: str) -> None:
     theirs = server.get("settings/0").decode()
     if theirs != settings:
         raise RuntimeError(
-            f"regroup: rank {rank} has {settings}, and rank 0 has {theirs}.\nPass the same Regroup() on all ranks."
+            f"regroup: {who} has {settings}, and rank 0 has {theirs}.\nPass the same Regroup() on all ranks."
         )
-    epoch = store.first([Epoch.of_json(text).members[0] for text in texts])
-    if member.token not in epoch.tokens:
-        raise RuntimeError(
-            f"regroup: another process is rank {rank} of this job.\nStart each rank once, and a new store for each job."
-        )
-    _current = Regrouping(options, server, epoch, member.token, timeout)
-    return _current.connect_first()
 
 
 @gloo_exit.before_pause
@@ -688,8 +1103,11 @@ def stop() -> None:
 
 def _forget_in_child() -> None:
     # A forked process is none of the job: its end must not tell that this one has left.
-    global _current
-    _current = None
+    global _current, _of_parent
+    if _current is not None:
+        # gloo's groups end the process that frees them, if their threads are in another one. Some may be garbage.
+        gc.freeze()
+        _current, _of_parent = None, _current
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -33,7 +33,7 @@ CONFIRM_S = 1.25
 CONFIRM_PAUSE_S = 0.25
 MAIL_TIMEOUT = datetime.timedelta(minutes=10)  # then the thread waits anew
 STOP_S = 1.0
-STOPPED = "stopped"  # in this process's own mailbox
+OVER = "over"  # in this process's own mailbox: it does not wait for that any more
 
 _logger = logging.getLogger("bagua")
 
@@ -69,7 +69,7 @@ class Watch:
                 if member.token not in self._watches and member.place.door.port:
                     self._watches[member.token] = self._watch(member)
         for one in ended:
-            one.stop()
+            one.stop(waits=False)  # it may still look for a proof of what an agent has told
 
     def stop(self) -> None:
         self._is_stopped.set()
@@ -131,11 +131,17 @@ class Mailbox:
         self._thread = threading.Thread(target=self._run, name="bagua-regroup", daemon=True)
         self._thread.start()
 
-    def follow(self, epoch: Epoch) -> None:
-        """Wait for messages of this epoch from now on."""
+    def follow(self, epoch: Epoch, store: EpochStore) -> None:
+        """Wait for messages of this epoch from now on.
+
+        Args:
+            store: with another client.
+        """
         with self._changed:
-            self._epoch = epoch
+            before, self._epoch = self._epoch, epoch
             self._changed.notify()
+        if before is not None:
+            store.tell(before, OVER, [self._token])
 
     def stop(self, store: EpochStore) -> None:
         """Ends the thread.
@@ -148,7 +154,7 @@ class Mailbox:
             epoch = self._epoch
             self._changed.notify()
         if epoch is not None:
-            store.tell(epoch, STOPPED, [self._token])
+            store.tell(epoch, OVER, [self._token])
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
@@ -169,5 +175,5 @@ class Mailbox:
                 return
             if why is not None:
                 self._done = epoch
-                if why != STOPPED:
+                if why != OVER:
                     self._on_mail(epoch, why)

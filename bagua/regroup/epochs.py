@@ -4,12 +4,17 @@ An epoch is the ranks that communicate, in their order. The next one is made by 
 rank that has seen, of each member, either its report or that it is lost. So all ranks follow the same epochs, and one
 that does not reach the store makes none.
 
-[Note: keys]
+[Note: keys] Under PREFIX:
     epoch                    the present one, as JSON; what compare-and-set changes
     lost                     lines of JSON, which are only added to: {"token", "how"}. A process is lost for good
     report/<n>/<token>       what this member of epoch n says before epoch n + 1 is made: `Report`
-    ready/<n>/<token>        this member of epoch n is about to connect
+    ready/<n>/<token>        this member of epoch n is about to connect; as JSON, where its samplers are
     mail/<n>/<token>         epoch n is over, says another member: why. What a member waits for in the store
+    trained/<token>          this process has made a step; for the agent that starts it again if it dies
+    joiner/<token>           a process that wants to join, as a member: JSON
+    admit/<n>/<token>.<i>    at which step epoch n ends, so that this process joins; or CANCELLED. By rank 0 of epoch n
+    door/<token>             where a process gives its state to others (bagua.regroup.transfer)
+    progress/<token>         how far a process has come that joins: another text each time
 
 A member is a process, known by the token of its presence (bagua.job.presence): a process that is started again in the
 same place is another member.
@@ -26,9 +31,11 @@ from typing import Any
 from bagua.job.places import Place
 from bagua.job.torch_internals import Store, add_line
 
+PREFIX = "bagua/regroup"
 EPOCH = "epoch"
 LOST = "lost"
 LEFT = "left"  # how a process is gone that has said so
+CANCELLED = "cancelled"  # in place of a step
 
 
 @dataclass(frozen=True)
@@ -54,16 +61,25 @@ class Epoch:
         members: in rank order.
         step: optimizer steps that are done, and that all members have once they have connected.
         is_behind: some members lack the last of these; rank 0 has it, and they take its state.
+        newcomers: tokens of members that have no state yet; rank 0 is none of them.
+        is_agreed: all were between the same two steps when they made it, so that no step is dropped.
     """
 
     number: int
     members: tuple[Member, ...]
     step: int = 0
     is_behind: bool = False
+    newcomers: tuple[str, ...] = ()
+    is_agreed: bool = False
 
     @property
     def tokens(self) -> tuple[str, ...]:
         return tuple(one.token for one in self.members)
+
+    @property
+    def key(self) -> str:
+        """That no other epoch has, in the store. One of a process alone, before it joins, has no number."""
+        return str(self.number) if self.number >= 0 else f"alone/{self.members[0].token}"
 
     def rank_of(self, token: str) -> int:
         return self.tokens.index(token)
@@ -78,7 +94,8 @@ class Epoch:
         for one in said.pop("members"):
             place = Place.of_json(json.dumps(one.pop("place")).encode())
             members.append(Member(place=place, **one))
-        return cls(members=tuple(members), **said)
+        newcomers = tuple(said.pop("newcomers"))
+        return cls(members=tuple(members), newcomers=newcomers, **said)
 
 
 @dataclass(frozen=True)
@@ -88,10 +105,14 @@ class Report:
     Attributes:
         step: optimizer steps that its model has made.
         models: how many it has wrapped.
+        is_whole: it has all of the state.
+        admits: tokens of processes that join at this step. It is between two steps, and has nothing under way.
     """
 
     step: int
     models: int = 0
+    is_whole: bool = True
+    admits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +129,11 @@ class Decision:
 
 
 def decide(
-    epoch: Epoch, reports: Mapping[str, Report], lost: Collection[str], min_ranks: int | None
+    epoch: Epoch,
+    reports: Mapping[str, Report],
+    lost: Collection[str],
+    min_ranks: int | None,
+    joiners: Mapping[str, Member] | None = None,
 ) -> Decision | None:
     """The epoch after this one. A pure function, so that all members come to the same.
 
@@ -117,6 +142,7 @@ def decide(
         reports: of its members so far, by token.
         lost: tokens of processes that are gone, whether they have reported or not.
         min_ranks: with how many the job may go on; None: more than half.
+        joiners: those that reports admit, by token.
 
     Returns:
         None: a member has neither reported nor is it lost, and is waited for.
@@ -129,6 +155,9 @@ def decide(
     if len(left) < needed:
         rule = "more than half of them" if min_ranks is None else f"min_ranks={min_ranks}"
         return Decision(problem=f"{len(left)} of {before} ranks are left, and {needed} are needed ({rule})")
+    if not any(reports[one.token].is_whole for one in left):
+        return Decision(problem="all ranks are lost that had its state; those that are left were joining")
+    left.sort(key=lambda one: not reports[one.token].is_whole)
     said = [reports[one.token] for one in left]
     if len({one.models for one in said}) > 1:
         return Decision(problem="a rank was lost while models were wrapped, and some ranks have wrapped one already")
@@ -136,9 +165,16 @@ def decide(
     is_behind = any(one.step != step for one in said)
     if is_behind:
         # Who has the last step comes first: states are broadcast from rank 0.
-        source = next(position for position, one in enumerate(said) if one.step == step)
+        source = next(position for position, one in enumerate(said) if one.step == step and one.is_whole)
         left.insert(0, left.pop(source))
-    return Decision(Epoch(epoch.number + 1, tuple(left), step, is_behind))
+    # One that has admitted nobody was told of a loss before it came to this step.
+    admitted = said[0].admits if len({one.admits for one in said}) == 1 else ()
+    newcomers = [one.token for one in left if not reports[one.token].is_whole]
+    for token in admitted:
+        if token not in lost:
+            left.append((joiners or {})[token])
+            newcomers.append(token)
+    return Decision(Epoch(epoch.number + 1, tuple(left), step, is_behind, tuple(newcomers), bool(admitted)))
 
 
 @dataclass
@@ -190,10 +226,56 @@ class EpochStore:
         if not self.client.check(keys):
             keys = [key for key in keys if self.client.check([key])]
         texts = self.client.multi_get(keys) if keys else []
-        return {names[key]: Report(**json.loads(text)) for key, text in zip(keys, texts, strict=True)}
+        said = {names[key]: json.loads(text) for key, text in zip(keys, texts, strict=True)}
+        return {token: Report(**{**one, "admits": tuple(one["admits"])}) for token, one in said.items()}
 
-    def set_ready(self, epoch: Epoch, token: str) -> None:
-        self.client.set(f"ready/{epoch.number}/{token}", "")
+    def add_joiner(self, member: Member) -> None:
+        self.client.set(f"joiner/{member.token}", Epoch(0, (member,)).to_json())
+
+    def joiners(self, tokens: Sequence[str]) -> dict[str, Member]:
+        texts = self.client.multi_get([f"joiner/{token}" for token in tokens]) if tokens else []
+        return {token: Epoch.of_json(text).members[0] for token, text in zip(tokens, texts, strict=True)}
+
+    def admit(self, epoch: Epoch, name: str, step: int | None) -> None:
+        """By rank 0: this process joins at the step; None: it does not. What was said first holds."""
+        self.client.compare_set(f"admit/{epoch.number}/{name}", "", CANCELLED if step is None else str(step))
+
+    def admission(self, epoch: Epoch, name: str) -> str | None:
+        """The step, or CANCELLED, as soon as it is said."""
+        key = f"admit/{epoch.number}/{name}"
+        return self.client.get(key).decode() if self.client.check([key]) else None
+
+    def set_door(self, token: str, text: str) -> None:
+        self.client.set(f"door/{token}", text)
+
+    def doors(self, tokens: Sequence[str]) -> list[str]:
+        return [text.decode() for text in self.client.multi_get([f"door/{token}" for token in tokens])]
+
+    def set_progress(self, token: str, text: str) -> None:
+        self.client.set(f"progress/{token}", text)
+
+    def progress(self, token: str) -> str:
+        key = f"progress/{token}"
+        return self.client.get(key).decode() if self.client.check([key]) else ""
+
+    def set_trained(self, token: str) -> None:
+        self.client.set(f"trained/{token}", "")
+
+    def has_trained(self, token: str) -> bool:
+        return self.client.check([f"trained/{token}"])
+
+    def set_ready(self, epoch: Epoch, token: str, positions: Sequence[Any]) -> None:
+        """
+        Args:
+            epoch: that this member connects.
+            token: of the member.
+            positions: of its samplers, of JSON's types.
+        """
+        self.client.set(f"ready/{epoch.number}/{token}", json.dumps(positions))
+
+    def positions(self, epoch: Epoch) -> list[list[Any]]:
+        """What its members have said when they were ready, in rank order. All are ready."""
+        return [json.loads(one) for one in self.client.multi_get([f"ready/{epoch.number}/{t}" for t in epoch.tokens])]
 
     def not_ready(self, epoch: Epoch) -> list[Member]:
         """Members that are not about to connect."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from bagua.collectives.group_topology import GroupTopology, topology_of
 from bagua.collectives.process_group import BaguaProcessGroup, adopt, set_default_group
 from bagua.job import torch_internals
-from bagua.regroup.watched_group import OnFailure, WatchedGroup
+from bagua.regroup.watched_group import OnFailure, WatchedGroup, WhyNot
 
 if TYPE_CHECKING:
     from bagua.job.torch_internals import Store
@@ -55,7 +55,7 @@ class Connecting:
             self._future.set_result(
                 [
                     torch_internals.connected_gloo(
-                        torch_internals.PrefixStore(f"groups/{epoch.number}/{name}", client),
+                        torch_internals.PrefixStore(f"groups/{epoch.key}/{name}", client),
                         *(rank, len(epoch.members), CONNECT_TIMEOUT, timeout),
                     )
                     for name in NAMES
@@ -78,14 +78,17 @@ class Connecting:
 
 def _topology_of(epoch: Epoch) -> GroupTopology:
     """From what the members said of themselves when they were started, with the ranks that they had then: another one
-    may be lost while its place is asked for.
-
-    Raises:
-        ValueError: they contradict each other.
-    """
-    found = topology_of({one.first_rank: one.place for one in epoch.members})
+    may be lost while its place is asked for. By their hosts, if they contradict each other, as those that have joined
+    may: they were started with any numbers."""
     ranks = {one.first_rank: rank for rank, one in enumerate(epoch.members)}
-    return GroupTopology(tuple(tuple(ranks[one] for one in node) for node in found.nodes))
+    if len(ranks) == len(epoch.members):
+        with contextlib.suppress(ValueError):
+            found = topology_of({one.first_rank: one.place for one in epoch.members})
+            return GroupTopology(tuple(tuple(ranks[one] for one in node) for node in found.nodes))
+    nodes: dict[str, list[int]] = {}
+    for rank, one in enumerate(epoch.members):
+        nodes.setdefault(one.place.host, []).append(rank)
+    return GroupTopology(tuple(map(tuple, nodes.values())))
 
 
 def abort(groups: Sequence[dist.ProcessGroup]) -> None:
@@ -103,21 +106,26 @@ class Groups:
         server: of the job's store.
         timeout: of collectives.
         on_failure: as of WatchedGroup, with the epoch of the group in front.
+        why_not: as of WatchedGroup.
     """
 
     def __init__(
-        self, server: Store, timeout: datetime.timedelta, on_failure: Callable[[Epoch, Exception], None]
+        self,
+        server: Store,
+        timeout: datetime.timedelta,
+        on_failure: Callable[[Epoch, Exception], None],
+        why_not: WhyNot,
     ) -> None:
-        self._server, self._timeout, self._on_failure = server, timeout, on_failure
+        self._server, self._timeout, self._on_failure, self._why_not = server, timeout, on_failure, why_not
         self._made: list[WatchedGroup] = []
         self.default: BaguaProcessGroup | None = None
 
     def install(self, epoch: Epoch, rank: int, backends: list[Any]) -> BaguaProcessGroup:
         """In place of those of the epoch before. Waits for nobody."""
         self.remove()
-        store = torch_internals.PrefixStore(f"default_group/{epoch.number}", self._server)
+        store = torch_internals.PrefixStore(f"default_group/{epoch.key}", self._server)
         on_failure: OnFailure = functools.partial(self._on_failure, epoch)
-        self._made = [WatchedGroup(backend, on_failure) for backend in backends]
+        self._made = [WatchedGroup(backend, on_failure, self._why_not) for backend in backends]
         for name, group, backend in zip(NAMES, self._made, backends, strict=True):
             torch_internals.register_group(
                 group, backend, f"bagua_{name}_{epoch.number}", store, is_default=name == NAMES[0]

@@ -19,19 +19,20 @@ ON_LOSS = ("drop",)
 
 class Regroup:
     """
-    Lets a job go on without the ranks that it loses: `init_process_group(regroup=Regroup())`. On CPUs, with gloo, for
-    one model that one optimizer steps.
+    Lets a job go on without ranks that it loses, and with others that join: `init_process_group(regroup=Regroup())`.
+    On CPUs, with gloo, for one model that one optimizer steps.
 
-    The store must live on if a rank dies: it is served by `python -m bagua.distributed.run --regroup --store-only`, at
-    MASTER_ADDR and MASTER_PORT. When a rank is lost, the step in which that happened is dropped on all others, or
-    counts on all of them, if one of them had made it.
+    `python -m bagua.distributed.run --regroup` starts the ranks of a node. Where others start them, the store at
+    MASTER_ADDR and MASTER_PORT must live on if a rank dies: the same command with `--store-only` serves it. When a rank
+    is lost, the step in which that happened is dropped on all others, or counts on all of them, if one of them had made
+    it. A process that is started while the job has begun joins it when its model is wrapped.
 
     Args:
         min_ranks: with how many ranks the job may go on, at least. None: more than half of those that were there before
             the loss.
         state: what has to be the same on all ranks beside model and optimizer, by name: objects with `state_dict` and
             `load_state_dict`, such as a learning rate scheduler or a GradScaler. A rank that is a step behind the
-            others when one is lost takes theirs.
+            others when one is lost takes theirs, and so does one that joins.
         on_loss: "drop": the step in which a rank was lost is dropped.
 
     Raises:
@@ -62,7 +63,8 @@ class Regroup:
                 )
 
     def begin(self, store: Store, rank: int, world_size: int, timeout: datetime.timedelta) -> BaguaProcessGroup:
-        """By `init_process_group` alone: makes the default group of the job's first epoch.
+        """By `init_process_group` alone: makes the default group of the job's first epoch, or, if that is over, one of
+        this process alone.
 
         Args:
             store: of the job; it is served by a process that is not one of the ranks.
@@ -71,7 +73,7 @@ class Regroup:
             timeout: of collectives, and of each regroup.
 
         Raises:
-            RuntimeError: the job has begun before without this process, or its ranks have other settings.
+            RuntimeError: the job's ranks have other settings.
         """
         from bagua.regroup import coordinator
 
@@ -86,8 +88,7 @@ class Regroup:
             raise ValueError(
                 "regroup: torchrun has started this process, and ends all processes of its node when one of them"
                 " dies.\n"
-                "Start each rank by itself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and the store by"
-                " python -m bagua.distributed.run --regroup --store-only."
+                "Start the ranks of each node by python -m bagua.distributed.run --regroup."
             )
 
     def end(self) -> None:

@@ -2,7 +2,7 @@
 
 A collective that fails because of a peer calls `on_failure`, which raises what the caller gets. torch's own group would
 raise gloo's error, and a program could not tell that the job goes on. Collectives go to gloo directly; those that it
-has under no name go the way of torch's class.
+has under no name go the way of torch's class. One that other ranks will not call is not begun.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from bagua.job.failure_report import is_communication_error
 from bagua.job.regrouped import Regrouped
 
 OnFailure = Callable[[Exception], None]
+WhyNot = Callable[[], Regrouped | None]
 
 # torch's name of a collective -> gloo's.
 _COLLECTIVES = {
@@ -42,12 +43,13 @@ class WatchedGroup(dist.ProcessGroup):
         backend: gloo's, connected.
         on_failure: is told an error of communication, on the thread that waits. It raises something else, or returns:
             then the error is raised as it is.
+        why_not: asked before each collective: what it raises instead of being begun.
     """
 
-    def __init__(self, backend: Any, on_failure: OnFailure) -> None:
+    def __init__(self, backend: Any, on_failure: OnFailure, why_not: WhyNot) -> None:
         super().__init__(backend.rank(), backend.size())  # type: ignore[call-arg]  # what subclasses in Python call
         self._backend = backend
-        self._on_failure = on_failure
+        self._on_failure, self._why_not = on_failure, why_not
 
     # Otherwise that of the class in C++, which asks the backend for nothing either.
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
@@ -76,6 +78,8 @@ class WatchedWork(dist.Work):
         """
         if self._raised is not None:
             raise self._raised
+        if isinstance(self._error, Regrouped):
+            raise self._error
         try:
             if self._error is not None:
                 raise self._error
@@ -118,7 +122,10 @@ class WatchedWork(dist.Work):
 
 def _collective(name: str) -> Callable[..., Any]:
     def collective(self: WatchedGroup, *arguments: Any, **named: Any) -> WatchedWork:
-        work, failure = None, None
+        work: dist.Work | None = None
+        failure: Exception | None = self._why_not()
+        if failure is not None:
+            return WatchedWork(None, failure, self._on_failure)
         try:
             work = getattr(self._backend, name)(*arguments, **named)
         except RuntimeError as error:

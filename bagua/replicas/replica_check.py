@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -97,22 +97,41 @@ class Replica:
     def _tell_difference(self, communicator: BaguaCommunicator) -> None:
         # Rank 0's lists go out and only the first differences of each rank come back: memory stays bounded on large
         # jobs.
-        reference: _Lists = broadcast_object((self._entries, self._classes, self._settings), 0, communicator)
-        mine = (
-            _first_difference(reference[0], self._entries),
-            _first_difference(reference[1], self._classes),
-            len(self._classes),
-            _first_difference(reference[2], self._settings),
-        )
-        found: list[_Differences] = all_gather_object(mine, communicator)
-        in_parameters, in_optimizers, counts, in_settings = zip(*found, strict=True)
-        if any(one is not None for one in in_parameters):
-            message = _parameters_message(reference[0], in_parameters, communicator.ranks, self._kind)
-        elif any(one is not None for one in in_optimizers):
-            message = _optimizers_message(reference[1], in_optimizers, counts, communicator.ranks)
-        else:
-            message = _settings_message(reference[2], in_settings, communicator.ranks)
-        raise ReplicasDifferError(message)
+        reference: _Lists = broadcast_object(self.lists, 0, communicator)
+        found: list[_Differences] = all_gather_object(_differences(reference, self.lists), communicator)
+        raise ReplicasDifferError(_message(reference, found, communicator.ranks, self._kind))
+
+    @property
+    def lists(self) -> _Lists:
+        """What is compared. Travels as JSON, too."""
+        return self._entries, self._classes, self._settings
+
+    def difference_of(self, lists: Sequence[Sequence[Any]], rank: int) -> str | None:
+        """The message of `check` where rank 0 has this, and another rank alone has other `lists`; None: it has not."""
+        entries, classes, settings = lists
+        theirs = [(name, text) for name, text in entries], list(classes), list(settings)
+        if theirs == self.lists:
+            return None
+        found = [_differences(self.lists, one) for one in (self.lists, theirs)]
+        return _message(self.lists, found, [0, rank], self._kind)
+
+
+def _differences(reference: _Lists, mine: _Lists) -> _Differences:
+    return (
+        _first_difference(reference[0], mine[0]),
+        _first_difference(reference[1], mine[1]),
+        len(mine[1]),
+        _first_difference(reference[2], mine[2]),
+    )
+
+
+def _message(reference: _Lists, found: Sequence[_Differences], ranks: Sequence[int], kind: str) -> str:
+    in_parameters, in_optimizers, counts, in_settings = zip(*found, strict=True)
+    if any(one is not None for one in in_parameters):
+        return _parameters_message(reference[0], in_parameters, ranks, kind)
+    if any(one is not None for one in in_optimizers):
+        return _optimizers_message(reference[1], in_optimizers, counts, ranks)
+    return _settings_message(reference[2], in_settings, ranks)
 
 
 def _describe(parameter: torch.Tensor) -> str:

@@ -86,14 +86,14 @@ def broadcast_optimizer_state(
         problem = description if is_source else None
     elif not is_source:
         try:
-            entries, tensors = _prepare(optimizer, description, left_out, communicator)
+            entries, tensors = prepare_entries(optimizer, description, left_out, communicator)
         except Exception as error:  # whatever unpickling raises; the other ranks wait for us
             problem = one_line(error, described.MAX_PROBLEM_LENGTH)
     _raise_together(problem, communicator)
     broadcast_tensors(tensors, communicator)
     assert isinstance(description, described.Description)
     if not is_source:
-        _install(optimizer, entries, left_out)
+        install_entries(optimizer, entries, left_out)
     elif any(one.reason for one in description.kept):
         warnings.warn(_about_kept(optimizer, description.kept), stacklevel=2)
 
@@ -140,16 +140,20 @@ def _about_kept(optimizer: torch.optim.Optimizer, kept: Sequence[described.Kept]
     )
 
 
-def _prepare(
+def prepare_entries(
     optimizer: torch.optim.Optimizer,
     description: described.Description,
     left_out: Collection[int],
     communicator: BaguaCommunicator,
 ) -> tuple[dict[described.EntryKey, Any], list[torch.Tensor]]:
-    """The entries as rank 0 has them, and the tensors in them, which wait for their values."""
+    """The entries as rank 0 has them, and the tensors in them, which wait for their values.
+
+    Raises:
+        ValueError: this optimizer has other groups or parameters, or lacks a value that cannot be sent.
+    """
     shapes = described.shapes_of(optimizer, left_out)
     if shapes != description.shapes:
-        raise ValueError(_difference(shapes, description.shapes))
+        raise ValueError(shapes_difference(shapes, description.shapes))
     local = described.entries_of(optimizer, left_out)
     parameters = described.parameters_of(optimizer)
     tensors: list[torch.Tensor] = []
@@ -199,7 +203,7 @@ def _allocate(
     return torch.empty(slot.shape, dtype=slot.dtype, device=owner.device)
 
 
-def _install(
+def install_entries(
     optimizer: torch.optim.Optimizer, entries: Mapping[described.EntryKey, Any], left_out: Collection[int]
 ) -> None:
     """The dicts that are there stay the same objects: schedulers and captured graphs may hold them."""
@@ -234,7 +238,7 @@ def _assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
     target.update(source)
 
 
-def _difference(ours: Sequence[Sequence[described.Shape]], theirs: Sequence[Sequence[described.Shape]]) -> str:
+def shapes_difference(ours: Sequence[Sequence[described.Shape]], theirs: Sequence[Sequence[described.Shape]]) -> str:
     if len(ours) != len(theirs):
         return f"{len(ours)} param_groups, rank 0 has {len(theirs)}"
     group = next(index for index, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their)

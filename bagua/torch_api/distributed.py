@@ -108,7 +108,7 @@ class BaguaModule:
 
     @_OfEngine
     def on_regroup(engine: DataParallelEngine) -> Callable[[Callable[[WorldChange], object]], None]:  # noqa: N805
-        """`on_regroup(callback)`: call it each time that the job goes on without ranks that it has lost."""
+        """`on_regroup(callback)`: call it each time that the job has lost ranks, or that ranks have joined."""
         return engine.on_regroup
 
 

@@ -130,6 +130,7 @@ def with_bagua(
         loss=weighted,
         counts_batch=count_batch,
     )
+    engine.join_job()
     model.__dict__["bagua_ddp"] = engine
     log_wrap(engine)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import threading
@@ -271,6 +272,34 @@ def test_collectives_of_the_program_raise_once_all_have_regrouped() -> None:
     run_job(4, _own_collectives, expect_death={2, 3})
 
 
+def _own_collective_that_some_have_done() -> int:
+    rank = join_job(timeout_s=20)
+    net = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    model = bagua.with_bagua(net, [optimizer])
+    while bagua.regroup_step() < 6:
+        optimizer.zero_grad()
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        total = torch.ones(1)
+        try:
+            if bagua.regroup_step() == 3 and dist.get_world_size() == 3:
+                # As a broadcast from rank 2, which dies when rank 0 has it and rank 1 has not.
+                if rank == 2:
+                    dist.send(total, 0)
+                    die()
+                dist.recv(total, 2)
+            else:
+                dist.all_reduce(total)
+        except bagua.Regrouped:
+            continue
+    return bagua.regroup_step()
+
+
+def test_a_rank_that_was_in_the_next_pass_raises_too_and_all_go_on_with_the_same_step() -> None:
+    assert run_job(3, _own_collective_that_some_have_done, expect_death={2}, timeout=60)[:2] == [6, 6]
+
+
 def _scaled() -> tuple[list[float], int]:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
     rank = join_job(state={"scaler": scaler})
@@ -300,6 +329,29 @@ def _scaled() -> tuple[list[float], int]:
 def test_a_grad_scaler_does_nothing_in_a_dropped_step() -> None:
     first, second, _ = run_job(3, _scaled, expect_death={2})
     assert first == second == ([4.0, 8.0, 8.0, 8.0, 16.0, 16.0], 5)
+
+
+def _fork_after_regroup() -> int:
+    join_job()
+    current = coordinator.current()
+    assert current is not None
+    before: list[Any] = [current._groups.made]
+    before.append(before)
+    dist.barrier()
+    abort(current._groups.made)
+    with pytest.raises(bagua.Regrouped):
+        dist.all_reduce(torch.ones(1))
+    gc.disable()
+    del before, current  # groups of the epoch before are garbage
+    child = os.fork()
+    if child == 0:  # as a DataLoader's worker
+        gc.collect()
+        os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_process_frees_no_groups_whose_threads_it_has_not() -> None:
+    assert run_job(2, _fork_after_regroup) == [7, 7]
 
 
 # --- innocents -------------------------------------------------------------------------------------------------------
@@ -498,15 +550,19 @@ def test_others_go_on_without_a_rank_that_has_ended() -> None:
 
 
 def _refusals() -> None:
+    os.environ.update(NODE_RANK=os.environ["RANK"], LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     rank = join_job()
-    net, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    net, other, elsewhere = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, device="meta")
     optimizer, second = torch.optim.SGD(net.parameters(), 0.1), torch.optim.SGD(net.parameters(), 0.1)
     wrapper = bagua.data_parallel.DistributedDataParallel
     local_sgd = bagua.algorithms.Algorithm.init("local_sgd", sync_every=2)
+    by_node = bagua.algorithms.Algorithm.init("gradient_allreduce", hierarchical=True)
     for text, call in (
         ("the algorithm decentralized", lambda: bagua.with_bagua(net, [optimizer], "decentralized")),
         ("the algorithm async", lambda: bagua.with_bagua(net, [optimizer], "async")),
         ("the algorithm local_sgd", lambda: bagua.with_bagua(net, [optimizer], local_sgd)),
+        ("gradient_allreduce with hierarchical=True", lambda: bagua.with_bagua(net, [optimizer], by_node)),
+        ("a module on meta", lambda: bagua.with_bagua(elsewhere, [torch.optim.SGD(elsewhere.parameters(), 0.1)])),
         ("autotune=True", lambda: bagua.with_bagua(net, [optimizer], autotune=True)),
         ("a module with 2 optimizers", lambda: bagua.with_bagua(net, [optimizer, second])),
         ("a module with 0 optimizers", lambda: wrapper(net)),

@@ -34,7 +34,8 @@ from bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedData
 
 
 def test_arguments_have_the_places_of_torch() -> None:
-    """Positions and defaults are those of Bagua 0.9. What torch has beside them has to be named, with torch's default.
+    """Positions and defaults are those of Bagua 0.9. What torch has beside them has to be named, with torch's default,
+    and so has what torch has not.
     A new argument of torch fails here with its name."""
     ours = inspect.signature(DistributedDataParallel.__init__).parameters
     theirs = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
@@ -45,9 +46,10 @@ def test_arguments_have_the_places_of_torch() -> None:
         *("optimizers", "algorithm"),
     ]
     assert [name for name in theirs if name not in ours] == [], "arguments that Bagua's wrapper does not know"
-    assert [name for name in ours if name not in theirs] == ["optimizers", "algorithm"]
+    new = {"batch_weights": False, "count_batch": False, "loss": "mean"}
+    assert [name for name in ours if name not in theirs] == ["optimizers", "algorithm", *new]
     named = {name: one.default for name, one in ours.items() if one.kind is one.KEYWORD_ONLY}
-    assert named == {name: theirs[name].default for name in named}
+    assert named == {name: theirs[name].default for name in named if name in theirs} | new
     assert wrapper_module.DistributedDataParallel_V1_9_0 is DistributedDataParallel
 
 

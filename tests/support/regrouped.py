@@ -1,4 +1,5 @@
-"""A job that loses ranks at chosen points, and goes on without them, for use inside a rank (support.ranks).
+"""A job that loses ranks at chosen points, and goes on without them, and that others join; for use inside a rank
+(support.ranks).
 
 The model is a ledger: its gradients are whole numbers that depend on the rank's first number and the step alone, and
 its parameters their sum. So the parameters say exactly which steps of which ranks were trained, in any order of sums.
@@ -11,7 +12,7 @@ import datetime
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +22,13 @@ from torch import Tensor, nn
 
 import bagua.torch_api as bagua
 from bagua.collectives import byte_transport
+from bagua.engine.state_feed import StateFollower
 from bagua.job.torch_internals import default_store
-from bagua.regroup import coordinator
+from bagua.regroup import coordinator, following, joining
 from bagua.regroup.epochs import EpochStore
+from bagua.regroup.following import Feed
 from bagua.regroup.groups import Groups
+from bagua.regroup.transfer import Fetch, StateServer
 from bagua.regroup.watched_group import WatchedGroup
 
 LAYERS, WIDTH = 6, 16
@@ -34,15 +38,26 @@ SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "128"}  # bytes: two layers each
 POINTS = ("forward", "gradient 5", "gradient 2", "sent 1", "sent 3", "returned", "stepping", "stepped")
 # Of a regroup.
 POINTS_OF_REGROUP = ("told", "reported", "ready", "connected")
+# Of a process that joins, and of a rank that admits it.
+POINTS_OF_JOIN = ("asked", "following", "fetched", "ready", "connected", "given")
+POINTS_OF_ADMISSION = ("feeding", "reported", "offered", "ready", "connected", "handing")
 
 
 class Kill(NamedTuple):
     """Of the rank that was this one at first, by its own hand: at a point of this step or of the next one, or of a
-    regroup then, or else before what follows."""
+    regroup then, or else before what follows. One that is patient dies when it comes to the point, if ever."""
 
     rank: int
     step: int
     point: str
+    is_patient: bool = False
+
+
+class Join(NamedTuple):
+    """Of the process of this number, which is more than the ranks at first, when the job has come to this step."""
+
+    rank: int
+    step: int
 
 
 def drawn_kills(seed: int, ranks: int, count: int, steps: int) -> list[Kill]:
@@ -59,15 +74,45 @@ def drawn_kills(seed: int, ranks: int, count: int, steps: int) -> list[Kill]:
     return kills
 
 
-def run_job(ranks: int, function: Callable[..., Any], *arguments: Any, **named: Any) -> list[Any]:
-    """As `run_ranks`, with a store that none of them serves."""
+def drawn_joins(seed: int, ranks: int, count: int, steps: int) -> tuple[list[Join], list[Kill]]:
+    """Some join at the same step. Some of them die while they join, as some ranks do that admit them, but not all."""
+    draw = random.Random(seed)
+    joins: list[Join] = []
+    kills: list[Kill] = []
+    for rank in range(ranks, ranks + count):
+        joins.append(Join(rank, joins[-1].step if joins and draw.random() < 0.3 else draw.randrange(1, steps)))
+        if draw.random() < 0.35:
+            kills.append(Kill(rank, 0, draw.choice(POINTS_OF_JOIN)))
+    for victim in draw.sample(range(ranks), draw.randrange(ranks)):
+        is_patient = draw.random() < 0.7
+        point = draw.choice(POINTS_OF_ADMISSION if is_patient else POINTS)
+        kills.append(Kill(victim, draw.choice(joins).step, point, is_patient))
+    return joins, kills
+
+
+def run_job(ranks: int, function: Callable[..., Any], *arguments: Any, joiners: int = 0, **named: Any) -> list[Any]:
+    """As `run_ranks`, with a store that none of them serves.
+
+    Args:
+        joiners: processes that are started in addition, of no rank of the job's beginning.
+    """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    env: Mapping[str, str] = named.pop("env", {})
-    return run_ranks(ranks, function, *arguments, env={**env, "MASTER_PORT": str(store.port)}, **named)
+    env = {"WORLD_SIZE": str(ranks), **named.pop("env", {}), "MASTER_PORT": str(store.port)}
+    environments = [dict(env) for _ in range(ranks + joiners)]
+    for number in range(ranks, ranks + joiners):
+        environments[number]["WORLD_SIZE"] = str(number + 1)
+    return run_ranks(ranks + joiners, function, *arguments, env=environments, **named)
+
+
+def job_store() -> dist.Store:
+    """Which is none of an epoch's."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    client = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+    return dist.PrefixStore("test", client)
 
 
 def join_job(timeout_s: float = 60, **options: Any) -> int:
-    """The rank of this process, among all that have joined."""
+    """The number of this process. It is one of the first ranks."""
     rank = int(os.environ["RANK"])
     bagua.init_process_group(regroup=bagua.Regroup(**options), timeout=timeout_s, backend="gloo")
     # All of them have joined before one dies.
@@ -82,7 +127,7 @@ def die(*_: Any) -> None:
 
 
 def amount(first_rank: int, step: int, layer: int) -> int:
-    return 1 + first_rank + 2 * step + layer  # in sum below 256, so that bf16 is exact
+    return 1 + first_rank + 2 * (step % 8) + layer  # in sum below 256, so that bf16 is exact
 
 
 class Ledger(nn.Module):
@@ -100,9 +145,8 @@ class Ledger(nn.Module):
 class History:
     """Which ranks, by their first numbers, trained from which step on."""
 
-    def __init__(self, ranks: int) -> None:
-        self.members = list(range(ranks))
-        self.phases: list[tuple[int, list[int]]] = [(0, self.members)]
+    def __init__(self) -> None:
+        self.phases: list[tuple[int, list[int]]] = [(bagua.regroup_step(), _members())]
 
     def note(self, change: coordinator.WorldChange) -> None:
         regrouping = coordinator.current()
@@ -111,36 +155,67 @@ class History:
         assert change.rank == dist.get_rank() == bagua.get_rank()
         if self.phases[-1][0] == change.step:
             self.phases.pop()  # in which no step was made: another rank may not even have come to it
-        self.phases.append((change.step, [one.first_rank for one in regrouping.epoch.members]))
-
-    def expected(self, layer: int, steps: int) -> int:
-        """What the ledger has after so many steps."""
-        total = 0
-        for step in range(steps):
-            members = next(members for begin, members in reversed(self.phases) if begin <= step)
-            total += sum(amount(rank, step, layer) for rank in members)
-        return total
+        self.phases.append((change.step, _members()))
 
 
-def keep_ledger(kills: list[Kill], steps: int, how: str, codec: str | None, min_ranks: int) -> dict[str, Any]:
-    """Trains a ledger until the job has made so many steps. Returns what this rank has seen."""
-    rank = join_job(min_ranks=min_ranks)
-    history = History(dist.get_world_size())
-    net = Ledger()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    if how == "wrapper":
-        model: Any = bagua.data_parallel.DistributedDataParallel(
-            net, optimizers=[optimizer], algorithm=_algorithm(codec), bucket_cap_mb=128 / 2**20
-        )
-    else:
-        model = bagua.with_bagua(net, [optimizer], _algorithm(codec))
+def _members() -> list[int]:
+    regrouping = coordinator.current()
+    assert regrouping is not None
+    return [one.first_rank for one in regrouping.epoch.members]
+
+
+def expected(phases: list[tuple[int, list[int]]], layer: int, steps: int) -> int:
+    """What the ledger has after so many steps."""
+    total = steps if layer == 0 else 0
+    for step in range(steps):
+        members = next(members for begin, members in reversed(phases) if begin <= step)
+        total += sum(amount(rank, step, layer) for rank in members)
+    return total
+
+
+def keep_ledger(
+    kills: list[Kill],
+    steps: int,
+    how: str,
+    codec: str | None,
+    min_ranks: int,
+    joins: Sequence[Join] = (),
+    follows: bool = True,
+) -> dict[str, Any]:
+    """Trains a ledger until the job has made so many steps, and all have joined that live. If none that join may follow
+    the others, they are too slow. Returns what this rank has seen."""
+    if not follows:
+        following.MAX_STEPS = 0
+    number, store = int(os.environ["RANK"]), job_store()
+    join = next((one for one in joins if one.rank == number), None)
+    mine = next((one for one in kills if one.rank == number), None)
+    with contextlib.ExitStack() as stack:
+        if join is None:
+            join_job(min_ranks=min_ranks)
+        else:
+            store.wait([f"step {join.step}"], datetime.timedelta(seconds=60))
+            if mine is not None and mine.point in POINTS_OF_JOIN:
+                _die_while_joining(mine, store, stack)
+            bagua.init_process_group(regroup=bagua.Regroup(min_ranks=min_ranks), timeout=60, backend="gloo")
+            assert (dist.get_rank(), dist.get_world_size(), bagua.regroup_step()) == (0, 1, 0)
+        net = Ledger()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        if how == "wrapper":
+            model: Any = bagua.data_parallel.DistributedDataParallel(
+                net, optimizers=[optimizer], algorithm=_algorithm(codec), bucket_cap_mb=128 / 2**20
+            )
+        else:
+            model = bagua.with_bagua(net, [optimizer], _algorithm(codec))
+    history = History()
     model.on_regroup(history.note)
-    mine = next((one for one in kills if one.rank == rank), None)
+    if join is not None:
+        store.set(f"settled {number}", b"")
     dropped = 0
-    while (step := bagua.regroup_step()) < steps:
-        with _dying(mine, step, net, optimizer):
+    while not _is_end(store, step := bagua.regroup_step(), steps, joins):
+        store.set(f"step {step}", b"")
+        with dying(mine, step, net, optimizer):
             optimizer.zero_grad()
-            loss = model(torch.tensor([[float(amount(rank, step, layer))] for layer in range(LAYERS)]))
+            loss = model(torch.tensor([[float(amount(number, step, layer))] for layer in range(LAYERS)]))
             loss.backward()
             was_dropped = model.step_was_dropped
             if was_dropped:
@@ -149,9 +224,22 @@ def keep_ledger(kills: list[Kill], steps: int, how: str, codec: str | None, min_
             optimizer.step()
             dropped += model.step_was_dropped
             _die_at(mine, step, "stepped")
+            if not model.step_was_dropped:
+                with torch.no_grad():
+                    net.layers[0].add_(1)  # one that follows the optimizer's steps does not see it
     totals = [int(one[0]) for one in net.layers]
     assert all(bool((one == one[0]).all()) for one in net.layers)
-    return {"totals": totals, "phases": history.phases, "dropped": dropped, "rank": dist.get_rank()}
+    return {"totals": totals, "phases": history.phases, "dropped": dropped, "rank": dist.get_rank(), "steps": step}
+
+
+def _is_end(store: dist.Store, step: int, steps: int, joins: Sequence[Join]) -> bool:
+    """Whether the job has made so many steps. They are more if some join late: the first that sees them all says when
+    it ends, before the others can come to that step."""
+    if not joins:
+        return step >= steps
+    if store.check([f"settled {one.rank}" for one in joins]):
+        store.compare_set("end", "", str(max(steps, step + 2)))
+    return store.check(["end"]) and step >= int(store.get("end"))
 
 
 def _algorithm(codec: str | None) -> Any:
@@ -167,14 +255,33 @@ def _die_at(kill: Kill | None, step: int, point: str) -> None:
         die()
 
 
+def _die_while_joining(kill: Kill, store: dist.Store, stack: contextlib.ExitStack) -> None:
+    """This process dies at a point of its join, and lets it be known that nobody is to wait for it."""
+    owner, name = {
+        "asked": (joining, "_ask_members"),
+        "following": (StateFollower, "take"),
+        "fetched": (Fetch, "run"),
+        "ready": (EpochStore, "set_ready"),
+        "connected": (Groups, "install"),
+        "given": (coordinator.Regrouping, "_take_rest"),
+    }[kill.point]
+
+    def settled_and_dead() -> None:
+        store.set(f"settled {kill.rank}", b"")
+        die()
+
+    # The first of these calls is that of the process alone.
+    stack.enter_context(after_calls(owner, name, 2 if kill.point in ("ready", "connected") else 1, settled_and_dead))
+
+
 @contextlib.contextmanager
-def _dying(kill: Kill | None, step: int, net: Ledger, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def dying(kill: Kill | None, step: int, net: Ledger, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     if kill is None or step < kill.step:
         yield
         return
     with contextlib.ExitStack() as stack:
         kind, _, number = kill.point.partition(" ")
-        if kind == "forward" or step > kill.step + 1:
+        if kind == "forward" or (step > kill.step + 1 and not kill.is_patient):
             stack.callback(net.register_forward_pre_hook(die).remove)
         elif kind == "gradient":
             stack.callback(net.layers[int(number)].register_hook(die).remove)
@@ -184,6 +291,12 @@ def _dying(kill: Kill | None, step: int, net: Ledger, optimizer: torch.optim.Opt
             stack.callback(optimizer.register_step_pre_hook(die).remove)
         elif kind == "told":
             stack.enter_context(after_calls(coordinator.Regrouping, "_reach_next", 0))
+        elif kind == "feeding":
+            stack.enter_context(after_calls(Feed, "begin_step", 1))
+        elif kind == "offered":
+            stack.enter_context(after_calls(StateServer, "offer", 1))
+        elif kind == "handing":
+            stack.enter_context(after_calls(coordinator.Regrouping, "_hand_over", 0))
         elif kind == "reported":
             stack.enter_context(after_calls(EpochStore, "report", 1))
         elif kind == "ready":
@@ -194,7 +307,7 @@ def _dying(kill: Kill | None, step: int, net: Ledger, optimizer: torch.optim.Opt
 
 
 @contextlib.contextmanager
-def after_calls(owner: Any, name: str, count: int) -> Iterator[None]:
+def after_calls(owner: Any, name: str, count: int, die: Callable[[], None] = die) -> Iterator[None]:
     """This process dies after the call of this number; 0: before the first."""
     original, calls = getattr(owner, name), 0
 
@@ -219,14 +332,16 @@ def check_ledgers(results: list[dict[str, Any] | None], steps: int, dead: set[in
     """Of all ranks: survivors have the same, and each step of each rank of its time exactly once."""
     left = {rank: one for rank, one in enumerate(results) if one is not None}
     assert set(left) == set(range(len(results))) - dead, (left.keys(), dead)
-    some = next(iter(left.values()))
+    some = next(iter(left.values()))  # it was there at first
     for one in left.values():
-        assert (one["totals"], one["phases"]) == (some["totals"], some["phases"]), (one, some)
+        begin = one["phases"][0][0]
+        phases = [phase for phase in some["phases"] if phase[0] >= begin]
+        assert (one["totals"], one["phases"][1:], one["steps"]) == (some["totals"], phases[1:], some["steps"]), left
+        assert begin == 0 or one["phases"] == phases, (one, some)
     members = some["phases"][-1][1]
     assert {rank: one["rank"] for rank, one in left.items()} == {rank: members.index(rank) for rank in left}
-    history = History(len(results))
-    history.phases = some["phases"]
-    assert some["totals"] == [history.expected(layer, steps) for layer in range(LAYERS)], some["phases"]
+    assert some["steps"] >= steps
+    assert some["totals"] == [expected(some["phases"], layer, some["steps"]) for layer in range(LAYERS)], some["phases"]
 
 
 def die_before_second_total(flag: str, store: Any) -> None:

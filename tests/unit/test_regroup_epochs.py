@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 
 import torch.distributed as dist
 
@@ -48,6 +49,29 @@ def test_one_that_has_made_the_step_comes_first() -> None:
     assert (decision.epoch.step, decision.epoch.is_behind) == (6, True)
 
 
+def test_those_that_all_admit_come_last_and_one_without_state_is_never_first() -> None:
+    members = {one.token: one for one in _epoch(5).members}
+
+    def decided(reports: dict[str, Report], lost: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+        decision = decide(_epoch(3), reports, lost, 1, members)
+        assert decision is not None
+        assert decision.epoch is not None
+        return decision.epoch.tokens, decision.epoch.newcomers, decision.epoch.is_agreed
+
+    admits = {f"m{rank}": Report(5, admits=("m3", "m4")) for rank in range(3)}
+    assert decided(admits, ()) == (("m0", "m1", "m2", "m3", "m4"), ("m3", "m4"), True)
+    assert decided(admits, {"m0", "m3"}) == (("m1", "m2", "m4"), ("m4",), True)
+    assert decided(admits, {"m3", "m4"}) == (("m0", "m1", "m2"), (), True)
+    # One was told of a loss before it came to the step.
+    assert decided({**admits, "m1": Report(5)}, {"m2"}) == (("m0", "m1"), (), False)
+    assert decided({**admits, "m1": Report(4)}, {"m2"}) == (("m0", "m1"), (), False)
+    joining = {"m0": Report(5, is_whole=False), "m1": Report(5), "m2": Report(5, is_whole=False)}
+    assert decided(joining, ()) == (("m1", "m0", "m2"), ("m0", "m2"), False)
+    decision = decide(_epoch(3), joining, {"m1"}, 1)
+    assert decision is not None
+    assert "all ranks are lost that had its state" in decision.problem
+
+
 def test_too_few_and_models_that_differ_end_the_job() -> None:
     for ranks, left, min_ranks, goes_on in ((4, 2, None, False), (5, 3, None, True), (4, 1, 1, True), (4, 1, 2, False)):
         lost = {f"m{rank}" for rank in range(left, ranks)}
@@ -79,7 +103,7 @@ def test_losses_and_reports_are_read_as_they_were_written() -> None:
     store.add_lost("m2", LEFT)
     store.add_lost("m1", LEFT)
     assert reader.lost() == {"m1": "exited", "m2": LEFT}
-    store.report(epoch, "m0", Report(7, 1))
-    assert reader.reports(epoch, {"m1"}) == {"m0": Report(7, 1)}
-    store.set_ready(epoch, "m0")
+    store.report(epoch, "m0", Report(7, 1, False, ("m5",)))
+    assert reader.reports(epoch, {"m1"}) == {"m0": Report(7, 1, False, ("m5",))}
+    store.set_ready(epoch, "m0", [])
     assert [one.token for one in reader.not_ready(epoch)] == ["m1", "m2"]

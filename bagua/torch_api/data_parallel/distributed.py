@@ -267,6 +267,8 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         if regrouping is not None:
             # Ranks may be at different forward passes of a step that is dropped.
             engine.on_regroup(self._expect_other_buffers)
+            self._expect_other_buffers(None)
+            engine.join_job()
 
     def _expect_other_buffers(self, _: object) -> None:
         self.forward_buffers.differ = True
@@ -337,6 +339,8 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         self._uneven.before_forward()
         regrouping = coordinator.current()
         if regrouping is not None:
+            if self.module.training and torch.is_grad_enabled():
+                regrouping.begin_forward()
             # The broadcast alone is repeated; what else is done before a forward pass communicates nothing then.
             regrouping.repeat(lambda: self._broadcast_buffers(makes_them_differ))
         else:

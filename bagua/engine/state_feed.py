@@ -1,0 +1,186 @@
+"""What a process that joins follows while the others train: copies of parameters with their optimizer states, some
+before each step, and the gradients of each step of those that were copied. It applies the same gradients to the same
+state, and so has what the others have.
+
+On the training thread of each. How it travels: bagua.regroup.following.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bagua.engine.parameters import replicated_parameters
+from bagua.regroup.following import Record
+
+if TYPE_CHECKING:
+    from bagua.engine.setup import Setup
+
+# Of the time of a step, for copies. At least one parameter is copied.
+COPY_SHARE = 0.1
+MIN_LIMIT_BYTES = 64 << 20
+
+
+class StateFeed:
+    """
+    Of one process that joins, by a member.
+
+    Args:
+        setup: of the model.
+        share: the number of the share of the parameters, of `of` that are about as large.
+
+    Attributes:
+        limit_bytes: of host memory, that copies may use: as much as the share has, or MIN_LIMIT_BYTES.
+    """
+
+    def __init__(self, setup: Setup, share: int, of: int) -> None:
+        self._optimizer = setup.optimizers[0]
+        self._parameters = _parameters_of(setup)
+        self._left = _shared_out([_state_bytes(self._optimizer, one) for one in self._parameters], of)[share]
+        self._copied: list[int] = []
+        self._begin: float | None = None
+        share_bytes = sum(_state_bytes(self._optimizer, self._parameters[one]) for one in self._left)
+        self.limit_bytes = max(MIN_LIMIT_BYTES, share_bytes)
+
+    def begin_step(self) -> Iterator[Record]:
+        """Copies, before a step."""
+        begin = time.monotonic()
+        budget = 0.0 if self._begin is None else COPY_SHARE * (begin - self._begin)
+        self._begin = begin
+        while self._left:
+            yield self._copy(self._left.pop(0))
+            if time.monotonic() - begin >= budget:
+                break
+
+    def _copy(self, number: int) -> Record:
+        parameter = self._parameters[number]
+        self._copied.append(number)
+        tensors = [parameter.detach()]
+        names: list[tuple[Any, ...]] = []
+        for name, value in self._optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                names.append((name, tuple(value.shape), value.dtype, None))
+                tensors.append(value.detach())
+            else:
+                names.append((name, None, None, value))
+        return Record(("state", number, names), [_copied(one) for one in tensors])
+
+    def gradients(self) -> Record:
+        """Those that the optimizer steps with now."""
+        numbers = [one for one in self._copied if self._parameters[one].grad is not None]
+        tensors = [_copied(grad) for one in numbers if (grad := self._parameters[one].grad) is not None]
+        return Record(("gradients", numbers, sendable_options(self._optimizer)), tensors)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the share has been copied."""
+        return not self._left
+
+
+class StateFollower:
+    """Of the process that joins.
+
+    Args:
+        setup: of the model.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._optimizer = setup.optimizers[0]
+        self._parameters = _parameters_of(setup)
+        self._gradients: dict[int, Tensor] = {}
+        self._has_gradients: list[int] = []
+        self._options: list[dict[str, Any]] = []
+
+    def room(self, said: tuple[Any, ...]) -> list[Tensor]:
+        """Contiguous tensors for those of a record. Any thread, but one record of a parameter at a time."""
+        if said[0] == "state":
+            parameter = self._parameters[said[1]]
+            shapes = [(tuple(parameter.shape), parameter.dtype)]
+            shapes += [(shape, dtype) for _, shape, dtype, _ in said[2] if shape is not None]
+            return [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+        for number in said[1]:
+            if number not in self._gradients:
+                parameter = self._parameters[number]
+                self._gradients[number] = torch.empty(parameter.shape, dtype=parameter.dtype)
+        return [self._gradients[number] for number in said[1]]
+
+    def take(self, said: tuple[Any, ...], tensors: list[Tensor]) -> None:
+        """A record whose tensors are there. Those of the states of a step come before its gradients."""
+        if said[0] == "gradients":
+            self._has_gradients += said[1]
+            self._options = said[2]
+            return
+        parameter = self._parameters[said[1]]
+        with torch.no_grad():
+            parameter.copy_(tensors[0])
+        rest = iter(tensors[1:])
+        state: dict[Any, Any] = {}
+        for name, shape, _, value in said[2]:
+            state[name] = value if shape is None else _like(parameter, next(rest))
+        if state:
+            self._optimizer.state[parameter] = state
+
+    def step(self) -> None:
+        """With the gradients that were taken."""
+        for group, options in zip(self._optimizer.param_groups, self._options, strict=True):
+            group.update(options)
+        for number in self._has_gradients:
+            self._parameters[number].grad = self._gradients[number]
+        try:
+            self._optimizer.step()
+        finally:
+            for number in self._has_gradients:
+                self._parameters[number].grad = None
+            self._has_gradients = []
+
+
+def sendable_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group, without what cannot be pickled."""
+    return [
+        {name: value for name, value in group.items() if name != "params" and _can_be_sent(value)}
+        for group in optimizer.param_groups
+    ]
+
+
+def _can_be_sent(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # whatever a __reduce__ raises
+        return False
+    return True
+
+
+def _parameters_of(setup: Setup) -> list[nn.Parameter]:
+    return [one for _, one in replicated_parameters(setup.module, setup.ignored)]
+
+
+def _shared_out(sizes: Sequence[int], of: int) -> list[list[int]]:
+    """Positions, in shares of about the same sum: the same on all ranks."""
+    shares: list[list[int]] = [[] for _ in range(of)]
+    sums = [0] * of
+    for position in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
+        smallest = sums.index(min(sums))
+        shares[smallest].append(position)
+        sums[smallest] += sizes[position]
+    return shares
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _like(parameter: Tensor, values: Tensor) -> Tensor:
+    """With the parameter's strides: fused kernels rely on equal ones."""
+    if values.shape != parameter.shape or parameter.is_contiguous():
+        return values
+    return torch.empty_like(parameter.detach(), dtype=values.dtype).copy_(values)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:
+    values = optimizer.state.get(parameter, {}).values()
+    return parameter.nbytes + sum(one.nbytes for one in values if isinstance(one, Tensor))
