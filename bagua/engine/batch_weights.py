@@ -108,8 +108,11 @@ class BatchWeights:
                 f"set_batch_weight: {shown(weight)} is not a number.\n"
                 "Pass the number of samples or tokens of this rank's batch."
             )
-        # An integer may be larger than floating point can be.
-        self._set(math.inf if weight > _MOST else float(weight), is_counted=False)
+        try:
+            value = float(weight)
+        except OverflowError:  # an integer that is larger than floating point can be
+            value = math.inf
+        self._set(value, is_counted=False)
 
     def _set(self, weight: float, is_counted: bool) -> None:
         self._weight, self._is_counted = weight, is_counted
