@@ -13,12 +13,11 @@ from bagua.command_exit import EXIT_USAGE, CommandError
 from bagua.distributed import torchrun
 from bagua.distributed.caller import end_with_caller
 from bagua.distributed.options import (
-    DEFAULT_MASTER_PORT,
     add_further_options,
+    add_master_options,
     add_option,
     add_script_options,
     add_training_options,
-    port,
     positive,
     processes,
     say_without_gpu,
@@ -44,17 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="number of processes on this node, or auto, gpu or cpu (default: 1)",
     )
-    add_option(
-        parser, "master_addr", default="127.0.0.1", metavar="HOST", help="address of node 0 (default: 127.0.0.1)"
-    )
-    add_option(
-        parser,
-        "master_port",
-        type=port,
-        default=DEFAULT_MASTER_PORT,
-        metavar="PORT",
-        help=f"free port of node 0, the same on all nodes (default: {DEFAULT_MASTER_PORT})",
-    )
+    add_master_options(parser, "free port of node 0")
     add_script_options(parser, script_help="what each process runs")
     add_training_options(parser)
     add_further_options(parser)

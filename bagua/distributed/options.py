@@ -34,6 +34,21 @@ def add_option(parser: argparse._ActionsContainer, name: str, **keywords: Any) -
     parser.add_argument(*spellings, dest=name, **keywords)
 
 
+def add_master_options(parser: argparse._ActionsContainer, what: str) -> None:
+    """Where node 0 is. `what`: its port is, for the help."""
+    add_option(
+        parser, "master_addr", default="127.0.0.1", metavar="HOST", help="address of node 0 (default: 127.0.0.1)"
+    )
+    add_option(
+        parser,
+        "master_port",
+        type=port,
+        default=DEFAULT_MASTER_PORT,
+        metavar="PORT",
+        help=f"{what}, the same on all nodes (default: {DEFAULT_MASTER_PORT})",
+    )
+
+
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     """Those that configure Bagua in the ranks."""
     group = parser.add_argument_group("Bagua")

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bagua.command_exit import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 from bagua.distributed import torchrun
 from bagua.distributed.options import (
-    DEFAULT_MASTER_PORT,
     add_further_options,
+    add_master_options,
     add_option,
     add_script_options,
     add_training_options,
-    port,
     positive,
     processes,
     say_without_gpu,
@@ -74,17 +73,7 @@ def make_parser(program: str) -> argparse.ArgumentParser:
         metavar="RANK",
         help="of this node. Node 0 serves the job's store. Without numbers, the host does that --master-addr names",
     )
-    add_option(
-        parser, "master_addr", default="127.0.0.1", metavar="HOST", help="address of node 0 (default: 127.0.0.1)"
-    )
-    add_option(
-        parser,
-        "master_port",
-        type=port,
-        default=DEFAULT_MASTER_PORT,
-        metavar="PORT",
-        help=f"port of node 0 for the job's store, the same on all nodes (default: {DEFAULT_MASTER_PORT})",
-    )
+    add_master_options(parser, "port of node 0 for the job's store")
     add_option(
         parser,
         "rdzv_conf",
