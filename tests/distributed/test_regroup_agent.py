@@ -367,15 +367,27 @@ def test_ranks_end_with_their_agent(number: str, tmp_path: Path) -> None:
 
 
 STOPS_STORE = """
-import os, signal, sys
+import os, pathlib, signal, sys, time
 os.kill(int(sys.argv[1]), signal.SIGSTOP)
+while not pathlib.Path("looked in vain 2").exists():
+    time.sleep(0.01)
 os.kill(os.getppid(), signal.SIGTERM)
 signal.pause()
 """
 
 
 def _impatient_agent(words: list[list[str]], folder: str) -> tuple[int, str]:
-    regroup_agent.ANSWER_S = 0.2
+    regroup_agent.ANSWER_S, regroup_agent.LOOK_S = 0.2, 0.05
+    look, failures = regroup_agent.Agent._look, 0
+
+    def counted(agent: regroup_agent.Agent) -> None:
+        nonlocal failures
+        before = agent._looks_from
+        look(agent)
+        failures += agent._looks_from != before
+        Path(f"looked in vain {failures}").touch()
+
+    regroup_agent.Agent._look = counted  # type: ignore[method-assign]
     return _agent(words, folder)
 
 
@@ -384,8 +396,9 @@ def test_an_agent_ends_although_the_store_does_not_answer(tmp_path: Path) -> Non
     port = free_port()
     store = forked(run.main, ["--regroup", "--store-only", f"--master-port={port}"])
     _store(port)  # it listens
-    ((status, _),) = run_ranks(1, _impatient_agent, [[*_words(port), str(store)]], str(tmp_path))
+    ((status, errors),) = run_ranks(1, _impatient_agent, [[*_words(port), str(store)]], str(tmp_path))
     assert status == 128 + signal.SIGTERM
+    assert errors.count("the job's store is unreachable") == 1, errors
     os.kill(store, signal.SIGCONT)
     os.kill(store, signal.SIGTERM)
     assert exit_code_of(store) == 0
