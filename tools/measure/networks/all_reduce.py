@@ -364,6 +364,8 @@ class StartedBackends:
         for name in failures:
             del self.ranks[name]
         self.errors = [f"{name} did not start: {failure}" for name, failure in failures.items()]
+        for name in list(self.ranks):
+            self._warm_up(name)
         self.facts = next((ranks.facts for ranks in self.ranks.values()), {})
 
     def __enter__(self) -> StartedBackends:
@@ -387,14 +389,21 @@ class StartedBackends:
         if self._given.device == "cuda" and (fault := ranks.network_fault(name)):
             raise BenchError(fault)
 
-    def measure(self, name: str, cell: Cell, seconds: float) -> tuple[float, float | None]:
-        """Seconds of one of several collectives that take about `seconds` together, and of one alone, None if there was
-        no time for several. The first time at a size, as many go before, and before the first size, the all-reduces of
-        --warm-up. Raises BenchError, after which the backend has ended."""
-        if not any(measured == name for measured, _, _ in self._seconds):
-            end, each = time.monotonic() + self._given.warm_up, seconds
+    def _warm_up(self, name: str) -> None:
+        """The all-reduces of --warm-up, before the first turn, so that all rounds take as long."""
+        seconds = self._given.turn
+        end, each = time.monotonic() + self._given.warm_up, seconds
+        try:
             while time.monotonic() < end:
                 each, _ = self._ask(name, COLLECTIVE, WARM_UP_BYTES, self._count(seconds, each))
+        except BenchError as error:
+            self.errors.append(f"{name} failed before its first turn: {error}")
+            del self.ranks[name]
+
+    def measure(self, name: str, cell: Cell, seconds: float) -> tuple[float, float | None]:
+        """Seconds of one of several collectives that take about `seconds` together, and of one alone, None if there was
+        no time for several. The first time at a size, as many go before. Raises BenchError, after which the backend has
+        ended."""
         what = cell.collective, cell.size_bytes
         known = self._seconds.get((name, *what))
         if known is None:
