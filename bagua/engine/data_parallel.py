@@ -23,7 +23,11 @@ from bagua.engine.gradient_owners import owners_by_name
 from bagua.engine.parameters import ignored_names
 from bagua.engine.plan_tuner import PlanTuner
 from bagua.engine.setup import ActiveRanks, Setup
-from bagua.engine.step_statistics import PassRecorder, StepStatistics
+from bagua.engine.speed_shares import LEAST_STEPS
+from bagua.engine.step_statistics import KEPT, PassRecorder, StepStatistics
+from bagua.job import computing
+from bagua.job.computing import Computing
+from bagua.tuning.sampled_steps import median, typical
 
 if TYPE_CHECKING:
     from bagua.regroup.coordinator import WorldChange
@@ -115,6 +119,7 @@ class DataParallelEngine(AlgorithmFacade):
             self.detach()  # so that the module can be wrapped by something that works
             raise
         owners_by_name[setup.name] = self
+        computing.tell(lambda: own_computing(KEPT, median))
         if autotune:
             self.autotune(allow)
 
@@ -399,3 +404,23 @@ def _check_state(
 
 def _no_engine() -> None:
     return None
+
+
+def own_computing(steps: int, middle: Callable[[Sequence[float]], float] = typical) -> Computing:
+    """How long a step of this rank takes, without what it waits for. With several modules, one of that which takes
+    longest, less what all wait for.
+
+    Args:
+        steps: the last ones; at most as many as are kept.
+        middle: of their times.
+
+    Raises:
+        RuntimeError: as `DataParallelEngine.is_attached`.
+    """
+    engines = [cast("DataParallelEngine", one) for one in owners_by_name.values()]
+    measured = [one.recorder.latest(steps, middle) for one in engines if one.is_attached]
+    known = [one for one in measured if one[0] >= LEAST_STEPS]
+    if not known:
+        return Computing()
+    count, step_s, _ = max(known, key=lambda one: one[1])
+    return Computing(count, step_s - sum(exposed_s for _, _, exposed_s in known))

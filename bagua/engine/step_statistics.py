@@ -4,6 +4,9 @@ One `PassRecorder` per engine, written by the scheduler of the plan in use: on t
 communication thread runs, there. Operations are timed in every SAMPLE_EVERY-th pass; what a pass waits for on a CPU, in
 all. On average that takes 1.5 us of a pass with four buckets on CPUs.
 
+Where ranks make steps of their own, and communicate after some of them, what is between two of these is measured as
+well: `begin_own_step`, `end_own_step`. Then a pass is an exchange, and the computing time of a step is that of these.
+
 [Note: on GPUs] nothing waits on the host. In a sampled pass all buckets go through the group's stream, between two
 events, and a third one on the stream of the backward pass tells when its gradients were done. They are read some passes
 later, when the GPU has passed them.
@@ -15,18 +18,19 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from bagua.tuning.sampled_steps import SAMPLE_EVERY, UnreadSamples, is_sampled, median
+from bagua.tuning.sampled_steps import SAMPLE_EVERY, UnreadSamples, is_sampled, median, typical
 
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
 
 WINDOW = 64  # passes that the figures are of
+KEPT = 4 * WINDOW  # times of steps, by which ranks are compared
 
 _logger = logging.getLogger("bagua")
 
@@ -117,6 +121,18 @@ class _Sample:
         return exposed
 
 
+@dataclass(frozen=True)
+class _OwnStep:
+    """On a GPU, between two events."""
+
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.end.query())  # type: ignore[no-untyped-call]
+
+
 class PassRecorder:
     """Of one engine.
 
@@ -131,11 +147,14 @@ class PassRecorder:
         self._clock = clock
         self._passes = 0
         self._last_end: float | None = None
-        self._step_s: deque[float] = deque(maxlen=WINDOW)
-        self._exposed_s: deque[float] = deque(maxlen=WINDOW)
+        self._step_s: deque[float] = deque(maxlen=KEPT)
+        self._exposed_s: deque[float] = deque(maxlen=KEPT)
         self._samples: deque[_Sample] = deque(maxlen=max(2, WINDOW // SAMPLE_EVERY))
         self._unread: UnreadSamples[_Sample] = UnreadSamples()
         self._sample: _Sample | None = None
+        self._own_s: deque[float] = deque(maxlen=KEPT)
+        self._unread_own: UnreadSamples[_OwnStep] = UnreadSamples(KEPT)
+        self._own_begin: float | torch.cuda.Event | None = None
 
     # --- written by the scheduler ------------------------------------------------------------------------------------
 
@@ -221,6 +240,26 @@ class PassRecorder:
         self.forget()
         self._step_s.clear()
         self._exposed_s.clear()
+        self._own_s.clear()
+        self._unread_own.clear()
+        self._own_begin = None
+
+    # --- written by algorithms whose ranks make steps of their own ---------------------------------------------------
+
+    def begin_own_step(self, device: torch.device) -> None:
+        """What this rank does from now on, until `end_own_step`, waits for no other one."""
+        self._own_begin = self._clock() if device.type != "cuda" else _event_now(device)
+
+    def end_own_step(self, device: torch.device) -> None:
+        """Without effect if none has begun."""
+        begin, self._own_begin = self._own_begin, None
+        if isinstance(begin, float):
+            self._own_s.append(self._clock() - begin)
+        elif begin is not None:
+            end = _event_now(device)
+            if end is not None:
+                self._unread_own.add(_OwnStep(begin, end))
+                self._read()
 
     # --- read by users -----------------------------------------------------------------------------------------------
 
@@ -243,19 +282,22 @@ class PassRecorder:
         )
         return StepStatistics(
             self._passes,
-            median(self._step_s),
+            median(list(self._step_s)[-WINDOW:]),
             sum(bucket.communication_s for bucket in buckets) if buckets else float("nan"),
-            median(self._exposed_s),
+            median(list(self._exposed_s)[-WINDOW:]),
             sum(bucket.nbytes for bucket in buckets),
             buckets,
         )
 
-    def latest(self, steps: int) -> tuple[int, float, float]:
-        """Of the last steps, at most `steps` and WINDOW of them: how many are measured, the median of a step, and of
-        what it waits for after its gradients are done, in s; NaN where there is none."""
-        self._read()
+    def latest(self, steps: int, middle: Callable[[Sequence[float]], float] = typical) -> tuple[int, float, float]:
+        """Of the last steps, at most `steps` of them and of those that are kept: how many are measured, the middle of
+        what they take, and of what they wait for after their gradients are done, in s; NaN where there is none. On any
+        thread."""
+        if self._own_s:
+            own = list(self._own_s)[-steps:]
+            return len(own), middle(own), 0.0
         taken, exposed = list(self._step_s)[-steps:], list(self._exposed_s)[-steps:]
-        return min(len(taken), steps), median(taken), median(exposed)
+        return len(taken), middle(taken), middle(exposed)
 
     def _read(self) -> None:
         for sample in self._unread.take():
@@ -263,3 +305,14 @@ class PassRecorder:
             if exposed is not None:
                 self._exposed_s.append(exposed)
             self._samples.append(sample)
+        for step in self._unread_own.take():
+            self._own_s.append(1e-3 * step.begin.elapsed_time(step.end))
+
+
+def _event_now(device: torch.device) -> torch.cuda.Event | None:
+    """On the current stream. None: what is captured has no times."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event

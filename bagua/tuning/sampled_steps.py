@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 SAMPLE_EVERY = 8
 _MOST_UNREAD = 4  # a GPU that is further behind loses the oldest
+_BLOCKS = 5
 
 
 class Sample(Protocol):
@@ -28,10 +29,14 @@ def is_sampled(step: int) -> bool:
 
 
 class UnreadSamples(Generic[_Sample]):
-    """Samples of steps that are over, in order."""
+    """Samples of steps that are over, in order.
 
-    def __init__(self) -> None:
-        self._waiting: deque[_Sample] = deque(maxlen=_MOST_UNREAD)
+    Args:
+        most: of them; then the oldest are lost.
+    """
+
+    def __init__(self, most: int = _MOST_UNREAD) -> None:
+        self._waiting: deque[_Sample] = deque(maxlen=most)
 
     def add(self, sample: _Sample) -> None:
         self._waiting.append(sample)
@@ -52,3 +57,11 @@ def median(values: Iterable[float]) -> float:
     """NaN where there is none."""
     known = list(values)
     return statistics.median(known) if known else float("nan")
+
+
+def typical(values: Sequence[float]) -> float:
+    """The median of the means of _BLOCKS parts, each of consecutive values; NaN where there is none. A slow step among
+    others counts for nothing, as with a median; but many that are slow now and then do, as those of a process are whose
+    share of a core is used up before each of its scheduler's periods ends."""
+    size = max(1, len(values) // _BLOCKS)
+    return median(statistics.fmean(values[end - size : end]) for end in range(len(values), size - 1, -size))

@@ -1,15 +1,17 @@
-"""How a global batch is divided among ranks of different speed."""
+"""How work is divided among ranks of different speed, and what their speed is."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua.engine.speed_shares import is_worth, parts_of, steps_of
 from bagua.engine.step_statistics import PassRecorder
-from bagua.torch_api.contrib.balanced_sampler import is_worth, parts_of
+from bagua.tuning.sampled_steps import typical
 
 
 @given(st.integers(0, 500), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9))
@@ -42,3 +44,31 @@ def test_the_latest_steps_are_those_that_are_asked_for() -> None:
         recorder.end_pass(step_s / 5, None)
     assert recorder.latest(5) == (5, 2.0, pytest.approx(0.4))
     assert recorder.latest(100) == (7, 2.0, pytest.approx(0.4))
+
+
+def test_a_step_that_is_slow_once_does_not_count_and_those_of_a_process_with_half_a_core_do() -> None:
+    assert math.isnan(typical([]))
+    assert typical([1.0] * 30 + [500.0] + [1.0] * 20 + [80.0] + [1.0] * 12) == 1.0
+    # The scheduler lets it run for 50 ms of each 100, and a step takes 20.
+    assert typical([20.0, 20.0, 70.0, 20.0, 70.0] * 10) == pytest.approx(40.0, rel=0.05)
+
+
+@pytest.mark.parametrize(("shares", "steps"), [([2, 1], [20, 10]), ([0.1, 30], [1, 20]), ([5, 5, 4.8], [20, 20, 19])])
+def test_the_fastest_rank_makes_the_most_steps_and_none_fewer_than_one(shares: list[float], steps: list[int]) -> None:
+    assert steps_of(20, shares) == steps
+
+
+def test_what_a_rank_waits_for_between_its_own_steps_is_not_part_of_them() -> None:
+    now = 0.0
+    recorder = PassRecorder(lambda: now)
+    cpu = torch.device("cpu")
+    recorder.end_own_step(cpu)  # nothing has begun
+    for step_s in (1.0, 1.0, 3.0):
+        recorder.begin_own_step(cpu)
+        now += step_s
+        recorder.end_own_step(cpu)
+        now += 100.0
+        recorder.end_pass(100.0, None)
+    assert recorder.latest(2) == (2, 2.0, 0.0)
+    recorder.begin_anew()
+    assert recorder.latest(2)[0] == 0

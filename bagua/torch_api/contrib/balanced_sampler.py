@@ -5,7 +5,7 @@ so a position in the epoch is a number of global batches, whatever the parts wer
 
 Speed is samples by time of computing. The engine of the wrapped module measures a step, less what it waits for in its
 communication: so a rank is not slow because another one is. Medians, so a slow step (a checkpoint, a compile) counts
-for nothing. Parts change where that makes a step faster by _WORTH at least: noise of equal ranks does not move them.
+for nothing. Parts change where that makes a step faster by 5 % at least: noise of equal ranks does not move them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ import torch.distributed as dist
 
 from bagua.collectives.process_group import to_bagua_process_group
 from bagua.collectives.purpose_groups import group_for
+from bagua.engine.data_parallel import own_computing
 from bagua.engine.gradient_owners import owners_by_name
+from bagua.engine.speed_shares import LEAST_STEPS, are_known, is_worth, parts_of, shares_of
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named
 from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
 
 if TYPE_CHECKING:
     from bagua.engine.data_parallel import DataParallelEngine
-
-_WORTH = 0.05
-_LEAST_STEPS = 4  # that a speed is of
 
 
 class BalancedSampler(ResumableSampler[list[int]]):
@@ -76,14 +75,10 @@ class BalancedSampler(ResumableSampler[list[int]]):
         ranks = self._group.size
         if batch_size < ranks:
             raise ValueError(f"batch_size={batch_size} must be at least {ranks}, one sample for each rank.")
-        if every < 2 * _LEAST_STEPS:
-            raise ValueError(f"every={every} must be at least {2 * _LEAST_STEPS} batches, so that speeds are known.")
+        if every < 2 * LEAST_STEPS:
+            raise ValueError(f"every={every} must be at least {2 * LEAST_STEPS} batches, so that speeds are known.")
         self.is_automatic = isinstance(shares, str)
-        if isinstance(shares, str) and shares != "auto":
-            raise ValueError(f'shares={shares!r} is unknown. Pass "auto", or a number for each rank.')
-        given = [1.0] * ranks if isinstance(shares, str) else [float(one) for one in shares]
-        if len(given) != ranks or not all(0 < one < math.inf for one in given):
-            raise ValueError(f"shares={shares!r} must be {ranks} positive numbers, one for each rank.")
+        given = shares_of(shares, ranks)
         self.dataset, self.batch_size, self.every = dataset, batch_size, every
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
         self.epoch = 0
@@ -147,7 +142,7 @@ class BalancedSampler(ResumableSampler[list[int]]):
             torch_internals.all_gather_flat(everybody, own.to(device), group=communicator.torch_group)
         times = everybody.tolist()
         parts = self.parts
-        if all(0 < one < math.inf for one in times) and is_worth(parts, times):
+        if are_known(times) and is_worth(parts, times):
             self._shares = [part / seconds for part, seconds in zip(parts, times, strict=True)]
 
     def _warn_without_weights(self) -> None:
@@ -191,40 +186,12 @@ class BalancedSampler(ResumableSampler[list[int]]):
         }
 
 
-def parts_of(samples: int, shares: Sequence[float]) -> list[int]:
-    """Whole numbers of samples in the proportion of the shares, by the largest remainder; at least one for each."""
-    whole = sum(shares)
-    exact = [samples * one / whole for one in shares]
-    parts = [max(1, int(one)) for one in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda rank: (parts[rank] - exact[rank], rank))
-    for rank in by_remainder[: max(0, samples - sum(parts))]:
-        parts[rank] += 1
-    while sum(parts) > samples:  # a rank was given its one sample
-        parts[parts.index(max(parts))] -= 1
-    return parts
-
-
-def is_worth(parts: Sequence[int], times: Sequence[float]) -> bool:
-    """Whether other parts make a step faster by enough.
-
-    Args:
-        parts: of the ranks.
-        times: that they compute.
-    """
-    balanced = sum(parts) / sum(part / seconds for part, seconds in zip(parts, times, strict=True))
-    return max(times) > (1 + _WORTH) * balanced
-
-
 def _engines() -> list[tuple[str, DataParallelEngine]]:
     engines = [(name, cast("DataParallelEngine", one)) for name, one in sorted(owners_by_name.items())]
     return [(name, one) for name, one in engines if one.is_attached]
 
 
 def _computing_s(steps: int) -> float:
-    """A step of this rank without what it waits for, in s; NaN: not known yet. With several modules, of the one that
-    made most of its steps, less what all wait for."""
-    measured = [one.recorder.latest(steps) for _, one in _engines()]
-    known = [(step_s, exposed_s) for count, step_s, exposed_s in measured if count >= _LEAST_STEPS]
-    if not known:
-        return math.nan
-    return max(step_s for step_s, _ in known) - sum(exposed_s for _, exposed_s in known)
+    """A step of this rank without what it waits for, in s; NaN: not known yet."""
+    found = own_computing(steps)
+    return found.step_s if found.steps else math.nan
