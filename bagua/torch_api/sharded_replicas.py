@@ -63,8 +63,8 @@ def exchange_shards(
 
     Raises:
         TypeError: another algorithm, or something else than a list of optimizers.
-        ValueError: a warm-up, a parameter that is not sharded, replicas that are on the model's mesh, other settings
-            on another rank, or a parameter of the model is exchanged already.
+        ValueError: a warm-up, shares of the steps, a parameter that is not sharded, replicas that are on the model's
+            mesh, other settings on another rank, or a parameter of the model is exchanged already.
         RuntimeError: replicas differ, or a parameter is in none of the optimizers. Steps raise it, too: for a parameter
             that was unfrozen and is in none of them, and if an optimizer that is not listed steps instead of them.
     """
@@ -78,6 +78,11 @@ def exchange_shards(
         raise ValueError(
             f"warmup_steps={recipe.warmup_steps}: FSDP makes the gradients, which Bagua does not see.\n"
             "Leave warmup_steps out and use momentum_rounds, or start with HSDP, a mesh of replicas and shards."
+        )
+    if recipe.shares is not None:
+        raise ValueError(
+            f"shares={recipe.shares!r}: ranks that hold shards of a replica cannot agree on steps.\n"
+            "Leave shares out: all replicas make as many steps."
         )
     replicated = replicated_tensors(model)
     shards = Shards(model)

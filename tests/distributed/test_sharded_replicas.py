@@ -113,6 +113,8 @@ def _two_replicas_of_two(folder: str) -> None:
     assert "bytegrad, which does not exchange shards" in refused(TypeError, model, Algorithm.init("bytegrad"))
     warm = Algorithm.init("diloco", sync_every=2, warmup_steps=1)
     assert "warmup_steps=1: FSDP makes the gradients" in refused(ValueError, model, warm)
+    by_speed = Algorithm.init("diloco", sync_every=2, shares="auto")
+    assert "ranks that hold shards of a replica cannot agree on steps" in refused(ValueError, model, by_speed)
     assert "'0.weight' is not sharded" in refused(ValueError, model_of(0).to(device), diloco)
     assert "2 of 6 parameters are in no optimizer" in refused(RuntimeError, model, diloco, optimizers[1:])
     other = Algorithm.init("diloco", sync_every=2 + replica)

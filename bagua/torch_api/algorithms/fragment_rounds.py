@@ -14,12 +14,14 @@ from bagua.codecs import Codec
 from bagua.comm_ops.compressed import CompressedAllReduce, compressed_alignment
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.comm_ops.round_check import RoundCheck
+from bagua.engine.speed_shares import LEAST_STEPS
 from bagua.engine.tensor import require_record
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
 from bagua.torch_api.algorithms.base import idle_codec
 from bagua.torch_api.algorithms.fragments import Fragment, FragmentBucket, OuterOptimizer, split
 from bagua.torch_api.algorithms.rounds import group_of_weights
 from bagua.torch_api.algorithms.saved_layout import check_layout, check_names
+from bagua.torch_api.algorithms.step_shares import StepShares
 from bagua.torch_api.algorithms.warm_up import WarmUp
 
 if TYPE_CHECKING:
@@ -37,16 +39,17 @@ class FragmentRounds(ExchangeAfterSteps):
     Args:
         process_group: the ranks that train together.
         warm_up: before the first round.
-        interval: steps of a round.
+        interval: steps of a round, of the fastest rank.
         fragments: of the model.
         delay: steps that an exchange has, less than `interval`.
         alpha: see bagua.torch_api.algorithms.fragments.
         outer_optimizer: None: weights are averaged.
         momentum_rounds: see bagua.torch_api.algorithms.fragments.
         codec: by which differences are compressed; None: not at all.
+        shares: of the steps of a round, see StepShares.
     """
 
-    added_to_state = (*ExchangeAfterSteps.added_to_state, "outer_classes", "momentum_rounds", "samples")
+    added_to_state = (*ExchangeAfterSteps.added_to_state, "outer_classes", "momentum_rounds", "samples", "shares")
 
     def __init__(
         self,
@@ -59,10 +62,13 @@ class FragmentRounds(ExchangeAfterSteps):
         outer_optimizer: OuterOptimizer | None,
         momentum_rounds: int,
         codec: Codec | None,
+        shares: str | Sequence[float] | None = None,
     ) -> None:
         super().__init__(process_group)
         self._warm_up = warm_up
-        self._interval, self._delay, self._alpha = interval, delay, alpha
+        self._alpha = alpha
+        rank = 0 if shares is None else process_group.get_global_communicator().rank()
+        self._shares = StepShares(shares, process_group.size, rank, interval, delay)
         self._fragment_count = fragments
         self._outer_optimizer, self._momentum_rounds = outer_optimizer, momentum_rounds
         self._codec = codec
@@ -106,6 +112,7 @@ class FragmentRounds(ExchangeAfterSteps):
         self._unexchanged.load(())
         self._fragments, self._fragment_of = [], {}
         self.steps = self.rounds = 0
+        self._shares.restart()
 
     def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         for fragment in self._fragments:
@@ -160,6 +167,8 @@ class FragmentRounds(ExchangeAfterSteps):
                     lambda: self.rounds + 1,
                     lambda: self._fragment.means,
                     lambda: self._fragment.outer_options,
+                    lambda: self._shares.told_steps,
+                    self._shares.seconds,
                 )
             )
         if self._codec is not None and bucket.dtype in self._codec.dtypes:
@@ -203,11 +212,23 @@ class FragmentRounds(ExchangeAfterSteps):
     def after_step(self, bagua_ddp: AlgorithmFacade) -> None:
         if not self._fragments:
             return
+        # What it waits for in an exchange is not part of a step, nor is what users do between two rounds. On a GPU that
+        # takes two events a step.
+        device = next(bucket.tensors[0].device for fragment in self._fragments for bucket in fragment.buckets)
+        recorder = bagua_ddp.scheduler.recorder
+        recorder.end_own_step(device)
+        before = self.rounds
+        self._go_on(bagua_ddp)
+        is_between_rounds = self.rounds != before and self._shares.own > LEAST_STEPS
+        if (device.type == "cpu" or self._shares.is_automatic) and not is_between_rounds:
+            recorder.begin_own_step(device)
+
+    def _go_on(self, bagua_ddp: AlgorithmFacade) -> None:
         if bagua_ddp.batch_weights is not None:
             self._samples = bagua_ddp.batch_weights.samples
         self.steps += 1
         # More steps than in a round: the state of a longer one was loaded.
-        if self.steps >= self._interval - self._delay and not self._is_under_way:
+        if self.steps >= self._shares.own - self._shares.own_delay and not self._is_under_way:
             fragment = self._fragment
             covered = self._unexchanged.begin(fragment.names)
             if covered:
@@ -215,14 +236,15 @@ class FragmentRounds(ExchangeAfterSteps):
                 group = group_of_weights(self.process_group)
                 fragment.begin(group, bagua_ddp.scheduler.recorder, self._what, self._share(bagua_ddp, group))
                 self._is_under_way = True
-        if self.steps >= self._interval:
+        if self.steps >= self._shares.own:
             self._end_round()
 
     def _share(self, bagua_ddp: AlgorithmFacade, group: BaguaProcessGroup) -> float | Tensor | None:
         """See Fragment.begin. Collective."""
         weights, number = bagua_ddp.batch_weights, self.rounds % len(self._fragments)
+        by_steps = self._shares.begin_exchange(number, bagua_ddp.scheduler.recorder)
         if weights is None:
-            return None
+            return by_steps
         since = self._samples - self._samples_then.get(number, 0.0)
         self._samples_then[number] = self._samples
         return weights.share(since, group.get_global_communicator())
@@ -233,6 +255,7 @@ class FragmentRounds(ExchangeAfterSteps):
             self._fragment.end(self.rounds // len(self._fragments))
             self._unexchanged.end()
             self._is_under_way = False
+        self._shares.end_round()
         self.steps = 0
         self.rounds += 1
 
@@ -241,6 +264,7 @@ class FragmentRounds(ExchangeAfterSteps):
         for op in self._fragment.first_ops:
             if isinstance(op, RoundCheck):
                 op.check()
+                self._shares.take(op.take_seconds())
 
     def finish(self, bagua_ddp: AlgorithmFacade) -> None:
         super().finish(bagua_ddp)
@@ -271,6 +295,7 @@ class FragmentRounds(ExchangeAfterSteps):
             "under_way": self._fragment.means if self._is_under_way else {},
             "names": [fragment.names for fragment in self._fragments],
             "samples": {number: self._samples - then for number, then in self._samples_then.items()},
+            "shares": self._shares.state_dict(),
         }
 
     @torch.no_grad()
@@ -299,6 +324,7 @@ class FragmentRounds(ExchangeAfterSteps):
         if bagua_ddp.batch_weights is not None:
             self._samples = bagua_ddp.batch_weights.samples
         self._samples_then = {number: self._samples - since for number, since in state.get("samples", {}).items()}
+        self._shares.load_state_dict(state.get("shares", {}))
         for fragment, parameters in zip(self._fragments, state["outer_parameters"], strict=True):
             for own, saved in zip(fragment.outer_parameters, parameters, strict=True):
                 own.copy_(saved)

@@ -16,11 +16,13 @@ the statistics of BatchNorm, stay each rank's own.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from bagua.codecs import Codec, get_codec
+from bagua.engine.speed_shares import shares_of
 from bagua.torch_api.algorithms.base import Algorithm
 from bagua.torch_api.algorithms.fragment_rounds import FragmentRounds
 from bagua.torch_api.algorithms.fragments import OuterOptimizer
@@ -42,13 +44,17 @@ class LocalSGDAlgorithm(Algorithm):
     """
     Args:
         sync_every: the weights are averaged when step number H, 2H, ... of the optimizers returns, H being this.
+            With `shares`, those of the fastest rank.
         warmup_steps: the first steps, which all-reduce gradients, and from which steps are counted. Backward passes
             outside of `no_sync` count.
         warmup_codec: the name of a codec by which these gradients are sent (bagua.codecs); None: as they are.
+        shares: of the steps of a round. None: all ranks make as many. "auto": by the speeds at which ranks compute, in
+            the rounds before. Or a positive number for each rank: with [2, 1], the first makes twice as many.
+            Replicas count by the samples, or without batch weights by the steps, that they were trained on.
 
     Raises:
-        ValueError: `sync_every` is not a whole number of at least 1, or `warmup_steps` not one of at least 0; or an
-            unknown codec.
+        ValueError: `sync_every` is not a whole number of at least 1, or `warmup_steps` not one of at least 0; an
+            unknown codec; or `shares` are not positive numbers. When a module is wrapped: not one for each rank.
         RuntimeError: when a module is wrapped: a parameter is in none of the optimizers.
     """
 
@@ -59,12 +65,25 @@ class LocalSGDAlgorithm(Algorithm):
     _make_outer: OuterOptimizer | None = None
     _codec: Codec | None = None
 
-    def __init__(self, sync_every: int, warmup_steps: int = 0, warmup_codec: str | Codec | None = None) -> None:
+    def __init__(
+        self,
+        sync_every: int,
+        warmup_steps: int = 0,
+        warmup_codec: str | Codec | None = None,
+        *,
+        shares: str | Sequence[float] | None = None,
+    ) -> None:
         _check_steps("sync_every", sync_every)
         check_warm_up(warmup_steps)
         self.sync_every, self.warmup_steps = sync_every, warmup_steps
         self._warmup_codec = None if warmup_codec is None else get_codec(warmup_codec)
         self.warmup_codec = None if self._warmup_codec is None else self._warmup_codec.name
+        given = None if shares is None else shares_of(shares)
+        self.shares = shares if isinstance(shares, str) else given
+
+    def shared_settings(self) -> Mapping[str, object]:
+        settings = super().shared_settings()
+        return settings if self.shares is None else {**settings, "shares": self.shares}
 
     def reify(self, process_group: BaguaProcessGroup) -> FragmentRounds:
         return FragmentRounds(
@@ -77,6 +96,7 @@ class LocalSGDAlgorithm(Algorithm):
             self._make_outer,
             self.momentum_rounds,
             self._codec,
+            self.shares,
         )
 
 
@@ -92,6 +112,7 @@ class DiLoCoAlgorithm(LocalSGDAlgorithm):
         warmup_codec: likewise.
         momentum_rounds: over which the momentum of the outer optimizer rises linearly to its value; 0: it begins with
             it.
+        shares: as of LocalSGDAlgorithm.
 
     Raises:
         ValueError: as of LocalSGDAlgorithm; or `momentum_rounds` is not a whole number of at least 0.
@@ -108,8 +129,10 @@ class DiLoCoAlgorithm(LocalSGDAlgorithm):
         warmup_steps: int = 0,
         warmup_codec: str | Codec | None = None,
         momentum_rounds: int = 0,
+        *,
+        shares: str | Sequence[float] | None = None,
     ) -> None:
-        super().__init__(sync_every, warmup_steps, warmup_codec)
+        super().__init__(sync_every, warmup_steps, warmup_codec, shares=shares)
         _check_steps("momentum_rounds", momentum_rounds, least=0)
         self.momentum_rounds = momentum_rounds
         if outer_optimizer is not None and not callable(outer_optimizer):
@@ -135,6 +158,7 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
         warmup_steps: as of LocalSGDAlgorithm.
         warmup_codec: likewise.
         momentum_rounds: as of DiLoCoAlgorithm.
+        shares: as of LocalSGDAlgorithm.
 
     Raises:
         ValueError: numbers that do not fit together, or an unknown codec.
@@ -155,8 +179,10 @@ class StreamingDiLoCoAlgorithm(DiLoCoAlgorithm):
         warmup_steps: int = 0,
         warmup_codec: str | Codec | None = None,
         momentum_rounds: int = 0,
+        *,
+        shares: str | Sequence[float] | None = None,
     ) -> None:
-        super().__init__(sync_every, outer_optimizer, warmup_steps, warmup_codec, momentum_rounds)
+        super().__init__(sync_every, outer_optimizer, warmup_steps, warmup_codec, momentum_rounds, shares=shares)
         _check_steps("fragments", fragments)
         if sync_every % fragments:
             raise ValueError(

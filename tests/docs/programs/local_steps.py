@@ -1,8 +1,11 @@
 # ranks: 2
-"""The weights are the same on all ranks after a round, and after each step before the first one."""
+"""The weights are the same on all ranks after a round, and after each step before the first one; also where a rank is
+half as fast, and makes half of the steps."""
 
 import torch
 from support.page_programs import run_blocks
+
+from bagua.engine.step_statistics import PassRecorder
 
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 1)
@@ -39,3 +42,21 @@ run_blocks("docs/reference/algorithms/local_steps.md", 3, 4)
 
 (group,) = algorithm.outer_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
 assert group["momentum"] == 0.8
+
+PassRecorder.latest = lambda _, steps: (steps, (1.0, 2.0)[bagua.get_rank()], 0.0)
+dataset = [(torch.randn(8), torch.zeros(1)) for _ in range(50)]
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = 0
+
+
+def mse_loss(outputs, targets):
+    global batches
+    batches += 1
+    return torch.nn.functional.mse_loss(outputs, targets)
+
+
+run_blocks("docs/reference/algorithms/local_steps.md", 5)
+assert batches == (40 * 20, 20 + 39 * 10)[bagua.get_rank()]
+bagua.allgather(model.weight.detach().view(-1), every)
+assert torch.equal(every[0], every[1])
