@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from bagua.job import computing
 from bagua.job.deadlock import (
     EVERYWHERE,
     Answer,
@@ -190,10 +191,15 @@ def _told(rank: int, place: Place | None) -> str:
     if answer.connection is not None:
         answer.connection.close()
     state = {
-        "here": answer.doing or "it is in no collective",
+        "here": (answer.doing or "it is in no collective") + _slowness(answer.computing),
         "mute": "its machine answers, its process does not: it is stopped, or Python is busy",
     }.get(answer.state, "its machine or process does not answer")
     return f"{rank_list([rank], {rank: place.host})}: {state}"
+
+
+def _slowness(theirs: computing.Computing) -> str:
+    ratio = computing.slower_by(theirs, computing.own())
+    return "" if ratio is None else f", and is {computing.slower_text(ratio)}"
 
 
 def _within(timeout_s: float) -> str:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bagua.job.computing import Computing
 from bagua.job.gone import EXITED, silent_for
 from bagua.job.presence import LEFT, MAX_LINE, Door
 
@@ -53,11 +54,13 @@ class Answer(NamedTuple):
         state: "here", "refused", "another" (a process that is not the one meant), "mute" (its kernel answers, Python
             does not), "silent" (nothing answers) or "unknown".
         doing: what the process says that it does.
+        computing: likewise, how long its steps take.
     """
 
     state: str
     doing: str = ""
     connection: socket.socket | None = None
+    computing: Computing = Computing()
 
 
 def reach(address: str, door: Door, attempt_s: float) -> Answer:
@@ -76,16 +79,17 @@ def reach(address: str, door: Door, attempt_s: float) -> Answer:
             if not piece:
                 raise ConnectionResetError
             line += piece
-        token, doing = json.loads(line)
+        token, doing, *rest = json.loads(line)  # an earlier version says no more
+        computing = Computing(int(rest[0][0]), float(rest[0][1])) if rest else Computing()
     except TimeoutError:
         return Answer("mute", connection=connection)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, LookupError):
         connection.close()
         return Answer("unknown")
     if token != door.token:
         connection.close()
         return Answer("another")
-    return Answer("here", str(doing), connection)
+    return Answer("here", str(doing), connection, computing)
 
 
 def reach_any(door: Door, attempt_s: float) -> tuple[str, Answer]:

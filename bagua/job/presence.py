@@ -3,8 +3,8 @@
 One listener per process, with a daemon thread, from the first Bagua group on. A kernel accepts connections, and answers
 keepalives, also while the process is stopped, holds the GIL or compiles, so that silence of Python proves nothing here,
 and silence of the kernel does. Whoever connects is told a token, which shows that it is this process, whatever address
-translation is between, and what the process is doing. What others send is ignored. Others look at it by
-bagua.job.peer_watch.
+translation is between, what the process is doing, and how long its steps compute. What others send is ignored. Others
+look at it by bagua.job.peer_watch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bagua import launch_environment
-from bagua.job import gloo_exit
+from bagua.job import computing, gloo_exit
 
 ACCEPT_PAUSE_S = 1.0
 STOP_S = 1.0
@@ -79,7 +79,8 @@ class Presence:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
         with contextlib.suppress(OSError):
-            connection.send(json.dumps([self.door.token, self.doing()[: MAX_LINE // 8]]).encode() + b"\n")
+            told = [self.door.token, self.doing()[: MAX_LINE // 8], computing.own()]
+            connection.send(json.dumps(told).encode() + b"\n")
         self._connections.append(connection)
         self._selector.register(connection, selectors.EVENT_READ)
         if len(self._connections) > MAX_CONNECTIONS:

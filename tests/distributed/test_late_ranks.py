@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ from support.training import begin, mlp, momentum
 
 import bagua.torch_api as bagua
 from bagua.collectives.communicator import under_way
-from bagua.job import job_thread, long_waits
+from bagua.job import computing, job_thread, long_waits
 from bagua.job.failure_report import failures_named
 from bagua.job.torch_internals import default_store
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
@@ -61,3 +63,17 @@ def test_a_rank_that_asks_waits_for_those_that_are_late() -> None:
     for be_late in ways:
         be_late()
         net.bagua_ddp.replan()
+    # Whom the line names it tells to be slower, if it has been for long. Rank 2 compiles.
+    told = computing.Computing(*((300, 1.0), (300, 1.8), (60, 90.0))[rank])
+    computing.tell(lambda: told)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("bagua").addHandler(handler)
+    no_operation()
+    net.bagua_ddp.replan()
+    if rank == 0:
+        wait_until(lambda: any("Not in it" in line for line in lines), "the line")
+        line = next(line for line in lines if "Not in it" in line)
+        assert line.count("slower") == 1
+        assert re.search(r"rank 1 \(.*\): it is in .*, and is 1\.8 times slower at computing: see shares; rank 2", line)

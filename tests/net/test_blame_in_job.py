@@ -80,6 +80,10 @@ def rounds() -> list[str]:
         rank.waits(None)
         seen.append(rank.look_in_turn(4))
         rank.waits({0: None, 1: 0, 2: 0}[rank.number])  # and another time
+        from bagua.job import computing
+
+        step_s = computing.Computing(256, (1.8, 1.0, 1.04)[rank.number])
+        computing.tell(lambda: step_s)
         seen.append(rank.look_in_turn(4))
         return seen
 
@@ -93,6 +97,9 @@ def test_rank_0_writes_one_verdict_for_all() -> None:
     assert re.search(r"Others wait for it since 3\d s\. See what it does instead, on a: py-spy dump --pid", first[3])
     assert "rank 2 (host a, pid " in first[5]
     assert first[7].startswith("rank 0 (host a, pid ")
+    assert "slower" not in "".join(first[:7])
+    assert "\nrank 0 is 1.7 times slower at computing: see shares" in first[7]
+    assert first[7].count("slower") == 1
 
 
 def another_group() -> list[str]:

@@ -7,8 +7,8 @@ message moves. Of what it leaves in the store:
     asked            how many verdicts were asked for; the keys below begin with its number
     N/host/HOST      counts the ranks of a host: the first one leaves the report of all its processes
     N/report/I       these reports
-    N/rank/RANK      host and pid of the rank, and the collective that it runs or ran last, as torch's flight recorder
-                     has it
+    N/rank/RANK      host and pid of the rank, the collective that it runs or ran last, as torch's flight recorder has
+                     it, and how long its steps compute
     N/answered       counts the ranks
     N/written        counts those that would write the verdict: the first one does
 """
@@ -124,7 +124,7 @@ class InJobBlame:
             index = store.add(f"{number}/reports", 1)
             store.set(f"{number}/report/{index}", json.dumps(report(None, snapshot()).as_json()))
         process = None if page is None else (page.host, page.pid)
-        store.set(f"{number}/rank/{dist.get_rank()}", json.dumps([process, last_collective()]))
+        store.set(f"{number}/rank/{dist.get_rank()}", json.dumps([process, last_collective(), _computing()]))
         store.add(f"{number}/answered", 1)
         is_first = dist.get_rank() == 0
         if is_first or waited_s >= self._stall_s:
@@ -154,7 +154,7 @@ def _text(reports: list[HostReport], answers: dict[int, Any], ranks: int, stall_
     seen = {one.rank for found in reports for one in found.processes if one.world_size in (ranks, None)}
     silent = [f"rank {rank}" for rank in range(ranks) if rank not in answers and rank not in seen]
     # Reports have the processes of other jobs, too.
-    members = {(process[0], process[1]) for process, _ in answers.values() if process is not None}
+    members = {(process[0], process[1]) for process, *_ in answers.values() if process is not None}
     found = verdict(reports, stall_s, silent, members)
     lines = [f"{one.problem}\n{one.advice}" for one in found.culprits]
     if not lines:
@@ -162,7 +162,25 @@ def _text(reports: list[HostReport], answers: dict[int, Any], ranks: int, stall_
     if len(answers) < ranks:  # else torch's flight recorder says it of all
         with suppress(OSError, ValueError):  # there is no such service, or an older one
             lines += ras.findings({pid for _, pid in members})
-    return "\n".join(lines + described({rank: collective for rank, (_, collective) in answers.items()}))
+    lines += _slower_ranks({rank: told for rank, (*_, told) in answers.items() if told is not None})
+    return "\n".join(lines + described({rank: collective for rank, (_, collective, _) in answers.items()}))
+
+
+def _computing() -> tuple[int, float] | None:
+    """See bagua.job.computing: this process may train without it."""
+    job = sys.modules.get("bagua.job.computing")
+    return None if job is None else job.own()
+
+
+def _slower_ranks(told: dict[int, Any]) -> list[str]:
+    """Compared with the rank in the middle."""
+    job = sys.modules.get("bagua.job.computing")
+    if job is None or len(told) < 2:
+        return []
+    known = {rank: job.Computing(*one) for rank, one in sorted(told.items())}
+    middle = sorted(known.values(), key=lambda one: one.step_s)[(len(known) - 1) // 2]
+    ratios = {rank: job.slower_by(one, middle) for rank, one in known.items()}
+    return [f"rank {rank} is {job.slower_text(ratio)}" for rank, ratio in ratios.items() if ratio is not None]
 
 
 def _own_page() -> Page | None:
