@@ -54,7 +54,13 @@ from bagua.engine.tensor import drop_record, record_of
 from bagua.engine.training_plan import AlgorithmHooks
 from bagua.engine.unused_parameters import accumulates_everywhere
 from bagua.job.regrouped import Regrouped
-from bagua.job.torch_internals import call_with_gradient, hide_from_compiler, is_autograd_compiled, is_in_backward
+from bagua.job.torch_internals import (
+    call_with_gradient,
+    forget_code_without_hooks,
+    hide_from_compiler,
+    is_autograd_compiled,
+    is_in_backward,
+)
 
 if TYPE_CHECKING:
     from bagua.job.places import Place
@@ -149,7 +155,8 @@ class TrainingSteps:
             once_compared: called when the ranks have agreed, before anything is changed.
         """
         self._hooks.remove()
-        if self.plans.current is not None:
+        is_first = self.plans.current is None
+        if not is_first:
             # What an algorithm has under way works on the tensors that are about to be overwritten.
             self._finish()
 
@@ -163,6 +170,8 @@ class TrainingSteps:
         else:
             self.regrouping.repeat(lambda: self.plans.start(give_up_former))
         self._use_plan()
+        if is_first:
+            forget_code_without_hooks()
         self._install_hooks()
         if self.regrouping is not None:
             self.regrouping.add(self)

@@ -62,6 +62,16 @@ def hide_from_compiler(function: Any, reason: str | None = None) -> bool:
     return True
 
 
+def forget_code_without_hooks() -> None:
+    """
+    A module gets its first hooks. torch.compile does not ask whether a module has any before it runs code that it made
+    of another one of the same class, and that has none: so all that is compiled is compiled again.
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    if dynamo is not None and getattr(dynamo.config, "skip_nnmodule_hook_guards", True):
+        dynamo.reset()
+
+
 def call_with_gradient(tensor: Any, hook: Callable[[Tensor], None]) -> None:
     """
     As `tensor.register_hook(hook)`, of a tensor that a graph has made, without a handle to remove the hook: making that

@@ -12,6 +12,7 @@ from support.rank_tests import on_ranks
 from support.training import check_ranks_equal, message_of, momentum
 from torch import Tensor, nn
 
+import bagua.torch_api as bagua
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
@@ -115,3 +116,36 @@ def test_a_full_graph_is_refused_with_what_to_do_instead(device: torch.device) -
     text = message_of(torch._dynamo.exc.Unsupported, lambda: compiled(torch.ones(1, 64, device=device)))
     assert "Bagua communicates in hooks" in text
     assert "block.compile()" in text
+
+
+class _Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.inner(x)
+        return output
+
+
+@pytest.mark.slow
+@on_ranks(1, timeout=240)
+def test_hooks_run_though_another_model_of_the_class_was_compiled_without_any(device: torch.device) -> None:
+    warnings.simplefilter("default")  # the compiler's own, where a graph ends at a tensor that needs a gradient
+
+    def train(net: nn.Module, module: nn.Module, how: str) -> None:
+        if how == "method":
+            net.compile(backend="eager")
+        compiled: Any = torch.compile(net, backend="eager") if how == "function" else net
+        for samples in (4, 5):
+            module.zero_grad()
+            compiled(torch.ones(samples, 3, device=device)).mean().backward()
+
+    for how in ("function", "method"):
+        for make in (lambda module: module, _Outer):
+            plain, net = nn.Linear(3, 2).to(device), nn.Linear(3, 2).to(device)
+            train(make(plain), plain, how)
+            model: Any = bagua.with_bagua(net, [momentum(net)], count_batch=True)
+            train(make(net), net, how)
+            assert model.bagua_train_step_counter == 2, how
+            model.bagua_ddp.detach()
