@@ -38,6 +38,7 @@ from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.data_parallel import DistributedDataParallel
 from bagua.torch_api.data_parallel.arguments import cap_of
+from bagua.torch_api.wrapping import weighted_loss
 
 NAME = "bagua"
 _MEANS = ("mean", "avg")
@@ -107,10 +108,15 @@ class BaguaParallel(ForPackage):
         process_group_backend: "nccl" or "gloo"; None: by the device.
         timeout: of a collective on the CPU, and of NCCL's watchdog.
         start_method: how Lightning starts ranks that no launcher has started: "popen", "spawn", "fork", "forkserver".
+        batch_weights: as of DistributedDataParallel: each sample counts the same, whatever the sizes of the ranks'
+            batches. Steps call `self.bagua_ddp.set_batch_weight(n)`.
+        count_batch: the same, where the first dimension of the first tensor of a batch is n.
+        loss: with one of these two, what the loss is of the samples of a rank's batch: their "mean" or their "sum".
         **bagua_kwargs: options of the algorithm.
 
     Raises:
-        MisconfigurationException: an unknown algorithm or option, or an optimizer that the algorithm cannot use.
+        MisconfigurationException: an unknown algorithm or option, or an optimizer that the algorithm cannot use. When
+            training begins: batch weights with `accumulate_grad_batches`, by which Lightning divides losses.
     """
 
     strategy_name = NAME
@@ -140,6 +146,9 @@ class BaguaParallel(ForPackage):
         process_group_backend: str | None = None,
         timeout: datetime.timedelta = datetime.timedelta(minutes=30),
         start_method: str = "popen",
+        batch_weights: bool = False,
+        count_batch: bool = False,
+        loss: str = "mean",
         **bagua_kwargs: Any,
     ) -> None:
         super().__init__(  # type: ignore[call-arg]
@@ -156,6 +165,7 @@ class BaguaParallel(ForPackage):
         self._flatten = flatten
         self._find_unused_parameters = find_unused_parameters
         self._bucket_cap_mb = bucket_cap_mb
+        self._weights: dict[str, Any] = {"batch_weights": batch_weights, "count_batch": count_batch, "loss": loss}
         self._forward_redirection = self._redirect
         # Of the last training, also after it.
         self._trained: DataParallelEngine | None = None
@@ -176,6 +186,10 @@ class BaguaParallel(ForPackage):
                 cap_of(self._bucket_cap_mb)
             except (TypeError, ValueError) as error:
                 raise self.misconfiguration(f"BaguaStrategy: {error}") from error
+        try:
+            weighted_loss(**self._weights)
+        except ValueError as error:
+            raise self.misconfiguration(f"BaguaStrategy: {error}") from error
         if isinstance(self._algorithm, Algorithm):
             if self._options:
                 raise self.misconfiguration(
@@ -216,6 +230,7 @@ class BaguaParallel(ForPackage):
 
     def _wrap(self) -> None:
         module = self.lightning_module
+        self._refuse_divided_losses(module.trainer.accumulate_grad_batches)
         algorithm = self._algorithm_for(self.optimizers)
         left = self._left_by_all(module, algorithm)
         own = [tensor.detach().clone() for tensor in _tensors(module)] if left is not None else []
@@ -227,6 +242,7 @@ class BaguaParallel(ForPackage):
             bucket_cap_mb=self._bucket_cap_mb,
             optimizers=self.optimizers,
             algorithm=algorithm,
+            **self._weights,
         )
         engine = self._trained = self.model.inner
         engine.replans_before_backward = not module.automatic_optimization
@@ -243,6 +259,15 @@ class BaguaParallel(ForPackage):
                 for tensor, mine in zip(_tensors(module), own, strict=True):
                     tensor.copy_(mine)
             engine.load_state_dict(left.engine)
+
+    def _refuse_divided_losses(self, passes: int) -> None:
+        # With batch weights, all samples of the passes of a step have one mean.
+        if passes > 1 and (self._weights["batch_weights"] or self._weights["count_batch"]):
+            raise self.misconfiguration(
+                f"accumulate_grad_batches={passes}: Lightning divides losses by it, and batch weights make the mean"
+                f" already, so that gradients would be {passes} times too small.\n"
+                "Accumulate by manual optimization, or leave out one of the two."
+            )
 
     def _left_by_all(self, module: nn.Module, algorithm: Algorithm) -> _Training | None:
         """Where the training before this one ended, if every rank can go on from there."""

@@ -384,12 +384,17 @@ def _misconfigured(folder: str) -> list[str]:
         {"algorithm": "bytegrad", "hierachical": True},
         {"algorithm": 3},
         {"algorithm": GradientAllReduceAlgorithm(), "hierarchical": True},
+        {"loss": "sum"},
     ):
         with pytest.raises(MisconfigurationException) as raised:
             BaguaStrategy(**arguments)  # type: ignore[arg-type]
         messages.append(str(raised.value))
     with pytest.raises(MisconfigurationException) as raised:
         trainer_of(pl, BaguaStrategy(algorithm="qadam"), folder).fit(module_class(pl)(), loader())
+    messages.append(str(raised.value))
+    trainer = trainer_of(pl, BaguaStrategy(count_batch=True), folder, accumulate_grad_batches=2)
+    with pytest.raises(MisconfigurationException) as raised:
+        trainer.fit(module_class(pl)(), loader())
     messages.append(str(raised.value))
     return messages
 
@@ -403,7 +408,9 @@ def test_what_is_wrong_is_told_with_the_remedy(tmp_path: Path) -> None:
             ["hierachical", "hierarchical"],
             ["algorithm=3", "algorithm='bytegrad'"],
             ["hierarchical", "GradientAllReduceAlgorithm"],
+            ["loss='sum' has no effect without batch weights"],
             ["QAdamOptimizer", "['Adam']"],
+            ["accumulate_grad_batches=2: Lightning divides losses", "2 times too small"],
         ),
         strict=True,
     ):

@@ -73,3 +73,13 @@ run_blocks("docs/how-to/train/use-lightning.md", 6)
 
 assert embeddings.shape == (2, 3, 2)
 assert [one.tolist() for one in predictions] == [[0], [1, 1]]
+os.environ.update(ENVIRONMENT)
+
+from torch.utils.data import DataLoader
+
+from bagua.torch_api.contrib import BalancedSampler
+
+dataset = torch.randn(64, 8)
+run_blocks("docs/how-to/train/weigh-batches.md", 7)
+assert trainer.global_step == 4
+assert trainer.strategy._trained.setup.counts_batch

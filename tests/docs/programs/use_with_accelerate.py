@@ -28,3 +28,13 @@ for mine, differs in ((weights, False), (inputs.contiguous(), True)):
     everywhere = [torch.empty_like(mine) for _ in range(2)]
     dist.all_gather(everywhere, mine)
     assert torch.equal(*everywhere) != differs
+
+from bagua.torch_api.contrib import BalancedSampler
+
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+dataset = TensorDataset(data, data.sum(1, keepdim=True))
+run_blocks("docs/how-to/train/weigh-batches.md", 8)
+assert isinstance(optimizer, AcceleratedOptimizer)
+assert len(inputs) == 8, "half of the global batch"
+assert model.bagua_train_step_counter == 2 * len(loader) == 8
