@@ -407,8 +407,9 @@ def _no_engine() -> None:
 
 
 def own_computing(steps: int, middle: Callable[[Sequence[float]], float] = typical) -> Computing:
-    """How long a step of this rank takes, without what it waits for. With several modules, one of that which takes
-    longest, less what all wait for.
+    """How long a step of this rank takes, without what it waits for. With several modules that are trained in turn, one
+    of that which takes longest, less what all wait for. A module that has not been trained while another one made as
+    many steps does not count.
 
     Args:
         steps: the last ones; at most as many as are kept.
@@ -418,8 +419,10 @@ def own_computing(steps: int, middle: Callable[[Sequence[float]], float] = typic
         RuntimeError: as `DataParallelEngine.is_attached`.
     """
     engines = [cast("DataParallelEngine", one) for one in owners_by_name.values()]
-    measured = [one.recorder.latest(steps, middle) for one in engines if one.is_attached]
-    known = [one for one in measured if one[0] >= LEAST_STEPS]
+    recorders = [one.recorder for one in engines if one.is_attached]
+    measured = [(one.latest_at, one.latest(steps, middle)) for one in recorders if one.latest_at is not None]
+    newest = max((at for at, _ in measured), default=0.0)
+    known = [one for at, one in measured if one[0] >= LEAST_STEPS and newest - at <= one[0] * one[1]]
     if not known:
         return Computing()
     count, step_s, _ = max(known, key=lambda one: one[1])

@@ -100,6 +100,7 @@ class _Sample:
     launched_s: dict[str, float] = field(default_factory=dict)
     events: dict[str, tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=dict)
     gradients_done: torch.cuda.Event | None = None
+    number: int = 0  # of the pass, from 1
 
     @property
     def is_complete(self) -> bool:
@@ -139,6 +140,7 @@ class PassRecorder:
     Attributes:
         samples_all: every pass is sampled.
         log_every: in so many steps; 0: never.
+        latest_at: when a step ended last, by the clock; None: there was none.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -146,9 +148,10 @@ class PassRecorder:
         self.log_every = 0
         self._clock = clock
         self._passes = 0
+        self.latest_at: float | None = None
         self._last_end: float | None = None
         self._step_s: deque[float] = deque(maxlen=KEPT)
-        self._exposed_s: deque[float] = deque(maxlen=KEPT)
+        self._exposed_s: deque[tuple[int, float]] = deque(maxlen=KEPT)  # with the number of the pass
         self._samples: deque[_Sample] = deque(maxlen=max(2, WINDOW // SAMPLE_EVERY))
         self._unread: UnreadSamples[_Sample] = UnreadSamples()
         self._sample: _Sample | None = None
@@ -212,11 +215,11 @@ class PassRecorder:
         now = self._clock()
         if self._last_end is not None:
             self._step_s.append(now - self._last_end)
-        self._last_end = now
+        self._last_end = self.latest_at = now
         self._passes += 1
         sample, self._sample = self._sample, None
         if waited_s is not None:
-            self._exposed_s.append(waited_s)
+            self._exposed_s.append((self._passes, waited_s))
         if sample is None:
             return
         if gradients_done is None:
@@ -225,7 +228,7 @@ class PassRecorder:
                 sample.launched_s = {name: end - at for name, at in sample.launched_at.items()}
             self._samples.append(sample)
         else:
-            sample.gradients_done = gradients_done
+            sample.gradients_done, sample.number = gradients_done, self._passes
             self._unread.add(sample)
             self._read()
 
@@ -253,8 +256,9 @@ class PassRecorder:
     def end_own_step(self, device: torch.device) -> None:
         """Without effect if none has begun."""
         begin, self._own_begin = self._own_begin, None
+        self.latest_at = self._clock()
         if isinstance(begin, float):
-            self._own_s.append(self._clock() - begin)
+            self._own_s.append(self.latest_at - begin)
         elif begin is not None:
             end = _event_now(device)
             if end is not None:
@@ -284,26 +288,27 @@ class PassRecorder:
             self._passes,
             median(list(self._step_s)[-WINDOW:]),
             sum(bucket.communication_s for bucket in buckets) if buckets else float("nan"),
-            median(list(self._exposed_s)[-WINDOW:]),
+            median([exposed for _, exposed in self._exposed_s][-WINDOW:]),
             sum(bucket.nbytes for bucket in buckets),
             buckets,
         )
 
     def latest(self, steps: int, middle: Callable[[Sequence[float]], float] = typical) -> tuple[int, float, float]:
         """Of the last steps, at most `steps` of them and of those that are kept: how many are measured, the middle of
-        what they take, and of what they wait for after their gradients are done, in s; NaN where there is none. On any
-        thread."""
+        what they take, and of what they wait for after their gradients are done, in s; NaN where there is none: on
+        GPUs, in fewer than SAMPLE_EVERY steps. On any thread."""
         if self._own_s:
             own = list(self._own_s)[-steps:]
             return len(own), middle(own), 0.0
-        taken, exposed = list(self._step_s)[-steps:], list(self._exposed_s)[-steps:]
+        taken = list(self._step_s)[-steps:]
+        exposed = [one for number, one in list(self._exposed_s) if number > self._passes - steps]
         return len(taken), middle(taken), middle(exposed)
 
     def _read(self) -> None:
         for sample in self._unread.take():
             exposed = sample.read_events()
             if exposed is not None:
-                self._exposed_s.append(exposed)
+                self._exposed_s.append((sample.number, exposed))
             self._samples.append(sample)
         for step in self._unread_own.take():
             self._own_s.append(1e-3 * step.begin.elapsed_time(step.end))

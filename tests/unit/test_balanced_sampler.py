@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bagua.engine.data_parallel import own_computing
 from bagua.engine.speed_shares import is_worth, parts_of, steps_of
 from bagua.engine.step_statistics import PassRecorder
 from bagua.tuning.sampled_steps import typical
@@ -58,6 +61,36 @@ def test_the_fastest_rank_makes_the_most_steps_and_none_fewer_than_one(shares: l
     assert steps_of(20, shares) == steps
 
 
+class _Event:
+    """Of a GPU that has passed it."""
+
+    def __init__(self, at_s: float) -> None:
+        self._at_s = at_s
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: _Event) -> float:
+        return 1e3 * (end._at_s - self._at_s)
+
+
+def test_on_a_gpu_what_is_waited_for_is_that_of_the_same_steps() -> None:
+    now = 0.0
+    recorder = PassRecorder(lambda: now)
+    bucket: Any = SimpleNamespace(name="bucket", is_on_gpu=False, flattened_tensor=lambda: torch.empty(1))
+    for exposed_s in [5.0] * 100 + [1.0] * 20:  # one in eight is measured
+        now += 10.0
+        recorder.begin_pass(bucket)
+        done: Any = None
+        if recorder.is_sampling:
+            recorder.launched(bucket)
+            begin, end, done = (cast("Any", _Event(at)) for at in (now - 6, now + exposed_s, now))
+            recorder.queued(bucket, begin, end)
+        recorder.end_pass(None, done)
+    assert recorder.latest(20) == (20, 10.0, pytest.approx(1.0))
+    assert math.isnan(recorder.latest(3)[2])
+
+
 def test_what_a_rank_waits_for_between_its_own_steps_is_not_part_of_them() -> None:
     now = 0.0
     recorder = PassRecorder(lambda: now)
@@ -72,3 +105,26 @@ def test_what_a_rank_waits_for_between_its_own_steps_is_not_part_of_them() -> No
     assert recorder.latest(2) == (2, 2.0, 0.0)
     recorder.begin_anew()
     assert recorder.latest(2)[0] == 0
+
+
+def test_a_module_that_is_not_trained_any_more_is_not_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    first, second = PassRecorder(lambda: now), PassRecorder(lambda: now)
+    engines = {name: SimpleNamespace(is_attached=True, recorder=one) for name, one in (("a", first), ("b", second))}
+    monkeypatch.setattr("bagua.engine.data_parallel.owners_by_name", engines)
+    assert own_computing(20).steps == 0
+
+    def train(*recorders: PassRecorder) -> None:
+        nonlocal now
+        for recorder in recorders:
+            now += 1.0
+            recorder.end_pass(0.2, None)
+
+    for _ in range(30):
+        train(first)
+    for _ in range(10):
+        train(first, second)  # in turn: a step is of both
+    assert own_computing(8) == (8, pytest.approx(1.6))
+    for _ in range(30):
+        train(second)
+    assert own_computing(20) == (20, pytest.approx(0.8))

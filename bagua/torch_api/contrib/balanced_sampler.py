@@ -26,6 +26,7 @@ from bagua.engine.speed_shares import LEAST_STEPS, are_known, is_worth, parts_of
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named
 from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
+from bagua.tuning.sampled_steps import SAMPLE_EVERY
 
 if TYPE_CHECKING:
     from bagua.engine.data_parallel import DataParallelEngine
@@ -134,7 +135,8 @@ class BalancedSampler(ResumableSampler[list[int]]):
         if not self.is_automatic or self._group.size == 1:
             return
         # The second half: batches that a DataLoader had fetched were of the parts before.
-        own = torch.tensor([_computing_s(self.every // 2)], dtype=torch.float64, device="cpu")
+        steps = max(self.every // 2, SAMPLE_EVERY)
+        own = torch.tensor([_computing_s(steps)], dtype=torch.float64, device="cpu")
         communicator = group_for("parts of batches", self._group).get_global_communicator()
         device = communicator.device
         everybody = torch.empty(self._group.size, dtype=torch.float64, device=device)
