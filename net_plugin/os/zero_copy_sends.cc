@@ -79,12 +79,13 @@ void ZeroCopySends::take_notices() {
 
 bool ZeroCopySends::wait_until_released(int limit_ms) {
   const std::int64_t end_ms = monotonic_ms() + limit_ms;
-  for (take_notices(); under_way_ > 0; take_notices()) {
-    if (monotonic_ms() >= end_ms) return false;
+  for (;;) {
+    const bool is_last = monotonic_ms() >= end_ms;  // before the look: this thread may be stopped after it
+    take_notices();
+    if (under_way_ == 0 || is_last) return under_way_ == 0;
     // A poll would return at once: the socket is disconnected.
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  return true;
 }
 
 }  // namespace bagua_net

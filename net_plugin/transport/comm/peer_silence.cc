@@ -9,19 +9,20 @@ namespace bagua_net {
 namespace {
 
 constexpr int kCheckMs = 1000;
-constexpr int kForgetMs = 5000;
+// A look may come late by as much.
+constexpr int kMaxCheckMs = 2 * kCheckMs;
 
 }  // namespace
 
+PeerSilence::PeerSilence(int max_silence_s, bool recovers, bool has_paths)
+    : max_silence_s_(max_silence_s),
+      recovers_(recovers),
+      has_paths_(has_paths),
+      clock_(has_paths ? kCheckPathsMs : kMaxCheckMs) {}
+
 bool PeerSilence::is_due(std::int64_t now_ms) {
   if (now_ms < due_ms_) return false;
-  // Observations from before a pause without traffic do not apply to what is sent now.
-  const std::int64_t late_ms = now_ms - due_ms_;
-  if (late_ms > kForgetMs) answered_ms_.fill(now_ms);
-  // Nor does the time in which this process was stopped: what the kernel has sent meanwhile may just be under way.
-  if (has_paths_) {
-    for (std::int64_t& answered_ms : answered_ms_) answered_ms = std::min(answered_ms + late_ms, now_ms);
-  }
+  clock_.look(now_ms);
   due_ms_ = now_ms + (has_paths_ ? kCheckPathsMs : kCheckMs);
   return true;
 }
@@ -42,6 +43,7 @@ std::int64_t PeerSilence::path_limit_ms(const Observation& observation, std::int
 
 PeerSilence::Verdict PeerSilence::check(const Observations& observations, std::int64_t now_ms,
                                         const AskElsewhere& ask) {
+  now_ms = clock_.at(now_ms);
   const std::int64_t max_silence_ms = max_silence_s_ == 0 ? kNeverAnswered : std::int64_t{max_silence_s_} * 1000;
   std::vector<std::pair<Silent, Observation>> silent;
   std::int64_t last_answer_ms = max_silence_ms;

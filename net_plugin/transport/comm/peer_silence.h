@@ -17,7 +17,7 @@
 // - What it was to answer was sent again, and left this host's queues.
 // - So much time has passed between these transmissions by the kernel's timers, not only on the clock.
 // - Two looks, kCheckPathsMs apart, found it so: what had arrived by the first was answered by the second.
-// - It was looked at for so long: this process was not stopped meanwhile.
+// - It was looked at for so long (ActiveClock): this process was not stopped meanwhile.
 // - The peer's host answered over another path meanwhile. If nothing is under way there, it is asked.
 //
 // Without the last, it may be the host, which gets kSilentStreamMs.
@@ -32,6 +32,7 @@
 #include <string>
 #include <vector>
 
+#include "base/active_clock.h"
 #include "transport/chunks/limits.h"
 #include "transport/stream/byte_stream.h"
 
@@ -47,8 +48,7 @@ class PeerSilence {
  public:
   // max_silence_s: after which a host that does not answer is an error; 0: never, and single streams are replaced all
   // the same. has_paths: the streams go over several paths, of which one may be silent.
-  PeerSilence(int max_silence_s, bool recovers, bool has_paths = false)
-      : max_silence_s_(max_silence_s), recovers_(recovers), has_paths_(has_paths) {}
+  PeerSilence(int max_silence_s, bool recovers, bool has_paths = false);
 
   // Whether to observe the streams and call check(): at most once a second, with several paths five times.
   bool is_due(std::int64_t now_ms);
@@ -57,7 +57,7 @@ class PeerSilence {
 
   // A connection was opened for the stream at this place.
   void add_stream(std::size_t index, std::int64_t now_ms) {
-    answered_ms_[index] = now_ms;
+    answered_ms_[index] = clock_.at(now_ms);
     suspected_ &= ~(std::uint64_t{1} << index);
   }
   // The peer has acknowledged data on some stream.
@@ -95,7 +95,11 @@ class PeerSilence {
   const bool recovers_;
   const bool has_paths_;
   std::int64_t due_ms_ = 0;
-  std::array<std::int64_t, kMaxStreams> answered_ms_{};  // when a check last found that everything sent was answered
+  // Observations from before a pause do not apply to what is sent now, and what the kernel has sent while this process
+  // was stopped may just be under way.
+  ActiveClock clock_;
+  // By clock_, when a check last found that everything sent was answered.
+  std::array<std::int64_t, kMaxStreams> answered_ms_{};
   // Since when nothing was acknowledged after a stream was lost for silence; 0: something was.
   std::int64_t silent_since_ms_ = 0;
   std::uint64_t suspected_ = 0;  // places that the last check found silent for their limit, of several paths

@@ -123,7 +123,7 @@ StreamPhase RecvComm::on_lost(DataStream& stream) {
   ++losses_;
   stats_->streams_lost.add(1);
   stream.count_loss();
-  if (!is_told && !is_damaged && !last_loss_was_silent_) doubt_ms_ = monotonic_ms();
+  if (!is_told && !is_damaged && !last_loss_was_silent_) doubt_ms_ = clock_.look(monotonic_ms());
   log("Bagua-Net: a connection from " + peer_ + " was lost (" + last_loss_ + "): waiting for another one; " +
       std::to_string(losses_) + " lost on this communicator" +
       (damages_ > 0 ? ", " + std::to_string(damages_) + " of them for damaged data" : ""));
@@ -268,7 +268,7 @@ Status RecvComm::check_progress_possible() {
 }
 
 std::string RecvComm::why_none_will_come() {
-  const std::int64_t now_ms = monotonic_ms();
+  const std::int64_t now_ms = clock_.look(monotonic_ms());
   if (none_left_ms_ == 0) {
     none_left_ms_ = answered_ms_ = now_ms;
     if (doubt_ms_ == 0) {
@@ -285,7 +285,7 @@ std::string RecvComm::why_none_will_come() {
     return "the peer has opened no connection" + since;
   }
   PeerAnswer answer = PeerAnswer::kNone;
-  const std::string_view why = why_sender_is_gone(&answer);
+  const std::string_view why = why_sender_is_gone(now_ms, &answer);
   if (!why.empty()) return std::string(why) + since;
   if (answer == PeerAnswer::kAlive) answered_ms_ = now_ms;
   if (answer != PeerAnswer::kUnanswered || policy_.max_silence_s == 0 ||
@@ -298,7 +298,7 @@ std::string RecvComm::why_none_will_come() {
 std::string RecvComm::why_nothing_will_come() {
   if (doubt_ms_ == 0 || !recovers_ || !probe_.can_ask()) return {};
   PeerAnswer answer = PeerAnswer::kNone;
-  const std::string_view why = why_sender_is_gone(&answer);
+  const std::string_view why = why_sender_is_gone(clock_.look(monotonic_ms()), &answer);
   if (answer == PeerAnswer::kAlive) {
     doubt_ms_ = 0;
     probe_.forget();
@@ -306,8 +306,7 @@ std::string RecvComm::why_nothing_will_come() {
   return why.empty() ? "" : std::string(why) + " since it closed a connection";
 }
 
-std::string_view RecvComm::why_sender_is_gone(PeerAnswer* answer) {
-  const std::int64_t now_ms = monotonic_ms();
+std::string_view RecvComm::why_sender_is_gone(std::int64_t now_ms, PeerAnswer* answer) {
   *answer = probe_.ask(now_ms);
   if (*answer != PeerAnswer::kRefused && *answer != PeerAnswer::kGone) {
     refused_ms_ = 0;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/active_clock.h"
 #include "transport/chunks/receive_table.h"
 #include "transport/comm/comm.h"
 #include "transport/comm/send_comm.h"
@@ -73,7 +74,7 @@ class RecvComm final : public Comm {
   // All places are taken: that of the stream which a connection from there most probably replaces. -1: none.
   int most_silent(const SocketAddress& from) REQUIRES(mutex_);
   // Asks the sender's process. Returns why the comm cannot go on; empty: it may, or that is not known yet.
-  std::string_view why_sender_is_gone(PeerAnswer* answer) REQUIRES(mutex_);
+  std::string_view why_sender_is_gone(std::int64_t now_ms, PeerAnswer* answer) REQUIRES(mutex_);
   // No connection is left. Returns why none will join any more; empty: one may join.
   std::string why_none_will_come() REQUIRES(mutex_);
   // The peer ended some connections without a word, and the others are quiet: they may go over a dead path. Returns why
@@ -94,7 +95,9 @@ class RecvComm final : public Comm {
       false;  // no answer, rather than a word of the peer's host or the network
   std::string last_loss_ GUARDED_BY(mutex_);
   std::array<std::int64_t, kMaxStreams> joined_ns_ GUARDED_BY(mutex_){};  // by place; 0: the comm began with it
-  std::uint64_t told_ GUARDED_BY(mutex_) = 0;         // places of streams that were left because their path is gone
+  std::uint64_t told_ GUARDED_BY(mutex_) = 0;  // places of streams that were left because their path is gone
+  // Of the questions to the sender's process, and of what the next four say.
+  ActiveClock clock_ GUARDED_BY(mutex_){200};
   std::int64_t doubt_ms_ GUARDED_BY(mutex_) = 0;      // since when the sender's process may have ended; 0: it lives
   std::int64_t none_left_ms_ GUARDED_BY(mutex_) = 0;  // since when no stream is left; 0: there are some
   PeerProbe probe_ GUARDED_BY(mutex_);

@@ -496,6 +496,7 @@ void SendComm::on_join_failure(const StreamArrivals::Failure& failed) {
 bool SendComm::is_closed(std::int64_t now_ms) {
   const MutexLock lock(mutex_);
   if (!recovers_ || has_failed() || unfinished().requests > 0) return true;
+  now_ms = closing_clock_.look(now_ms);
   if (close_by_ms_ == 0) {
     close_by_ms_ = now_ms + kLingerMs;
     drive_alone();

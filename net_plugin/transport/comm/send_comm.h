@@ -5,6 +5,7 @@
 // With recovery, it opens another connection for each lost one, and sends again there what was not acknowledged.
 #pragma once
 
+#include "base/active_clock.h"
 #include "transport/chunks/replay_queue.h"
 #include "transport/comm/comm.h"
 #include "transport/comm/comm_growth.h"
@@ -118,6 +119,7 @@ class SendComm final : public Comm {
   std::int64_t lost_ms_ GUARDED_BY(mutex_) = 0;  // when the last stream was lost
   std::size_t losses_ GUARDED_BY(mutex_) = 0;
   std::string last_loss_ GUARDED_BY(mutex_);
+  ActiveClock closing_clock_ GUARDED_BY(mutex_){100};
   std::int64_t close_by_ms_ GUARDED_BY(mutex_) = 0;   // 0: nobody closes the comm
   std::int64_t delivered_ms_ GUARDED_BY(mutex_) = 0;  // since when the peer's kernel has everything
 };

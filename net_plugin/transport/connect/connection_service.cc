@@ -9,11 +9,15 @@
 #include "base/monotonic_clock.h"
 
 namespace bagua_net {
+namespace {
+
+// How often the sockets are asked at least while something has a deadline: loop_.clock counts more as a pause.
+constexpr std::int64_t kLookMs = 200;
+
+}  // namespace
 
 ConnectionService::ConnectionService(HandshakeSettings settings)
-    : settings_(std::move(settings)),
-      outbound_(settings_, &poller_, &next_id_, &log_),
-      inbound_(settings_, &poller_, &next_id_, &log_, &outbound_) {}
+    : settings_(std::move(settings)), outbound_(settings_, &loop_), inbound_(settings_, &loop_, &outbound_) {}
 
 ConnectionService::~ConnectionService() {
   if (!thread_.joinable()) return;
@@ -53,6 +57,7 @@ Status ConnectionService::connect(const std::vector<NetworkInterface>& interface
   const CallersLock lock(mutex_);
   BAGUA_NET_RETURN_IF_ERROR(failure_);
   const bool is_new = load_connect_state(handle) == 0;
+  if (is_new) loop_.look();
   std::vector<std::uint16_t> ports;
   for (const NetworkInterface& interface : interfaces) {
     if (is_new) ports.push_back(inbound_.listening_port(interface));
@@ -64,6 +69,7 @@ Status ConnectionService::connect(const std::vector<NetworkInterface>& interface
 
 void ConnectionService::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
   const CallersLock lock(mutex_);
+  loop_.look();
   outbound_.join(ticket, count, arrivals);
   if (!failure_.is_ok()) outbound_.fail_all(failure_);
   poller_.wake();  // a new deadline to look after
@@ -72,6 +78,7 @@ void ConnectionService::join(const JoinTicket& ticket, int count, const std::sha
 Prepared ConnectionService::prepare(const JoinTicket& ticket, std::size_t place,
                                     const std::shared_ptr<StreamArrivals>& arrivals) {
   const CallersLock lock(mutex_);
+  loop_.look();
   const Prepared prepared = outbound_.prepare(ticket, place, arrivals);
   if (!failure_.is_ok()) outbound_.fail_all(failure_);
   poller_.wake();  // a new deadline to look after
@@ -104,9 +111,7 @@ void ConnectionService::fail(const Status& failure) {
 
 void ConnectionService::run() {
   std::vector<EpollPoller::Event> events;
-  // Before the sockets were asked. A process that was stopped finds deadlines passed and answers unread: a deadline
-  // counts only once the sockets were asked after it.
-  std::int64_t asked_ms = monotonic_ms();
+  std::int64_t asked_ms = 0;
   for (;;) {
     int timeout_ms = -1;
     bool ends = false;
@@ -114,26 +119,28 @@ void ConnectionService::run() {
     {
       const MutexLock lock(mutex_);
       if (stopping_) return;
+      loop_.look();
       for (const EpollPoller::Event& event : events) {
         // Ids are never used twice, so an event of something closed meanwhile belongs to nobody.
         inbound_.handle_event(event.id);
         outbound_.handle_event(event.id);
       }
+      loop_.asked_ms = asked_ms;
       inbound_.expire(asked_ms);
       outbound_.expire(asked_ms);
       const std::int64_t deadline_ms = std::min(inbound_.next_deadline_ms(), outbound_.next_deadline_ms());
       if (deadline_ms != std::numeric_limits<std::int64_t>::max()) {
-        timeout_ms = static_cast<int>(std::clamp<std::int64_t>(deadline_ms - monotonic_ms(), 0, 60000));
+        timeout_ms = static_cast<int>(std::clamp<std::int64_t>(deadline_ms - loop_.now_ms(), 0, kLookMs));
       }
-      lines = log_.take();
+      lines = loop_.log.take();
       if (resting_ && inbound_.listen_count() == 0 && outbound_.attempt_count() == 0) {
         inbound_.close_listening_sockets();
         has_ended_ = ends = true;
       }
+      asked_ms = loop_.look();
     }
     for (const RareLog::Line& line : lines) log_message(line.level, __FILE__, __LINE__, line.text);
     if (ends) return;
-    asked_ms = monotonic_ms();
     poller_.wait(timeout_ms, &events);
     mutex_.step_aside();
   }

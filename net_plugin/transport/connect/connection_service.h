@@ -49,8 +49,7 @@ class ConnectionService {
   EpollPoller poller_;
   std::thread thread_;
   LoopMutex mutex_;  // never held while the thread waits or logs
-  std::uint64_t next_id_ GUARDED_BY(mutex_) = 0;
-  RareLog log_ GUARDED_BY(mutex_);
+  HandshakeLoop loop_ GUARDED_BY(mutex_){&poller_};
   OutboundHandshakes outbound_ GUARDED_BY(mutex_);
   InboundHandshakes inbound_ GUARDED_BY(mutex_);
   bool stopping_ GUARDED_BY(mutex_) = false;

@@ -1,4 +1,5 @@
-// HandshakeSettings: what both sides of a handshake need to know of this process.
+// HandshakeSettings: what both sides of a handshake need to know of this process. HandshakeLoop: what they share of the
+// connection service.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +8,13 @@
 #include <optional>
 #include <string>
 
+#include "base/active_clock.h"
+#include "base/monotonic_clock.h"
+#include "base/rare_log.h"
 #include "config/plugin_config.h"
 #include "crypto/cipher_state.h"
 #include "crypto/job_secret.h"
+#include "os/epoll_poller.h"
 #include "os/tcp_socket.h"
 #include "stats/stall_report.h"
 #include "transport/chunks/limits.h"
@@ -60,6 +65,19 @@ struct HandshakeSettings {
     protection.encrypts = encrypts;
     return protection;
   }
+};
+
+// The service's mutex guards it.
+struct HandshakeLoop {
+  EpollPoller* poller;
+  std::uint64_t next_id = 0;  // of the poller
+  RareLog log = {};           // written once the mutex is free
+  ActiveClock clock{300};
+  // Of the clock: when the sockets were asked last. What had come by then was taken in, so earlier deadlines count.
+  std::int64_t asked_ms = 0;
+
+  std::int64_t look() { return clock.look(monotonic_ms()); }
+  std::int64_t now_ms() const { return clock.at(monotonic_ms()); }
 };
 
 }  // namespace bagua_net

@@ -35,15 +35,13 @@ PeerClose peer_close(int socket) {
 
 }  // namespace
 
-InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id,
-                                     RareLog* log, const OutboundHandshakes* outbound)
+InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, HandshakeLoop* loop,
+                                     const OutboundHandshakes* outbound)
     : settings_(settings),
-      poller_(poller),
-      next_id_(next_id),
-      log_(log),
+      loop_(loop),
       outbound_(outbound),
       max_unauthenticated_(max_unauthenticated(kMaxUnauthenticated)),
-      sockets_(poller, next_id, log),
+      sockets_(loop),
       accepted_(settings) {}
 
 Status InboundHandshakes::listen(const std::vector<NetworkInterface>& interfaces, std::uint8_t* handle, RandomId* id) {
@@ -80,13 +78,12 @@ Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedCon
     *ready = true;
     return Status::ok();
   }
-  const std::int64_t now_ms = monotonic_ms();
   if (listen.state == ListenState::kWaiting) {
-    tell_of_waiting(listen, now_ms);
+    tell_of_waiting(listen, monotonic_ms());
     return Status::ok();
   }
-  BAGUA_NET_RETURN_IF_ERROR(check_assembling(listen, now_ms));
-  if (now_ms < listen.deadline_ms) return Status::ok();
+  BAGUA_NET_RETURN_IF_ERROR(check_assembling(listen));
+  if (loop_->asked_ms < listen.deadline_ms) return Status::ok();
   return Status::remote_error(
       "only " + std::to_string(listen.joined) + " of " + std::to_string(listen.connection.sockets.size()) +
       " data streams of " + listen.connection.peer + " joined within " + std::to_string(settings_.connect_timeout_ms) +
@@ -110,11 +107,11 @@ void InboundHandshakes::tell_of_waiting(Listen& listen, std::int64_t now_ms) {
 
 void InboundHandshakes::log_stall(std::string line) {
   if (line.empty()) return;
-  log_->add(LogLevel::kWarn, "stall", std::move(line));
-  poller_->wake();  // the service's thread writes it
+  loop_->log.add(LogLevel::kWarn, "stall", std::move(line));
+  loop_->poller->wake();  // the service's thread writes it
 }
 
-Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) {
+Status InboundHandshakes::check_assembling(Listen& listen) {
   PeerClose closed = PeerClose::kNone;
   for (const KeyedSocket& socket : listen.connection.sockets) closed = std::max(closed, peer_close(socket.get()));
   if (closed == PeerClose::kNone) {
@@ -123,8 +120,8 @@ Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) 
   }
   // A connector closes a connection when its attempt has failed, and resets it when it tries again.
   if (closed == PeerClose::kReset) {
-    if (listen.rejoin_deadline_ms == 0) listen.rejoin_deadline_ms = now_ms + kRejoinMs;
-    if (now_ms < listen.rejoin_deadline_ms) return Status::ok();
+    if (listen.rejoin_deadline_ms == 0) listen.rejoin_deadline_ms = loop_->now_ms() + kRejoinMs;
+    if (loop_->asked_ms < listen.rejoin_deadline_ms) return Status::ok();
   }
   return Status::remote_error(listen.connection.peer +
                               " closed the connection while its data streams were joining: that rank has failed; "
@@ -163,9 +160,9 @@ void InboundHandshakes::accept_peers(ListeningSocket& listening) {
   SocketAddress from;
   for (int accepted = 0; accepted < kAcceptsPerTurn && sockets_.accept(listening, &socket, &from); ++accepted) {
     make_room();
-    const std::uint64_t id = (*next_id_)++;
-    if (!poller_->add(socket.get(), id, EPOLLIN).is_ok()) continue;
-    unauthenticated_.try_emplace(id, std::move(socket), from, monotonic_ms() + settings_.handshake_timeout_ms);
+    const std::uint64_t id = loop_->next_id++;
+    if (!loop_->poller->add(socket.get(), id, EPOLLIN).is_ok()) continue;
+    unauthenticated_.try_emplace(id, std::move(socket), from, loop_->now_ms() + settings_.handshake_timeout_ms);
     handle_peer(id);  // its hello is often there already
   }
 }
@@ -199,7 +196,7 @@ bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
     case UnauthenticatedPeer::Step::kDone: break;
     case UnauthenticatedPeer::Step::kFailed: return false;
     case UnauthenticatedPeer::Step::kOtherProtocol: {
-      log_->add_if_due(LogLevel::kInfo, "other protocol", [&] {
+      loop_->log.add_if_due(LogLevel::kInfo, "other protocol", [&] {
         return "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol";
       });
       return false;
@@ -292,7 +289,7 @@ void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hell
   const bool is_common = hello.stream_index >= kAskingStream || verdict == HandshakeVerdict::kNoPlace;
   const LogLevel level = is_common ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
-  log_->add_if_due(level, kind, [&] {
+  loop_->log.add_if_due(level, kind, [&] {
     std::string line = "Bagua-Net: refused a connection from " + peer.to_string() + " (";
     // Otherwise it is of another version, or sealed with another key.
     if (!hello.host_name.empty())
@@ -339,7 +336,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
     if (connection.checksums) listen.reply.features |= kFeatureChecksums;
     connection.tells_of_addresses = (hello.features & kFeatureLostAddresses) != 0;
     listen.state = ListenState::kAssembling;
-    listen.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
+    listen.deadline_ms = loop_->now_ms() + settings_.connect_timeout_ms;
   } else if (listen.state == ListenState::kWaiting || hello.comm_id != listen.comm_id) {
     return HandshakeVerdict::kUnknownStream;
   }
@@ -387,8 +384,9 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
     options = limit_unanswered_writes(peer.socket.get(), recovers ? receiver_silence_ms(settings_.tcp.keepalive_s)
                                                                   : settings_.tcp.keepalive_s * 1000);
   }
-  if (!options.is_ok()) log_->add_if_due(LogLevel::kWarn, "options", [&] { return "Bagua-Net: " + options.message(); });
-  poller_->remove(peer.socket.get());
+  if (!options.is_ok())
+    loop_->log.add_if_due(LogLevel::kWarn, "options", [&] { return "Bagua-Net: " + options.message(); });
+  loop_->poller->remove(peer.socket.get());
   if (admission.arrivals != nullptr) {
     SocketAddress contact = peer.address;
     contact.set_port(peer.hello().port);
@@ -400,7 +398,7 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
 
 void InboundHandshakes::drop_unauthenticated(std::uint64_t id) {
   const auto found = unauthenticated_.find(id);
-  if (found->second.socket.is_open()) poller_->remove(found->second.socket.get());
+  if (found->second.socket.is_open()) loop_->poller->remove(found->second.socket.get());
   unauthenticated_.erase(found);
 }
 
@@ -413,10 +411,15 @@ void InboundHandshakes::expire(std::int64_t now_ms) {
 }
 
 std::int64_t InboundHandshakes::next_deadline_ms() const {
-  const std::int64_t deadline_ms = sockets_.next_deadline_ms();
+  std::int64_t deadline_ms = sockets_.next_deadline_ms();
   // The time limit is the same for all unauthenticated peers, so the oldest one is due first.
-  if (unauthenticated_.empty()) return deadline_ms;
-  return std::min(deadline_ms, unauthenticated_.begin()->second.deadline_ms);
+  if (!unauthenticated_.empty()) deadline_ms = std::min(deadline_ms, unauthenticated_.begin()->second.deadline_ms);
+  // What accept() judges, for which the sockets are to be asked.
+  for (const auto& [id, listen] : listens_) {
+    const bool is_open = listen.state == ListenState::kAssembling && loop_->asked_ms < listen.deadline_ms;
+    if (is_open) deadline_ms = std::min(deadline_ms, listen.deadline_ms);
+  }
+  return deadline_ms;
 }
 
 }  // namespace bagua_net

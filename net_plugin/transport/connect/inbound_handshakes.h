@@ -19,8 +19,6 @@
 #include <string>
 #include <vector>
 
-#include "base/rare_log.h"
-#include "os/epoll_poller.h"
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
 #include "transport/connect/established_connection.h"
@@ -35,9 +33,8 @@ namespace bagua_net {
 
 class InboundHandshakes {
  public:
-  // next_id: poller ids are handed out for both directions from one counter. log: written once the mutex is free.
   // outbound: the comms of this process that peers may ask for; nullptr: none.
-  InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log,
+  InboundHandshakes(const HandshakeSettings& settings, HandshakeLoop* loop,
                     const OutboundHandshakes* outbound = nullptr);
 
   // Opens the interfaces' listening sockets if this is their first listen; fills handle[kConnectHandleBytes]. Each of
@@ -101,15 +98,13 @@ class InboundHandshakes {
   static int place_of(const Hello& hello, const Listen& listen);
   void log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict);
   void take_in(UnauthenticatedPeer& peer, const Admission& admission);
-  Status check_assembling(Listen& listen, std::int64_t now_ms);
+  Status check_assembling(Listen& listen);
   void tell_of_waiting(Listen& listen, std::int64_t now_ms);
   void log_stall(std::string line);
   void drop_unauthenticated(std::uint64_t id);
 
   const HandshakeSettings& settings_;
-  EpollPoller* const poller_;
-  std::uint64_t* const next_id_;
-  RareLog* const log_;
+  HandshakeLoop* const loop_;
   const OutboundHandshakes* const outbound_;
   const std::size_t max_unauthenticated_;
   ListeningSockets sockets_;

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <limits>
 
-#include "base/monotonic_clock.h"
 #include "os/local_address.h"
 #include "os/tcp_socket.h"
 #include "transport/connect/nic_paths.h"
@@ -61,7 +60,7 @@ Status ListeningSockets::open(const NetworkInterface& interface, const Listening
   const Status status = shares_subnet(interface) ? tcp_listen(interface, &opened.address, &opened.socket, &opened.bound)
                                                  : tcp_listen(&opened.address, &opened.socket);
   if (!status.is_ok()) return status.with_context("listening on interface " + interface.name + listen_remedy(status));
-  opened.id = (*next_id_)++;
+  opened.id = loop_->next_id++;
   BAGUA_NET_RETURN_IF_ERROR(watch(opened));
   *listening = &sockets_.emplace(interface.name, std::move(opened)).first->second;
   return Status::ok();
@@ -80,7 +79,7 @@ Status ListeningSockets::open_all(const std::vector<NetworkInterface>& interface
     }
     if (first_failure.is_ok()) first_failure = status;
     if (interfaces.size() == 1) break;
-    log_->add_if_due(LogLevel::kWarn, "listen " + interface.name, [&] {
+    loop_->log.add_if_due(LogLevel::kWarn, "listen " + interface.name, [&] {
       return "Bagua-Net: peers cannot use " + interface.name +
              ", and the other interfaces carry its share: " + status.message();
     });
@@ -97,15 +96,16 @@ ListeningSocket* ListeningSockets::find(std::uint64_t id) {
 }
 
 Status ListeningSockets::watch(const ListeningSocket& listening) {
-  Status status = poller_->add(listening.socket.get(), listening.id, EPOLLIN);
-  if (status.is_ok() && listening.bound.is_open()) status = poller_->add(listening.bound.get(), listening.id, EPOLLIN);
+  Status status = loop_->poller->add(listening.socket.get(), listening.id, EPOLLIN);
+  if (status.is_ok() && listening.bound.is_open())
+    status = loop_->poller->add(listening.bound.get(), listening.id, EPOLLIN);
   // Both or none: it is called again after a failure.
   if (!status.is_ok()) unwatch(listening);
   return status;
 }
 
 void ListeningSockets::unwatch(const ListeningSocket& listening) {
-  for (const OwnedFd* each : {&listening.socket, &listening.bound}) poller_->remove(each->get());
+  for (const OwnedFd* each : {&listening.socket, &listening.bound}) loop_->poller->remove(each->get());
 }
 
 bool ListeningSockets::accept(ListeningSocket& listening, OwnedFd* socket, SocketAddress* from) {
@@ -115,12 +115,12 @@ bool ListeningSockets::accept(ListeningSocket& listening, OwnedFd* socket, Socke
   if (status.is_ok() && !socket->is_open()) status = tcp_accept(listening.socket.get(), socket, from);
   if (status.is_ok()) return socket->is_open();
   // A level-triggered listener would spin. Pause it, and say so.
-  log_->add_if_due(LogLevel::kWarn, "accept", [&] {
+  loop_->log.add_if_due(LogLevel::kWarn, "accept", [&] {
     return "Bagua-Net: " + status.message() + " on " + listening.address.to_string() + ": trying again" +
            accept_remedy(status);
   });
   unwatch(listening);
-  listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
+  listening.paused_until_ms = loop_->now_ms() + kAcceptRetryMs;
   return false;
 }
 

@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "base/owned_fd.h"
-#include "base/rare_log.h"
 #include "base/status.h"
-#include "os/epoll_poller.h"
 #include "os/network_interface.h"
 #include "os/socket_address.h"
+#include "transport/connect/handshake_settings.h"
 #include "wire/connect_handle.h"
 
 namespace bagua_net {
@@ -32,8 +31,7 @@ std::vector<HandleAddress> put_addresses(const std::vector<const ListeningSocket
 
 class ListeningSockets {
  public:
-  ListeningSockets(EpollPoller* poller, std::uint64_t* next_id, RareLog* log)
-      : poller_(poller), next_id_(next_id), log_(log) {}
+  explicit ListeningSockets(HandshakeLoop* loop) : loop_(loop) {}
 
   // *listening stays there until close_all().
   Status open(const NetworkInterface& interface, const ListeningSocket** listening);
@@ -55,9 +53,7 @@ class ListeningSockets {
   Status watch(const ListeningSocket& listening);
   void unwatch(const ListeningSocket& listening);
 
-  EpollPoller* const poller_;
-  std::uint64_t* const next_id_;
-  RareLog* const log_;
+  HandshakeLoop* const loop_;
   std::map<std::string, ListeningSocket> sockets_;  // by interface name; map nodes do not move
 };
 

@@ -114,7 +114,7 @@ void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::sh
     if (attempt.streams[0].state != JoinState::kPrepared) continue;
     attempt.prepared_for.reset();
     attempt.ticket.timeout_ms = timeout_ms;
-    attempt.deadline_ms = monotonic_ms() + timeout_ms;
+    attempt.deadline_ms = loop_->now_ms() + timeout_ms;
     prove(attempt, 0);
     return;
   }
@@ -147,7 +147,7 @@ std::uint64_t OutboundHandshakes::begin(Attempt attempt) {
   const std::uint64_t number = next_attempt_++;
   Attempt& begun = attempts_.emplace(number, std::move(attempt)).first->second;
   const std::int64_t now_ms = monotonic_ms();
-  begun.deadline_ms = now_ms + begun.ticket.timeout_ms;
+  begun.deadline_ms = loop_->now_ms() + begun.ticket.timeout_ms;
   const std::vector<std::size_t> usable = settings_.paths->usable(begun.ticket.paths, now_ms);
   for (std::size_t index = 0; index < begun.streams.size(); ++index) {
     begun.streams[index].path = usable[index % usable.size()];
@@ -169,7 +169,7 @@ void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size
   Stream& stream = attempt.streams[index];
   const bool is_odd = ++stream.tries % 2 != 0;
   stream.state = JoinState::kConnecting;
-  stream.due_ms = monotonic_ms() + (is_odd ? kConnectAnswerMs : kLongConnectAnswerMs);
+  stream.due_ms = loop_->now_ms() + (is_odd ? kConnectAnswerMs : kLongConnectAnswerMs);
   const NicPath& path = attempt.path_of(stream);
   stream.is_bound = attempt.has_choice() || (is_odd && binding_.is_to_be_bound(attempt.ticket, path));
   const Status status =
@@ -178,8 +178,8 @@ void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size
     retry_or_fail(attempt, index, status);
     return;
   }
-  stream.id = (*next_id_)++;
-  const Status added = poller_->add(stream.socket.get(), stream.id, EPOLLOUT);
+  stream.id = loop_->next_id++;
+  const Status added = loop_->poller->add(stream.socket.get(), stream.id, EPOLLOUT);
   if (!added.is_ok()) {
     retry_or_fail(attempt, index, added);
     return;
@@ -243,13 +243,13 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     return;
   }
   await_answer(attempt, stream);
-  const Status status = poller_->modify(stream.socket.get(), stream.id, EPOLLIN);
+  const Status status = loop_->poller->modify(stream.socket.get(), stream.id, EPOLLIN);
   if (!status.is_ok()) retry_or_fail(attempt, index, status);
 }
 
 void OutboundHandshakes::await_answer(const Attempt& attempt, Stream& stream) const {
   stream.state = JoinState::kHandshaking;
-  stream.asked_ms = monotonic_ms();
+  stream.asked_ms = loop_->now_ms();
   // Another path may do, if this one turns out to be silent.
   stream.due_ms = stream.asked_ms + (stream.is_bound || attempt.has_choice()
                                          ? std::min<std::int64_t>(kConnectAnswerMs, settings_.handshake_timeout_ms)
@@ -329,7 +329,7 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
   if (attempt.has_choice()) {
     settings_.paths->on_connected(attempt.path_of(stream), tcp_round_trip_us(stream.socket.get()), monotonic_ms());
   }
-  poller_->remove(stream.socket.get());
+  loop_->poller->remove(stream.socket.get());
   stream_ids_.erase(stream.id);
   stream.state = JoinState::kJoined;
   stream.socket.keys = stream.handshake.take_keys();
@@ -377,7 +377,7 @@ void OutboundHandshakes::take_addresses(Attempt& attempt, const std::vector<Hand
 void OutboundHandshakes::log_mismatch(const Attempt& attempt) {
   const RareLog::Line line = describe_mismatch(attempt.interfaces, attempt.handle, attempt.ticket.paths);
   if (line.text.empty()) return;
-  log_->add_if_due(line.level, line.kind, [&] { return line.text; });
+  loop_->log.add_if_due(line.level, line.kind, [&] { return line.text; });
 }
 
 void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
@@ -416,7 +416,7 @@ void OutboundHandshakes::change_path(Attempt& attempt, std::size_t index, int er
   // A process that is stopped or overloaded answers late over every path.
   if (!is_shortage(error_number) && !(answered && error_number == ETIMEDOUT)) {
     const RareLog::Line line = settings_.paths->on_failed(path, Status::system_error("connect", error_number), now_ms);
-    if (!line.text.empty()) log_->add_if_due(line.level, line.kind, [&line] { return line.text; });
+    if (!line.text.empty()) loop_->log.add_if_due(line.level, line.kind, [&line] { return line.text; });
   }
   // The first stream decides whether there is a connection, and a comm waits for a replacement.
   const bool is_urgent = attempt.is_join ? attempt.ticket.joining() != Joining::kMore : index == 0;
@@ -458,7 +458,7 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
                                   : Status::remote_error("connect to " + address + ": " + refusal));
     return;
   }
-  const std::int64_t now_ms = monotonic_ms();
+  const std::int64_t now_ms = loop_->now_ms();
   const bool answered = stream.state == JoinState::kHandshaking;
   // Over a path that has never worked, a firewall may refuse.
   const bool is_refused = (error_number == ECONNREFUSED || !refusal.empty()) &&
@@ -504,7 +504,7 @@ void OutboundHandshakes::release_for_retry(Stream& stream) {
 
 void OutboundHandshakes::release(Stream& stream) {
   if (!stream.socket.is_open()) return;
-  if (stream_ids_.erase(stream.id) != 0) poller_->remove(stream.socket.get());
+  if (stream_ids_.erase(stream.id) != 0) loop_->poller->remove(stream.socket.get());
   stream.socket.reset();
 }
 
@@ -565,7 +565,7 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
 
 void OutboundHandshakes::log_failed_join(const Attempt& attempt) {
   if (attempt.failure.is_ok()) return;
-  log_->add_if_due(LogLevel::kInfo, "join", [&attempt] {
+  loop_->log.add_if_due(LogLevel::kInfo, "join", [&attempt] {
     return "Bagua-Net: no further connection to " + attempt.ticket.paths[0].address.to_string() +
            ", going on without: " + attempt.failure.message();
   });

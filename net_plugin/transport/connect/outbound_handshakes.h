@@ -25,9 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "base/rare_log.h"
 #include "base/status.h"
-#include "os/epoll_poller.h"
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
 #include "transport/connect/connect_failure.h"
@@ -73,9 +71,8 @@ Status fill_first_hello(const HandshakeSettings& settings, const ConnectHandle& 
 
 class OutboundHandshakes {
  public:
-  // log: written once the mutex is free.
-  OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log)
-      : settings_(settings), poller_(poller), next_id_(next_id), log_(log), binding_(settings, log) {}
+  OutboundHandshakes(const HandshakeSettings& settings, HandshakeLoop* loop)
+      : settings_(settings), loop_(loop), binding_(settings, &loop->log) {}
 
   // Starts or polls the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an error: the
   // attempt is over. interfaces: through which the connections leave, if the peer can be reached there. ports: at the
@@ -181,9 +178,7 @@ class OutboundHandshakes {
   void complete_if_joined(Attempt& attempt);
 
   const HandshakeSettings& settings_;
-  EpollPoller* const poller_;
-  std::uint64_t* const next_id_;
-  RareLog* const log_;
+  HandshakeLoop* const loop_;
   InterfaceBinding binding_;
   std::map<std::uint64_t, Attempt> attempts_;
   struct StreamOf {

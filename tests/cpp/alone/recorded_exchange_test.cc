@@ -293,7 +293,7 @@ TEST_CASE(a_recorded_exchange_said_again_gets_nothing_from_either_end) {
         return sockets.size() > recordings.size();
       },
       "another attempt after each recording");
-  test_clock::skip_ms(config.connect_timeout_ms);
+  test_clock::pass_ms(config.connect_timeout_ms);
   wait_until(
       [&] {
         connect();

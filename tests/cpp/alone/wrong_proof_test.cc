@@ -11,6 +11,7 @@
 #include "support/connection_ends.h"
 #include "support/raw_handshake.h"
 #include "support/test_clock.h"
+#include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
 namespace {
@@ -94,7 +95,8 @@ namespace {
 template <typename Answer>
 Status status_of_connect_to(Answer answer) {
   RawListener listener;
-  const HandshakeSettings settings = settings_with(1);
+  HandshakeSettings settings = settings_with(1);
+  settings.connect_timeout_ms = kConnectAgainMs - 1;
   ConnectingService connecting(listener.handle.data(), settings);
   test_clock::stop();
   CHECK_OK(connecting.ask());
@@ -104,9 +106,10 @@ Status status_of_connect_to(Answer answer) {
   answer(socket, said);
   // Until the deadline it might be another that answers. It may not pass before this answer was read.
   wait_until([&] { return has_ended(socket.get()); }, "the refusal");
-  test_clock::skip_ms(settings.connect_timeout_ms);
+  test_clock::pass_ms(settings.connect_timeout_ms);
+  Status status = connecting.error();
   test_clock::go_on();
-  return connecting.error();
+  return status;
 }
 
 void reply_with_proof(const OwnedFd& socket, const HandshakeProof& proof) {

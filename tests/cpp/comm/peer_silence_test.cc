@@ -91,9 +91,28 @@ TEST_CASE(a_pause_without_checks_was_not_silent) {
   PeerSilence silence(kMaxSilenceS, false);
   std::int64_t now_ms = 1000000;
   CHECK(silence.is_due(now_ms));
+  silence.add_stream(0, now_ms);
   now_ms += 60000;
   CHECK(silence.is_due(now_ms));
   CHECK(is_healthy(check(silence, {unanswered(kMaxSilenceMs)}, now_ms)));
+}
+
+// Nobody has looked for an answer to the replacement.
+TEST_CASE(while_this_process_is_stopped_no_host_vanishes) {
+  for (const bool has_paths : {false, true}) {
+    PeerSilence silence(kMaxSilenceS, true, has_paths);
+    std::int64_t now_ms = 1000000;
+    const auto look = [&](std::int64_t passed_ms) {
+      now_ms += passed_ms;
+      CHECK(silence.is_due(now_ms));
+      return check(silence, {unanswered(10000)}, now_ms);
+    };
+    for (int looked = 0; look(1000).streams.empty(); ++looked) CHECK(looked < 2);
+    silence.add_stream(0, now_ms);
+    CHECK(look(3600000).host.empty());
+    // It has vanished all the same.
+    for (int looked = 0; look(1000).host.empty(); ++looked) CHECK(looked < 200);
+  }
 }
 
 TEST_CASE(with_recovery_a_silent_stream_is_replaced_sooner_if_another_is_answered) {

@@ -31,9 +31,8 @@ constexpr int kPeers = 100;
 struct Listening {
   HandshakeSettings settings;
   EpollPoller poller;
-  std::uint64_t next_id = 0;
-  RareLog log;
-  InboundHandshakes inbound{settings, &poller, &next_id, &log};
+  HandshakeLoop loop{&poller};
+  InboundHandshakes inbound{settings, &loop};
   RandomId id{};
   HandshakeKey key{};
   SocketAddress address;
@@ -101,6 +100,7 @@ void begin_to_join(Listening& listening) {
 Status accept(Listening& listening) {
   bool ready = false;
   EstablishedConnection connection;
+  listening.loop.asked_ms = listening.loop.look();
   const Status status = listening.inbound.accept(listening.id, &ready, &connection);
   CHECK(!ready);
   return status;
@@ -184,7 +184,7 @@ TEST_CASE(an_accept_waits_for_its_peer_and_says_so) {
         ::usleep(1000);
         CHECK_OK(accept(listening));
         listening.inbound.expire(monotonic_ms());
-        for (RareLog::Line& line : listening.log.take()) {
+        for (RareLog::Line& line : listening.loop.log.take()) {
           if (line.text.find("has waited") != std::string::npos) lines.push_back(std::move(line));
         }
         return !lines.empty();
@@ -253,7 +253,7 @@ TEST_CASE(unauthenticated_peers_of_one_kind_are_one_line) {
     listening.come(bytes.data(), bytes.size());
   }
   while (listening.sent_away() < 2 * kPeers) listening.turn();
-  const std::vector<RareLog::Line> lines = listening.log.take();
+  const std::vector<RareLog::Line> lines = listening.loop.log.take();
   CHECK_EQ(lines.size(), std::size_t{2});
   CHECK(lines[0].level == LogLevel::kInfo);
   CHECK(lines[0].text.find("does not speak its protocol") != std::string::npos);

@@ -45,9 +45,8 @@ bool hear(const OwnedFd& socket, std::uint8_t* bytes, std::size_t count) {
 struct Inbound {
   HandshakeSettings settings = settings_with({});
   EpollPoller poller;
-  std::uint64_t next_id = 0;
-  RareLog log;
-  InboundHandshakes handshakes{settings, &poller, &next_id, &log};
+  HandshakeLoop loop{&poller};
+  InboundHandshakes handshakes{settings, &loop};
 
   Inbound() { require(poller.open().is_ok(), "no poller"); }
 
@@ -81,7 +80,7 @@ struct Inbound {
     handshakes.stop_listening(id);
     sockets.clear();
     pump(poller, handshakes);
-    log.take();
+    loop.log.take();
   }
 
  private:
@@ -129,9 +128,8 @@ struct Outbound {
   }
 
   void run(FuzzInput& input) {
-    std::uint64_t next_id = 0;
-    RareLog log;
-    OutboundHandshakes handshakes(settings, &poller, &next_id, &log);
+    HandshakeLoop loop{&poller};
+    OutboundHandshakes handshakes(settings, &loop);
     ConnectHandle handle;
     handle.address = {127, 0, 0, 1};
     handle.port = address.port();
