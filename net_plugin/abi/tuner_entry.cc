@@ -12,7 +12,6 @@
 #include "abi/process_instance.h"
 #include "base/log_sink.h"
 #include "config/plugin_config.h"
-#include "config/tuning_choice.h"
 
 namespace bagua_net::abi::tuner {
 namespace {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -36,5 +38,8 @@ inline std::vector<std::string_view> split(std::string_view text, char separator
   }
   return parts;
 }
+
+// EnvironmentReader: reads one variable; nullopt = not set. Tests pass their own.
+using EnvironmentReader = std::function<std::optional<std::string>(const std::string& name)>;
 
 }  // namespace bagua_net

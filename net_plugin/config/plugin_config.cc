@@ -1,9 +1,14 @@
 #include "config/plugin_config.h"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/text_parsing.h"
 #include "config/knob.h"
@@ -11,6 +16,28 @@
 extern char** environ;
 
 namespace bagua_net {
+
+std::string parse_join_nics(const std::string& text, JoinNics* join) {
+  std::string requirement =
+      "off, auto, or groups of interface names joined by \"+\" and separated by commas, each name once, such as "
+      "eth0+eth1,eth2+eth3";
+  JoinNics parsed;
+  parsed.is_auto = ::strcasecmp(text.c_str(), "auto") == 0;
+  if (!parsed.is_auto && ::strcasecmp(text.c_str(), "off") != 0) {
+    std::set<std::string_view> seen;
+    for (const std::string_view part : split(text, ',')) {
+      std::vector<std::string>& group = parsed.groups.emplace_back();
+      for (const std::string_view name : split(part, '+')) {
+        if (trimmed(name).empty() || !seen.insert(trimmed(name)).second) return requirement;
+        group.emplace_back(trimmed(name));
+      }
+      if (group.size() < 2) return requirement;
+    }
+  }
+  *join = std::move(parsed);
+  return "";
+}
+
 namespace {
 
 constexpr char kPrefix[] = "BAGUA_NET_";
@@ -298,6 +325,49 @@ std::vector<std::string> unknown_knob_warnings() {
   }
   std::sort(names.begin(), names.end());
   return unknown_knob_warnings(names);
+}
+
+namespace {
+
+// With any of these the user has chosen. The names in RINGS are NCCL's older ones.
+constexpr const char* kUsersChoices[] = {"NCCL_MIN_NCHANNELS",    "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",
+                                         "NCCL_MAX_CTAS",         "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS",
+                                         "NCCL_THREAD_THRESHOLDS"};
+// With these, too, unless they only forbid what the policy never asks for: torch sets NCCL_ALGO=^NVLS in its
+// deterministic mode, and NCCL_PROTO=^LL128 is a known remedy.
+struct NamedChoice {
+  const char* variable;
+  std::vector<const char*> ours;
+};
+const NamedChoice kNamedChoices[] = {{"NCCL_ALGO", {"ring"}}, {"NCCL_PROTO", {"ll", "simple"}}};
+
+// "^A,B" with neither of `ours`. NCCL's longer form, a list per collective, counts as a choice.
+bool only_forbids_others(std::string_view value, const std::vector<const char*>& ours) {
+  if (value.empty() || value.front() != '^' || value.find_first_of(":;") != std::string_view::npos) return false;
+  for (const std::string_view name : split(value.substr(1), ',')) {
+    for (const char* mine : ours) {
+      if (strcasecmp(std::string(name).c_str(), mine) == 0) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string tuning_choice(const EnvironmentReader& environment) {
+  for (const char* name : kUsersChoices) {
+    const std::optional<std::string> value = environment(name);
+    if (value && !value->empty()) return std::string(name) + "=" + *value;
+  }
+  for (const NamedChoice& choice : kNamedChoices) {
+    const std::optional<std::string> value = environment(choice.variable);
+    if (value && !value->empty() && !only_forbids_others(*value, choice.ours)) {
+      return std::string(choice.variable) + "=" + *value;
+    }
+  }
+  PluginConfig config;
+  const bool has_rails = parse_plugin_config(environment, &config).is_ok() && config.rails.has_value();
+  return has_rails ? "BAGUA_NET_RAILS=" + std::to_string(*config.rails) : "";
 }
 
 }  // namespace bagua_net

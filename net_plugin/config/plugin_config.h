@@ -9,12 +9,20 @@
 #include <vector>
 
 #include "base/congestion_control.h"
-#include "base/environment_reader.h"
 #include "base/status.h"
+#include "base/text_parsing.h"
 #include "config/fault_plan.h"
-#include "config/join_nics.h"
 
 namespace bagua_net {
+
+// Which network interfaces are one device of NCCL's, as BAGUA_NET_JOIN_NICS says.
+struct JoinNics {
+  bool is_auto = false;                          // all that NCCL_SOCKET_IFNAME selects
+  std::vector<std::vector<std::string>> groups;  // names; each group is one device
+};
+
+// "off", "auto", or groups such as "eth0+eth1,eth2+eth3". Returns what the value must be, or "" after it filled *join.
+std::string parse_join_nics(const std::string& text, JoinNics* join);
 
 enum class Recovery { kAuto, kOn, kOff };
 enum class Encryption { kOff, kOn, kChaCha20 };
@@ -91,5 +99,9 @@ const std::vector<RetiredKnob>& retired_knobs();
 std::vector<std::string> unknown_knob_warnings(const std::vector<std::string>& variable_names);
 // The same for the variables of this process.
 std::vector<std::string> unknown_knob_warnings();
+
+// Whether the user has chosen what the plugin's tuner for NCCL chooses otherwise: channels, algorithm, protocol. The
+// first such variable with its value, as "NCCL_ALGO=Tree"; empty: there is none, and the tuner chooses.
+std::string tuning_choice(const EnvironmentReader& environment);
 
 }  // namespace bagua_net

@@ -5,7 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
+#include "base/owned_fd.h"
+#include "crypto/protected_memory.h"
 #include "crypto/wide_aes.h"
 
 namespace bagua_net {
@@ -63,6 +66,21 @@ class CipherState {
   std::uint8_t key_[kKeyBytes] = {};
   std::uint64_t nonce_ = 0;
   Cipher cipher_ = Cipher::kNone;
+};
+
+// KeyedSocket: a socket whose handshake is done, and with encryption the keys of its connection, one for each
+// direction.
+struct ConnectionKeys {
+  CipherState out;
+  CipherState in;
+};
+
+struct KeyedSocket : OwnedFd {
+  KeyedSocket() = default;
+  KeyedSocket(OwnedFd socket, Protected<ConnectionKeys> its_keys = nullptr)  // NOLINT(google-explicit-constructor)
+      : OwnedFd(std::move(socket)), keys(std::move(its_keys)) {}
+
+  Protected<ConnectionKeys> keys;  // nullptr: it is not encrypted
 };
 
 }  // namespace bagua_net

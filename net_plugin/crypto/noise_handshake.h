@@ -16,7 +16,6 @@
 
 #include "crypto/cipher_state.h"
 #include "crypto/hmac_sha256.h"
-#include "crypto/keyed_socket.h"
 
 namespace bagua_net {
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <string>
 
-#include "base/environment_reader.h"
+#include "base/text_parsing.h"
 
 namespace bagua_net {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "base/environment_reader.h"
 #include "base/status.h"
+#include "base/text_parsing.h"
 #include "os/socket_address.h"
 
 namespace bagua_net {

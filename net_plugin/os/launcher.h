@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "base/environment_reader.h"
+#include "base/text_parsing.h"
 
 namespace bagua_net {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/environment_reader.h"
+#include "base/text_parsing.h"
 
 namespace bagua_net {
 

@@ -12,7 +12,7 @@
 
 #include "base/inherited_sockets.h"
 #include "base/log_sink.h"
-#include "os/local_address.h"
+#include "os/network_interface.h"
 #include "os/zero_copy_sends.h"
 
 namespace bagua_net {

@@ -15,14 +15,13 @@
 
 #include "base/version.h"
 #include "config/plugin_config.h"
-#include "config/tuning_choice.h"
 #include "crypto/job_secret.h"
 #include "os/cpu_budget.h"
 #include "os/launcher.h"
 #include "os/network_interface.h"
 #include "os/sysfs.h"
 #include "stats/page_layout.h"
-#include "transport/device_list.h"
+#include "transport/device.h"
 
 namespace py = pybind11;
 using namespace py::literals;  // _a

@@ -1,12 +1,20 @@
 // Trace: what this process writes into its trace file, and the thread that writes it. Owned by the process instance; a
 // transport, its comms and NCCL's profiler record into it. A forked child never touches its parent's.
 //
-// Recording is a copy into a ring (event_ring.h), by any thread. What finds no room there, because the disk is slower
+// Recording is a copy into a ring, by any thread. What finds no room there, because the disk is slower
 // than the job, or once the file has its full size, is dropped and counted. Tracks and notes take a mutex, which
 // nobody holds while writing to the file: they come where connections open and close.
 //
 // The file is written every tenth of a second, so that a process that is killed leaves all but that. If it cannot be
 // written any more, one warning says so, the file ends where it was whole, and the job goes on.
+//
+// Events as lines of a Chrome trace: "Trace Event Format", https://chromium.googlesource.com/catapult (docs), which
+// Perfetto and chrome://tracing read. A file is a JSON array of which the end may be missing.
+//
+// EventRing: the events that wait to be written. Of a fixed size: an event that finds no room is not taken. Any thread
+// adds events, one at a time takes them; nobody waits for anybody.
+//
+// Each cell has a turn: the position of the event that may be put there next, or that position + 1 once it is there.
 #pragma once
 
 #include <atomic>
@@ -20,10 +28,79 @@
 #include "base/mutex.h"
 #include "base/owned_fd.h"
 #include "base/status.h"
-#include "trace/event_json.h"
-#include "trace/event_ring.h"
+#include "trace/trace_event.h"
 
 namespace bagua_net {
+
+class EventRing {
+ public:
+  // size: a power of two.
+  explicit EventRing(std::size_t size) : mask_(size - 1), cells_(new Cell[size]) {
+    for (std::size_t i = 0; i < size; ++i) cells_[i].turn.store(i, std::memory_order_relaxed);
+  }
+
+  // False: it is full.
+  bool add(const TraceEvent& event) {
+    std::uint64_t position = next_in_.load(std::memory_order_relaxed);
+    for (;;) {
+      Cell& cell = cells_[position & mask_];
+      // Acquire: whoever took the former event has read it.
+      const auto ahead = static_cast<std::int64_t>(cell.turn.load(std::memory_order_acquire) - position);
+      if (ahead < 0) return false;
+      if (ahead > 0) {
+        position = next_in_.load(std::memory_order_relaxed);
+      } else if (next_in_.compare_exchange_weak(position, position + 1, std::memory_order_relaxed)) {
+        event.copy_to(&cell.event);
+        cell.turn.store(position + 1, std::memory_order_release);  // with the event
+        return true;
+      }
+    }
+  }
+
+  // The next event, until done(); nullptr: none, or it is still being put there. By one thread at a time.
+  const TraceEvent* next() const {
+    const Cell& cell = cells_[next_out_ & mask_];
+    return cell.turn.load(std::memory_order_acquire) == next_out_ + 1 ? &cell.event : nullptr;
+  }
+  void done() {
+    cells_[next_out_ & mask_].turn.store(next_out_ + mask_ + 1, std::memory_order_release);
+    ++next_out_;
+  }
+
+ private:
+  struct Cell {
+    std::atomic<std::uint64_t> turn;
+    TraceEvent event;
+  };
+
+  const std::uint64_t mask_;
+  const std::unique_ptr<Cell[]> cells_;
+  alignas(64) std::atomic<std::uint64_t> next_in_{0};
+  alignas(64) std::uint64_t next_out_ = 0;
+};
+
+class EventJson {
+ public:
+  // base_ns: what the monotonic clock showed where the times of the file begin.
+  EventJson(int process_id, std::int64_t base_ns) : process_id_(process_id), base_ns_(base_ns) {}
+
+  // Each appends one line, with a comma at its end.
+  void append(const TraceEvent& event, std::string* lines) const;
+  void append_note(std::uint32_t track, const std::string& name, const std::string& detail, std::int64_t at_ns,
+                   std::string* lines) const;
+  // Metadata. `value` is JSON.
+  void append_metadata(std::uint32_t track, const char* name, const char* key, const std::string& value,
+                       std::string* lines) const;
+
+  // Text from anywhere, also from the network, as a JSON string.
+  static std::string quoted(const std::string& text);
+
+ private:
+  void begin(char phase, std::uint32_t track, std::string* lines) const;
+
+  const int process_id_;
+  const std::int64_t base_ns_;
+};
 
 // The name of a process's trace file: each process has one of its own.
 struct TraceIdentity {

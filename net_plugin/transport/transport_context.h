@@ -28,7 +28,7 @@
 #include "transport/comm/recv_comm.h"
 #include "transport/comm/send_comm.h"
 #include "transport/connect/connection_service.h"
-#include "transport/device_list.h"
+#include "transport/device.h"
 #include "transport/stream/worker_pool.h"
 #include "transport/tuning/stream_growth.h"
 #include "wire/connect_handle.h"

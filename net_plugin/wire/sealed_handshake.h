@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "crypto/keyed_socket.h"
+#include "crypto/cipher_state.h"
 #include "crypto/noise_handshake.h"
 #include "wire/handshake_key.h"
 #include "wire/handshake_message.h"

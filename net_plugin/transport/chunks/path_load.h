@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "transport/tuning/delivery.h"
 #include "transport/tuning/path_rate.h"
+#include "transport/tuning/rate_estimator.h"
 
 namespace bagua_net {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "crypto/keyed_socket.h"
+#include "crypto/cipher_state.h"
 #include "transport/connect/nic_paths.h"
 #include "transport/connect/optional_connections.h"
 #include "transport/connect/peer_probe.h"

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/active_clock.h"
+#include "base/log_sink.h"
 #include "base/monotonic_clock.h"
-#include "base/rare_log.h"
 #include "config/plugin_config.h"
 #include "crypto/cipher_state.h"
 #include "crypto/job_secret.h"

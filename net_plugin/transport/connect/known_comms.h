@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "crypto/keyed_socket.h"
+#include "crypto/cipher_state.h"
 #include "transport/connect/established_connection.h"
 #include "transport/connect/handshake_settings.h"
 #include "transport/connect/stream_arrivals.h"

@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <limits>
 
-#include "os/local_address.h"
+#include "os/network_interface.h"
 #include "os/tcp_socket.h"
 #include "transport/connect/nic_paths.h"
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <set>
 
-#include "os/local_address.h"
+#include "os/network_interface.h"
 
 namespace bagua_net {
 namespace {

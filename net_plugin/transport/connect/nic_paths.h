@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/rare_log.h"
+#include "base/log_sink.h"
 #include "os/network_interface.h"
 #include "os/socket_address.h"
 #include "wire/connect_handle.h"

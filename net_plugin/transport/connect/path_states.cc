@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "base/owned_fd.h"
-#include "os/local_address.h"
+#include "os/network_interface.h"
 #include "os/tcp_socket.h"
 #include "transport/connect/handshake_io.h"
 #include "transport/recovery/recovery_timing.h"

@@ -32,8 +32,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/log_sink.h"
 #include "base/mutex.h"
-#include "base/rare_log.h"
 #include "base/status.h"
 #include "transport/chunks/path_load.h"
 #include "transport/connect/nic_paths.h"

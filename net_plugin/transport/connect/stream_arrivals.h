@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "crypto/keyed_socket.h"
+#include "crypto/cipher_state.h"
 #include "os/socket_address.h"
 
 namespace bagua_net {

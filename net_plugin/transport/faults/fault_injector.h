@@ -10,7 +10,7 @@
 
 #include "base/mutex.h"
 #include "config/fault_plan.h"
-#include "crypto/keyed_socket.h"
+#include "crypto/cipher_state.h"
 #include "transport/stream/byte_stream.h"
 
 namespace bagua_net {

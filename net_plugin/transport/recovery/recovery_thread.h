@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/log_sink.h"
 #include "base/mutex.h"
-#include "base/rare_log.h"
 #include "base/status.h"
 #include "os/epoll_poller.h"
 #include "os/link_watch.h"

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "base/owned_fd.h"
-#include "transport/tuning/delivery.h"
+#include "transport/tuning/rate_estimator.h"
 
 namespace bagua_net {
 

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "crypto/keyed_socket.h"
+#include "crypto/cipher_state.h"
 #include "transport/stream/byte_stream.h"
 
 namespace bagua_net {

@@ -1,6 +1,6 @@
 // Where the streams of a comm go when the path of some is lost and returns. That they leave it, and are back in the
 // end: send_paths_model_test.cc.
-#include "transport/comm/place_paths.h"
+#include "transport/comm/send_paths.h"
 
 #include <string>
 #include <vector>

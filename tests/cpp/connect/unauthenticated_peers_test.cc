@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/log_sink.h"
 #include "base/monotonic_clock.h"
-#include "base/rare_log.h"
 #include "os/epoll_poller.h"
 #include "support/check.h"
 #include "support/comm_parts.h"

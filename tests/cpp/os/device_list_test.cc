@@ -1,5 +1,5 @@
 // Which devices NCCL may join. What the tables make of it is in abi_join_test.cc.
-#include "transport/device_list.h"
+#include "transport/device.h"
 
 #include <sys/socket.h>
 

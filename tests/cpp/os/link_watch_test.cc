@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "os/local_address.h"
+#include "os/network_interface.h"
 #include "support/check.h"
 
 namespace bagua_net {
