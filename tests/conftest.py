@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 from support.rank_server import SERVER_VARIABLE, RankServerProcess
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Until all tests are collected: what that makes stays, and every worker would look through it again and again.
+gc.disable()
 
 # Interpreters that tests start must not find the source tree, which has no compiled library, before the package.
 os.environ["PYTHONSAFEPATH"] = "1"
@@ -97,6 +101,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _deselect(config, items, "gpu")
     if "deep" not in config.getoption("markexpr"):
         config.stash[LEFT_OUT] = _deselect(config, items, "deep")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
