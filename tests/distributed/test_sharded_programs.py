@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.examples import examples, is_default_run
 from support.rank_pool import RankPool
 from support.sharded_programs import MESHES, PARTS, WAYS, carry_out
+from support.sweeps import pool_of
 
 # By default the same programs in every run.
 PROGRAMS = settings(max_examples=examples(3), derandomize=is_default_run(), database=None)
@@ -46,6 +47,7 @@ options = st.fixed_dictionaries(
 )
 
 
+@pool_of(2)
 @PROGRAMS
 @given(st.data())
 def test_sharded_training(pool: RankPool, data: st.DataObject) -> None:

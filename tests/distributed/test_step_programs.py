@@ -13,6 +13,7 @@ from support.examples import examples, is_default_run
 from support.parts_in_turn import PARTS as IN_TURN
 from support.rank_pool import RankPool
 from support.step_programs import FOUND, carry_out, carry_out_beside_torch, carry_out_turns
+from support.sweeps import pool_of
 
 # By default the same programs in every run.
 PROGRAMS = settings(max_examples=examples(4), derandomize=is_default_run(), database=None)
@@ -62,6 +63,7 @@ def check(pool: RankPool, data: st.DataObject, cases: tuple[Case, ...], *hows: s
     assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
 
 
+@pool_of(2)
 @MORE_PROGRAMS
 @given(st.data())
 def test_gradients(pool: RankPool, data: st.DataObject) -> None:
@@ -69,6 +71,7 @@ def test_gradients(pool: RankPool, data: st.DataObject) -> None:
     check(pool, data, cases, "wrapper finding unused")
 
 
+@pool_of(3)
 @PROGRAMS
 @given(st.data())
 def test_weights(pool: RankPool, data: st.DataObject) -> None:
@@ -104,6 +107,7 @@ wrapper_options = st.fixed_dictionaries(
 )
 
 
+@pool_of(2)
 @MORE_PROGRAMS
 @given(wrapper_options, st.lists(calls_of_torch(), min_size=4, max_size=14))
 def test_wrapper(pool: RankPool, options: dict[str, object], program: list[tuple[object, ...]]) -> None:
@@ -130,6 +134,7 @@ def turns(ranks: int) -> st.SearchStrategy[tuple[object, ...]]:
     )
 
 
+@pool_of(3)
 @PROGRAMS
 @given(st.data())
 def test_parts_in_turn(pool: RankPool, data: st.DataObject) -> None:
@@ -152,6 +157,7 @@ def test_parts_in_turn(pool: RankPool, data: st.DataObject) -> None:
     assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
 
 
+@pool_of(3)
 def test_programs_that_failed(pool: RankPool) -> None:
     told = {}
     for name, found in FOUND.items():

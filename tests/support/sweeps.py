@@ -31,5 +31,11 @@ def rest_is_deep(values: Sequence[Any], *chosen: int) -> list[Any]:
     ]
 
 
+def pool_of(size: int) -> pytest.MarkDecorator:
+    """For tests with the fixture `pool`, of 2 or 3 ranks; `make deep` has the other number."""
+    sizes = [2, 3]
+    return pytest.mark.parametrize("pool", rest_is_deep(sizes, sizes.index(size)), ids="{} ranks".format, indirect=True)
+
+
 def _marks(is_default: bool) -> list[pytest.MarkDecorator]:
     return [] if is_default else [pytest.mark.deep]
