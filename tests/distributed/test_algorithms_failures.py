@@ -14,6 +14,7 @@ from support.algorithm_cases import CASES, WARMUP_STEPS, Case, pulling, step
 from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.ports import free_port
 from support.ranks import run_ranks
+from support.sweeps import rest_is_deep
 from support.training import TWO_NODES_OF_TWO, loss_of, mlp
 
 from bagua.comm_ops import all_reduce, chunk_exchange
@@ -91,7 +92,10 @@ def _one_job_each(cases: Sequence[Case], job: Sequence[Mapping[str, str]], how: 
 TWO_RANKS = [{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"} for rank in range(2)]
 
 
-@pytest.mark.parametrize("how", ["in backward", "in backward, by messages", "before step", "an exception in the loss"])
+HOWS = ["in backward", "in backward, by messages", "before step", "an exception in the loss"]
+
+
+@pytest.mark.parametrize("how", rest_is_deep(HOWS, 1, 2))
 def test_one_of_two_ranks_dies(how: str) -> None:
     _one_job_each(CASES, TWO_RANKS, how)
 

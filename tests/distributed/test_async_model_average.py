@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from support.async_runs import DEADLINE_S, Run, sgd, threads, until
 from support.rank_tests import on_ranks
+from support.sweeps import rest_is_deep
 from support.training import (
     OPTIMIZERS,
     Branches,
@@ -87,7 +88,7 @@ def test_an_average_moves_replicas_to_their_mean_and_not_the_mean(
         assert _is_close(parameter, mean.to(parameter.dtype))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", rest_is_deep([2, 3], 0))
 @on_ranks()
 def test_ranks_at_different_paces(rank: int, device: torch.device) -> None:
     """With data of their own: abort brings them together, and the loss has fallen."""

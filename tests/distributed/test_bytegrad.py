@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.byte_reference import expected, nodes_of, of_all_ranks
+from support.byte_reference import CHOICES, expected, nodes_of, of_all_ranks
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
@@ -73,12 +73,11 @@ class _Reference:
 # --- the formula -----------------------------------------------------------------------------------------------------
 
 SGD = {"lr": 0.5, "momentum": 0.9}
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _against_the_formula(nodes: Nodes, how: str) -> None:
     rank, device = begin()
-    for hierarchical, average, dtype in itertools.product((False, True), (False, True), DTYPES):
+    for hierarchical, average, dtype in CHOICES:
         if hierarchical and max(map(len, nodes)) > 2:
             continue  # in which order a node adds up three is the backend's choice
         net = mlp(rank, device).to(dtype)
@@ -246,6 +245,7 @@ def _losses(name: str) -> list[float]:
     return losses
 
 
+@pytest.mark.deep  # each step is that of the formula, bit for bit
 def test_it_converges_as_exact_gradients_do() -> None:
     exact, ours = (run_ranks(2, _losses, name, reuse=True)[0] for name in ("gradient_allreduce", "bytegrad"))
     assert ours != exact

@@ -121,13 +121,14 @@ def _error_feedback_goes_on() -> None:
     rank, device = begin()
     ranks, half = dist.get_world_size(), 3
     mean = sum(_gradient(one, step)[0] for one in range(ranks) for step in range(2 * half)).to(device) / ranks
+    after = dict(zip(codec_names(), [*codec_names()[1:], codec_names()[0]], strict=True))
     for before in codec_names():
         first = ErrorFeedbackState(codec=before)
         model = _hooked(first, device)
         sum_before = _results(model, rank, device, range(half))
         saved = copy.deepcopy(first.state_dict())
         rest = _results(model, rank, device, range(half, 2 * half))
-        for now in codec_names():
+        for now in (before, after[before]):
             state = ErrorFeedbackState(codec=now)
             state.load_state_dict(copy.deepcopy(saved))
             with warnings.catch_warnings(record=True) as told:

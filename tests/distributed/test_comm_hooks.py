@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.byte_reference import expected, nodes_of, of_all_ranks
+from support.byte_reference import CHOICES, expected, nodes_of, of_all_ranks
 from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.hooked_ddp import Hook, hooked
 from support.rank_tests import on_ranks
@@ -61,8 +61,7 @@ SGD = {"lr": 0.3, "momentum": 0.9}
 def _against_the_formula(nodes: Sequence[Sequence[int]]) -> None:
     rank, device = begin()
     options = itertools.cycle([{"gradient_as_bucket_view": True}, {}, {"bucket_cap_mb": 0.0005}])
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    for hierarchical, average, dtype in itertools.product((False, True), (False, True), dtypes):
+    for hierarchical, average, dtype in CHOICES:
         if hierarchical and max(map(len, nodes)) > 2:
             continue  # in which order a node adds up three is the backend's choice
         net = mlp(rank, device).to(dtype)
@@ -164,7 +163,7 @@ def test_unused_parameters_and_two_models_by_turns(rank: int, device: torch.devi
     model, recorder = hooked(net, None, bytegrad, find_unused_parameters=True, bucket_cap_mb=1e-6)
     other = ConvNet().to(device)
     second, other_recorder = hooked(other, None, bytegrad, bucket_cap_mb=1e-4, gradient_as_bucket_view=True)
-    data = zip(batches(rank, 12, device), batches(rank, 12, device, (2, 3, 8, 8)), strict=True)
+    data = zip(batches(rank, 6, device), batches(rank, 6, device, (2, 3, 8, 8)), strict=True)
     for step, (batch, images) in enumerate(data):
         for one in (net, other):
             one.zero_grad()

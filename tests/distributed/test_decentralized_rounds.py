@@ -18,6 +18,7 @@ from support.replicas import (
     train_step,
 )
 from support.round_situations import SITUATIONS, finish, two_losses
+from support.sweeps import rest_is_deep
 from support.training import (
     message_of,
     mlp,
@@ -217,7 +218,7 @@ OWN = (
 NOT_UNLISTED = (two_losses, _backward_in_no_sync, _unseen_step, _stale_graph, _wrapped_again, _frozen_meanwhile)
 
 
-@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper unlisted"])
+@pytest.mark.parametrize("how", rest_is_deep(["with_bagua", "with_bagua unflattened", "wrapper unlisted"], 0, 2))
 @on_ranks(2)
 def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
     mode = "all" if how == "with_bagua" else "shift_one"
@@ -276,7 +277,7 @@ def test_other_communication_does_not_get_in_between(rank: int, device: torch.de
         optimizers = careful(net)
         model = DistributedDataParallel(net, optimizers=optimizers, algorithm=DecentralizedAlgorithm(False))
         jobs.append((model, net, optimizers, reference))
-    for step in range(20):
+    for step in range(8):
         data = every_rank(step, ranks, device)
         total = 0.0
         for model, _, _, _ in jobs:

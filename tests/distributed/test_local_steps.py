@@ -14,6 +14,7 @@ from support.local_steps import RATE, Reference, batch, loss_of, make_step, mode
 from support.logged import told_of
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import rest_is_deep
 from support.training import begin, message_of
 from torch import Tensor, nn
 
@@ -149,7 +150,7 @@ def test_differences_are_compressed_by_any_codec() -> None:
     run_ranks(2, _codecs)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", rest_is_deep([2, 3], 1))
 def test_weights_are_those_of_the_formulas(ranks: int) -> None:
     run_ranks(ranks, _formulas)
 

@@ -38,12 +38,12 @@ HOWS = ("with_bagua", "with_bagua unflattened", "wrapper", "wrapper unflattened"
 CASES = {
     1: (Case(make_optimizers=momentum), Case("", 2, "wrapper unflattened", several, hierarchical=True)),
     2: (
-        *(Case("", interval) for interval in (1, 2, 3)),
-        *(Case("", 2, how, several, steps=5) for how in HOWS),
+        *(Case("", interval) for interval in (1, 3)),
+        *(Case("", 2, how, several, steps=5) for how in HOWS[1:3]),
         *(Case(dtype=dtype, steps=5) for dtype in (torch.bfloat16, torch.float16)),
     ),
-    3: (Case(make_optimizers=momentum), Case("", 2, "with_bagua unflattened"), Case(dtype=torch.bfloat16, steps=5)),
-    4: (Case(make_optimizers=momentum), Case("", 3, "wrapper"), Case(dtype=torch.float16, steps=5)),
+    3: (Case(make_optimizers=momentum), Case("", 2, "with_bagua unflattened")),
+    4: (Case(make_optimizers=momentum), Case("", 3, "wrapper")),
 }
 
 
@@ -61,7 +61,7 @@ NODES = {
 }
 
 
-@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("name", rest_is_deep([*NODES], 1, 2))
 def test_nodes_form_the_ring(name: str) -> None:
     env, nodes = NODES[name]
     cases = [
@@ -225,7 +225,7 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize("how", rest_is_deep(HOWS, 1, 2))
+@pytest.mark.parametrize("how", rest_is_deep(HOWS, 1))
 @on_ranks(2)
 def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
     for situation, make in (*((situation, sgd) for situation in SITUATIONS), *OWN):

@@ -43,15 +43,15 @@ def _losses(net: nn.Module, optimizer: torch.optim.Optimizer, data: list[Any], s
 
 
 @pytest.mark.parametrize(
-    ("foreach", "bytes_at_a_time"), rest_is_deep([(True, 1 << 20), (False, 1 << 20), (True, 100), (True, 1)], 1, 2)
+    ("foreach", "bytes_at_a_time"), rest_is_deep([(True, 1 << 20), (False, 1 << 20), (True, 100), (True, 1)], 2)
 )
 @on_ranks(1, fresh=True)
-def test_a_thousand_steps_of_warm_up_are_those_of_adam(
+def test_hundreds_of_steps_of_warm_up_are_those_of_adam(
     device: torch.device, foreach: bool, bytes_at_a_time: int
 ) -> None:
     q_adam_optimizer._BYTES_AT_A_TIME = bytes_at_a_time
     ours, theirs = mlp(0, device), mlp(0, device)
-    data = batches(0, 1000, device)
+    data = batches(0, 300, device)
     optimizer = QAdamOptimizer(ours.parameters(), lr=1e-3, warmup_steps=2000, weight_decay=0.1)
     adam = torch.optim.Adam(theirs.parameters(), lr=1e-3, weight_decay=0.1, foreach=foreach)
     assert _losses(ours, optimizer, data) == _losses(theirs, adam, data)

@@ -18,6 +18,13 @@ ALIGNED_ELEMENTS = 32  # chunks begin at multiples
 # From here to twice as much, 32-bit numbers are integers.
 INTEGERS = 2.0**23
 UNITS_PER_LEVEL = torch.tensor(1 / 127.5)
+# hierarchical, average and dtype of tests of the formula: what is done to one does not depend on the others.
+CHOICES = (
+    (False, False, torch.float32),
+    (False, True, torch.bfloat16),
+    (True, True, torch.float32),
+    (True, False, torch.float16),
+)
 ONE_NUMBER = torch.tensor(0.0)  # levels per unit where all elements are as good as equal
 
 
