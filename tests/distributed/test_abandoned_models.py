@@ -22,7 +22,7 @@ from bagua.job.torch_internals import registered_groups
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 
-MODELS = 8
+MODELS = 4
 ROUNDS = 3  # a leak grows in each of them
 DEADLINE_S = 10.0
 

@@ -16,6 +16,7 @@ from support.algorithm_cases import CASES, Case, pulling, step
 from support.dying_rank import VICTIM, begin_to_lose_one
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import rest_is_deep
 from support.training import (
     begin,
     check_equal,
@@ -61,7 +62,7 @@ def _everything(model: Any, optimizer: Any) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+@pytest.mark.parametrize("how", rest_is_deep(["with_bagua", "wrapper"], 0))
 @on_ranks(2)
 def test_each_algorithm_goes_on_bit_for_bit(rank: int, device: torch.device, how: str, tmp_path: Path) -> None:
     cases = [case for case in CASES if case.deterministic]

@@ -81,8 +81,8 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Tensor], bool]] = {
 
 @on_ranks(2)
 def test_each_way_to_call_a_model_is_one_pass(device: torch.device) -> None:
-    for name, (call, with_root) in WAYS.items():
-        for is_called_first in (False, True):
+    for number, (name, (call, with_root)) in enumerate(WAYS.items()):
+        for is_called_first in (False, True) if number == 0 else (number % 2 == 1,):
             model = coder(device, with_root)
             register_fsdp_forward_method(model, "encode")
             register_fsdp_forward_method(model, "decode")
@@ -104,7 +104,7 @@ def test_each_way_to_call_a_model_is_one_pass(device: torch.device) -> None:
                 model.train()
                 for part in (model.down, model.up):
                     part.reshard()
-            due = [(begun + number) % 3 > 0 for number in range(1, 7)]
+            due = [(begun + made) % 3 > 0 for made in range(1, 7)]
             assert saved == due, (name, saved)
             assert handle.state_dict()["forward_passes"] == meter.stats().steps == begun + 6, name
 

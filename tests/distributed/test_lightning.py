@@ -13,6 +13,7 @@ import torch
 from support.lightning_runs import INPUTS, environment, lightning_of, loader, module_class, trainer_of
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import rest_is_deep
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
@@ -71,7 +72,7 @@ def test_a_second_fit_begins_where_each_rank_ended(tmp_path: Path) -> None:
             self.weights = [tensor.clone().cpu() for tensor in net.state_dict().values()]
             self.steps = net.bagua_ddp.state_dict()["train_step_counter"]
 
-    for name in REPLICAS_DIFFER:
+    for name in ("low_precision_decentralized", "streaming_diloco"):
         net, start = module_class(pl)(), Start()
 
         def fit(name: str = name, net: Any = net, start: Any = start) -> None:
@@ -109,8 +110,12 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 REPLICAS_DIFFER = tuple(name for name in ALGORITHMS if name not in ("bytegrad", "qadam"))
 
 
+# Those without an own path through Lightning are saved and loaded by test_algorithms_resume.py.
+@pytest.mark.parametrize(
+    "names", rest_is_deep([(("qadam", "decentralized", "diloco", "streaming_diloco"),), ((*ALGORITHMS,),)], 0)
+)
 @on_ranks(2, lightning=True, joined=False)
-def test_resumed_runs_end_where_others_do(tmp_path: Path) -> None:
+def test_resumed_runs_end_where_others_do(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Training that is resumed from a checkpoint in its middle ends bitwise where it would have, also where replicas
     differ; and of what it leaves nothing is wrapped."""
     folder = str(tmp_path)
@@ -125,7 +130,8 @@ def test_resumed_runs_end_where_others_do(tmp_path: Path) -> None:
             if trainer.current_epoch == 0:
                 trainer.save_checkpoint(self.path)
 
-    for name, options in ALGORITHMS.items():
+    for name in names:
+        options = ALGORITHMS[name]
         path = f"{folder}/{name}.ckpt"
 
         def train(ckpt_path: str | None, name: str = name, path: str = path, options: dict[str, Any] = options) -> Any:

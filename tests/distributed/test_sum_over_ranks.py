@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from functools import reduce
 
@@ -88,15 +89,14 @@ def _sums_in_a_grid() -> list[int]:
     kept = all_reduce.DIRECT_RANKS, all_reduce.DIRECT_BYTES, all_reduce.SLICE_BYTES, all_reduce.WINDOW_BYTES
     all_reduce.DIRECT_RANKS, all_reduce.DIRECT_BYTES = 3, 0
     all_reduce.SLICE_BYTES, all_reduce.WINDOW_BYTES = 256, 8192
-    for dtype in (torch.float16, torch.float32, torch.complex64):
-        for length in LENGTHS:
-            values = _values(rank, length, dtype)
-            whole = (values.real * 4).round().to(dtype)  # sums of these are exact, in any order
-            expected = sum((_values(one, length, dtype).real * 4).round().to(dtype) for one in range(ranks))
-            sum_over_ranks(whole, group)
-            assert torch.equal(whole, expected), (dtype, length)
-            sum_over_ranks(values, group)
-            assert all(torch.equal(values, one) for one in all_gather_object(values)), (dtype, length)
+    for length, dtype in zip(LENGTHS, itertools.cycle((torch.float16, torch.float32, torch.complex64)), strict=False):
+        values = _values(rank, length, dtype)
+        whole = (values.real * 4).round().to(dtype)  # sums of these are exact, in any order
+        expected = sum((_values(one, length, dtype).real * 4).round().to(dtype) for one in range(ranks))
+        sum_over_ranks(whole, group)
+        assert torch.equal(whole, expected), (dtype, length)
+        sum_over_ranks(values, group)
+        assert all(torch.equal(values, one) for one in all_gather_object(values)), (dtype, length)
     all_reduce.SLICE_BYTES, all_reduce.WINDOW_BYTES = kept[2:]
     with counted_messages() as sizes:
         sum_over_ranks(torch.ones(12), group)

@@ -138,10 +138,10 @@ def test_gradients_that_are_others_in_each_step_are_not_planned_for_each_time(mo
     plans: list[object] = []
     plan = fused_module.Plan
     monkeypatch.setattr(fused_module, "Plan", lambda *given: plans.append(given) or plan(*given))
-    for step in range(300):
+    for step in range(120):
         for tensors in (parameters, others):
             give_gradients(tensors)
-            if step < 200:
+            if step < 80:
                 tensors[step % 40].grad = None
         optimizer.fuse_step()
         other.step()
