@@ -271,7 +271,7 @@ def test_nodes_that_contradict_each_other_or_are_missing_do_not_start(tmp_path: 
 
 
 TRAIN = """
-import os, pathlib, signal
+import os, pathlib, signal, time
 import torch
 import bagua.torch_api as bagua
 from bagua.job import peer_watch, places
@@ -297,6 +297,7 @@ while True:
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     pathlib.Path("training").touch()
+    time.sleep(0.02)  # leaves the processors to those that start
 first_lost = next(iter(regrouping._store.lost().values()))
 print(os.environ["WORLD_SIZE"], first_lost, net.weight.double().sum().item(), flush=True)
 """

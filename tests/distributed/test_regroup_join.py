@@ -7,6 +7,7 @@ import datetime
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,7 @@ def _train_until(store: dist.Store, key: str, model: nn.Module, optimizer: torch
         total = torch.ones(1)
         dist.all_reduce(total)  # of the program; where ranks join, it raises nothing
         assert total.item() == dist.get_world_size()
+        time.sleep(0.02)  # leaves the processors to those that join
 
 
 def _refusals() -> tuple[int, int]:
