@@ -14,6 +14,8 @@ import pytest
 from support.ports import free_port
 from support.processes import living_pids, wait_until
 
+from bagua.distributed.remote_host import READY
+
 TIMEOUT_S = 240
 BAGUARUN = [sys.executable, "-m", "bagua.script.baguarun"]
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -158,6 +160,8 @@ def _ended(hosts: Hosts, number: signal.Signals) -> int:
 
 
 def test_ctrl_c_ends_everything(hosts: Hosts) -> None:
+    """What is in the launchers' place ends as they do, when its input is closed."""
+    hosts.install_ssh(f"#!/bin/sh\necho {READY}\ntouch {hosts.pids}/$$\nread -r _\n")
     assert _ended(hosts, signal.SIGINT) == 128 + signal.SIGINT
 
 

@@ -125,6 +125,8 @@ def test_all_collectives_and_settings_run_and_are_verified_and_exported(tmp_path
     assert len(table) == len(result.figures)
 
 
+# Ranks of torchrun without NCCL are in test_bench_across_hosts.py.
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path) -> None:
     launcher = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
