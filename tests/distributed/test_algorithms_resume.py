@@ -16,6 +16,7 @@ from support.training import TWO_NODES_OF_TWO, begin, check_equal, engine_of, lo
 from torch import nn
 
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1000"}  # of which these models have several
+UNSAVED = (2, 3, 4)  # steps that are like those before, in QAdam's warm-up and in every interval
 AFTER = 5  # more than the interval, and enough for shift_one to meet all partners
 
 DETERMINISTIC = [
@@ -123,7 +124,7 @@ def test_fresh_objects_go_on_from_any_step(rank: int, device: torch.device, case
         states.append(copy.deepcopy(_state(model, optimizer)))
         loss.backward()
         optimizer.step()
-        for state in states:
+        for state in () if number in UNSAVED else states:
             other, another = _made(case, rank, device, "with_bagua", seed=70)
             _load(other, another, state)
             step(other, another, batch)

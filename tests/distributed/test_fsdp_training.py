@@ -374,9 +374,10 @@ def _run(case: str) -> None:
     CASES[case](device)
 
 
-# On four ranks sums have more than one order: some cases by default, and in `make deep` all that can run on four.
+# Sums of four ranks are in test_fsdp_collectives.py. By default what is about groups of ranks runs on four, and in
+# `make deep` all that can run on four.
 ON_TWO_RANKS = ("quality", "compiled")
-ON_FOUR_RANKS = ("codecs", "accumulation", "separate group", "resharded")
+ON_FOUR_RANKS = ("separate group", "resharded")
 PLACES = [(ranks, case) for ranks in (2, 4) for case in CASES if ranks == 2 or case not in ON_TWO_RANKS]
 # "quality" trains four models to the end; `measure convergence` has the figures.
 BY_DEFAULT = [

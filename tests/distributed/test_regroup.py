@@ -43,7 +43,7 @@ STEPS = 8
 
 
 # Twenty kills of five jobs; a thousand in `make deep`.
-@pytest.mark.parametrize("seed", rest_is_deep(range(250), *range(5)))
+@pytest.mark.parametrize("seed", rest_is_deep(range(250), *range(3)))
 def test_each_step_of_each_rank_is_trained_once(seed: int) -> None:
     how = ("with_bagua", "wrapper")[seed % 2]
     codec = "bf16" if seed % 5 == 3 else None

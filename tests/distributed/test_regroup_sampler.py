@@ -120,7 +120,7 @@ def check_counts(results: list[Any], accumulation: int, drop_last: bool) -> None
         before = counts
 
 
-@pytest.mark.parametrize("seed", rest_is_deep(range(200), 0, 3, 5, 7))
+@pytest.mark.parametrize("seed", rest_is_deep(range(200), 3, 5))
 def test_each_sample_is_trained_once_an_epoch(seed: int) -> None:
     kills = drawn_kills(seed, 4, 2, 16)
     if seed % 4 == 3:

@@ -11,7 +11,7 @@ from support.sharded_programs import MESHES, PARTS, WAYS, carry_out
 from support.sweeps import pool_of
 
 # By default the same programs in every run.
-PROGRAMS = settings(max_examples=examples(3), derandomize=is_default_run(), database=None)
+PROGRAMS = settings(max_examples=examples(5), derandomize=is_default_run(), database=None)
 booleans, ways = st.booleans(), st.sampled_from(WAYS)
 
 

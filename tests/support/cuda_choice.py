@@ -71,7 +71,7 @@ CHOICE: dict[str, Sequence[str]] = {
     ],
     "checkpoint_and_compile": [
         "test_checkpointed_blocks[Reentrant-with_bagua-True]",
-        "test_compiled",
+        "test_compiled[places0]",
     ],
     "collectives": ["test_source_and_destination_may_share_memory"],
     "collectives_drawn": [
