@@ -23,7 +23,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 GROUPS: dict[str, tuple[int, tuple[int, ...]]] = {"2 ranks": (2, ()), "3 ranks": (3, ()), "1 to 3 of 4": (4, (1, 2, 3))}
 
 
-# Of two ranks is a group of "1 to 3 of 4", too.
+# Groups of "1 to 3 of 4" are of two ranks, too.
 @pytest.fixture(scope="module", params=rest_is_deep([*GROUPS], 1, 2), ids=str)
 def group(request: pytest.FixtureRequest) -> Iterator[Group]:
     """For drawn collectives: of all ranks or of some."""

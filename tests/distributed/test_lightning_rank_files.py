@@ -16,6 +16,7 @@ import torch.distributed as dist
 from support.lightning_runs import environment, lightning_of, loader, module_class, trainer_of
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import rest_is_deep
 from torch import Tensor
 
 if importlib.util.find_spec("lightning") is None:
@@ -85,46 +86,43 @@ def _names(folder: str) -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-def _own_files(root: str) -> None:
+def _own_files(algorithm: str, folder: str) -> None:
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
-    for algorithm in PEERS:
-        folder = f"{root}/{algorithm}"
-        runs = Runs(algorithm, folder)
-        # The only one that is kept, under the name of a link, next to a file that an older run has left.
-        kept = ModelCheckpoint(folder, filename="{epoch}", save_last="link")
-        _, net, _ = runs.fit(2, callbacks=[kept], enable_checkpointing=True)
-        assert _names(folder) == ["epoch=1.ckpt", "epoch=1.ckpt.rank1", "last.ckpt", "last.ckpt.rank1"]
-        runs.check_resumes(net, f"{folder}/last.ckpt")
-        # Where no links are possible, Lightning copies.
-        runs.on_first(shutil.copy, f"{folder}/epoch=1.ckpt", f"{folder}/copy.ckpt")
-        runs.check_resumes(net, f"{folder}/copy.ckpt")
-        # After training, then moved with the file of rank 1; by the URL of a file system.
-        trainer, net, _ = runs.fit(2, plugins=[AsyncCheckpointIO()])
-        trainer.save_checkpoint(f"{folder}/after.ckpt")
-        trainer.strategy.teardown()  # which waits for the thread that writes
-        dist.barrier()
-        for end in ("", ".rank1"):
-            runs.on_first(os.rename, f"{folder}/after.ckpt{end}", f"{folder}/moved.ckpt{end}")
-        runs.check_resumes(net, f"file://{folder}/moved.ckpt")
-        # Another save's file is not taken, though it has as many steps.
-        runs.on_first(shutil.copy, f"{folder}/epoch=1.ckpt.rank1", f"{folder}/moved.ckpt.rank1")
-        with pytest.raises(RuntimeError, match=r"different saves: ranks \[1\] have only those of another"):
-            runs.fit(3, f"{folder}/moved.ckpt")
-        # Removed with their checkpoint, also those of more ranks than there are now.
-        trainer.strategy._ranks_with_files = 4
-        runs.on_first(shutil.copy, f"{folder}/moved.ckpt.rank1", f"{folder}/moved.ckpt.rank3")
-        trainer.strategy.remove_checkpoint(f"{folder}/moved.ckpt")
-        dist.barrier()
-        assert not [name for name in _names(folder) if name.startswith("moved")]
+    runs = Runs(algorithm, folder)
+    # The only one that is kept, under the name of a link, next to a file that an older run has left.
+    kept = ModelCheckpoint(folder, filename="{epoch}", save_last="link")
+    _, net, _ = runs.fit(2, callbacks=[kept], enable_checkpointing=True)
+    assert _names(folder) == ["epoch=1.ckpt", "epoch=1.ckpt.rank1", "last.ckpt", "last.ckpt.rank1"]
+    runs.check_resumes(net, f"{folder}/last.ckpt")
+    # Where no links are possible, Lightning copies.
+    runs.on_first(shutil.copy, f"{folder}/epoch=1.ckpt", f"{folder}/copy.ckpt")
+    runs.check_resumes(net, f"{folder}/copy.ckpt")
+    # After training, then moved with the file of rank 1; by the URL of a file system.
+    trainer, net, _ = runs.fit(2, plugins=[AsyncCheckpointIO()])
+    trainer.save_checkpoint(f"{folder}/after.ckpt")
+    trainer.strategy.teardown()  # which waits for the thread that writes
+    dist.barrier()
+    for end in ("", ".rank1"):
+        runs.on_first(os.rename, f"{folder}/after.ckpt{end}", f"{folder}/moved.ckpt{end}")
+    runs.check_resumes(net, f"file://{folder}/moved.ckpt")
+    # Another save's file is not taken, though it has as many steps.
+    runs.on_first(shutil.copy, f"{folder}/epoch=1.ckpt.rank1", f"{folder}/moved.ckpt.rank1")
+    with pytest.raises(RuntimeError, match=r"different saves: ranks \[1\] have only those of another"):
+        runs.fit(3, f"{folder}/moved.ckpt")
+    # Removed with their checkpoint, also those of more ranks than there are now.
+    trainer.strategy._ranks_with_files = 4
+    runs.on_first(shutil.copy, f"{folder}/moved.ckpt.rank1", f"{folder}/moved.ckpt.rank3")
+    trainer.strategy.remove_checkpoint(f"{folder}/moved.ckpt")
+    dist.barrier()
+    assert not [name for name in _names(folder) if name.startswith("moved")]
 
 
-def test_each_rank_goes_on_with_its_own_state(tmp_path: Path) -> None:
-    for algorithm in PEERS:
-        (tmp_path / algorithm).mkdir()
-        torch.save({"global_step": 4}, tmp_path / algorithm / "last.ckpt.rank1")
-    run_ranks(2, _own_files, str(tmp_path), lightning=True, timeout=150)
+@pytest.mark.parametrize("algorithm", rest_is_deep(PEERS, 1))
+def test_each_rank_goes_on_with_its_own_state(algorithm: str, tmp_path: Path) -> None:
+    torch.save({"global_step": 4}, tmp_path / "last.ckpt.rank1")
+    run_ranks(2, _own_files, algorithm, str(tmp_path), lightning=True, timeout=150)
 
 
 def _say_three_ranks(path: str) -> None:
@@ -133,10 +131,11 @@ def _say_three_ranks(path: str) -> None:
     torch.save(saved, path)
 
 
+@pytest.mark.parametrize("algorithms", rest_is_deep([((PEERS[0], "async", "gradient_allreduce"),), (PEERS[1:],)], 0))
 @on_ranks(2, lightning=True, timeout=150, joined=False)
-def test_where_files_are_missing_all_ranks_start_alike(tmp_path: Path) -> None:
+def test_where_files_are_missing_all_ranks_start_alike(tmp_path: Path, algorithms: tuple[str, ...]) -> None:
     root = str(tmp_path)
-    for algorithm in (*PEERS, "async", "gradient_allreduce"):
+    for algorithm in algorithms:
         folder = f"{root}/{algorithm}"
         runs = Runs(algorithm, folder, has_experts=algorithm == "gradient_allreduce")
         path = f"{folder}/x.ckpt"

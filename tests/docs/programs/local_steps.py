@@ -23,11 +23,13 @@ assert torch.equal(every[0], every[1])
 
 
 class Loader:
-    """Notes after each step whether the weights are the same on all ranks."""
+    """Notes after each of the last steps whether the weights are the same on all ranks."""
 
     def __iter__(self):
-        for _ in range(340):
+        for number in range(340):
             yield torch.randn(4, 8)
+            if number < 280:
+                continue
             bagua.allgather(model.weight.detach().view(-1), every)
             steps.append(torch.equal(every[0], every[1]))
 
@@ -35,8 +37,8 @@ class Loader:
 steps = []
 loader = Loader()
 run_blocks("docs/reference/algorithms/local_steps.md", 2)
-assert all(steps[:300])
-assert [number for number, is_equal in enumerate(steps[300:], 1) if is_equal] == [20, 40]
+assert all(steps[:20])
+assert [number for number, is_equal in enumerate(steps[20:], 1) if is_equal] == [20, 40]
 
 run_blocks("docs/reference/algorithms/local_steps.md", 3, 4)
 
