@@ -115,7 +115,7 @@ build/%/build.ninja: $(VENV)/.packages
 	  cat build/$*.configure.log >&2; exit 1; }
 
 # Line tables are all that stacks need, and take half as long to build as full debug information; without NDEBUG,
-# assertions are on. The optimizer takes longest over UBSan's checks: -Og builds them twice as fast as -O1.
+# assertions are on. The optimizer takes longest over the sanitizers' checks: -Og builds them up to twice as fast as -O1.
 CMAKE_FLAGS_asan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_UNITY_BUILD=ON -DBAGUA_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
 # With a clang that has libFuzzer, one tree serves the tests under ASan and the fuzzers. With -O0, which builds faster,
 # these try 20 times fewer inputs in a second.
@@ -123,7 +123,7 @@ CMAKE_FLAGS_fuzz = -DCMAKE_COMPILE_WARNING_AS_ERROR=OFF -DBAGUA_PRECOMPILE_HEADE
   -DBAGUA_SANITIZE=fuzzer-no-link,address,undefined \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_C_COMPILER=$(subst clang++,clang,$(FUZZ_CXX))
 # ThreadSanitizer ignores fences. Those of the statistics page are for readers in other processes.
-CMAKE_FLAGS_tsan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_UNITY_BUILD=ON -DBAGUA_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -Wno-tsan"
+CMAKE_FLAGS_tsan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_UNITY_BUILD=ON -DBAGUA_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1 -Wno-tsan"
 CMAKE_FLAGS_asan-all := $(CMAKE_FLAGS_asan) -DBAGUA_SANITIZE_ALL=ON
 CMAKE_FLAGS_tsan-all := $(CMAKE_FLAGS_tsan) -DBAGUA_SANITIZE_ALL=ON
 # Never built: it gives clang-tidy the flags of every file, the Python extension's too.
@@ -261,7 +261,7 @@ tsan: export BAGUA_CPP_SANITIZER := thread
 # $(call run-sanitized,TREE,SLOWDOWN,PREFIX)
 define run-sanitized
 @echo "== build and run with the sanitizer of build/$(1)"
-@$(BIN)/ninja -C build/$(1) -j $(JOBS) --quiet
+@$(BIN)/ninja -C build/$(1) -j $(JOBS) --quiet tests/cpp/all
 @BAGUA_CPP_BUILD=build/$(1) BAGUA_CPP_SLOWDOWN=$(2) $(3) $(BIN)/pytest -n $(TEST_WORKERS) \
   -k "not ((scenario_v or every_state_v) and ($(TABLES_LEFT_OUT)))" tests/cpp $(PYTEST_ARGS)
 endef
