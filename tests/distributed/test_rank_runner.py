@@ -120,6 +120,22 @@ def test_a_rank_that_dies(tmp_path: Path, how: str) -> None:
     assert living_pids(tmp_path) == []
 
 
+def dies_before_its_child(file: str) -> None:
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    Path(file).write_text(str(child))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_rank_has_ended_although_a_process_that_it_forked_has_not(tmp_path: Path) -> None:
+    file = tmp_path / "child"
+    try:
+        assert run_ranks(1, dies_before_its_child, str(file), expect_death={0}, timeout=10) == [None]
+    finally:
+        os.kill(int(file.read_text()), signal.SIGKILL)
+
+
 def raise_where_death_is_allowed() -> None:
     raise ValueError("wrong")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any
 
 import pytest
@@ -83,10 +84,13 @@ def count_samples(
         are_all_there |= bool(change.joined_ranks)
 
     model.on_regroup(note)
-    while sampler.epoch < EPOCHS or not are_all_there:
+    has_begun = False  # one that joins late makes the epoch to its end in which the others are
+    while not has_begun or sampler.epoch < EPOCHS or not are_all_there:
+        has_begun = True
         for number, samples in enumerate(loader, 1):
             if joins_at:
                 store.set(f"step {bagua.regroup_step()}", b"")
+                time.sleep(0.02)  # leaves the processors to the one that joins
             with dying(mine, bagua.regroup_step(), net, optimizer):
                 if number % accumulation:
                     with no_sync():

@@ -122,6 +122,9 @@ def run_function(task: dict[str, Any]) -> Any:
 
 def live_as_rank(task: dict[str, Any], connection: socket.socket) -> NoReturn:
     """Runs the function, reports, and stays: rank 0 serves the store of the others, and another task may come."""
+    # A rank has ended when its side is closed. A DataLoader's worker that is forked just before its rank is killed does
+    # not notice that, and would keep it open.
+    os.register_at_fork(after_in_child=connection.close)
     while True:
         output = os.open(task["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
