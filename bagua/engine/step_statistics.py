@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 WINDOW = 64  # passes that the figures are of
 KEPT = 4 * WINDOW  # times of steps, by which ranks are compared
+COMPARABLE = SAMPLE_EVERY  # steps of which, on GPUs too, one at least says what it waited for
 
 _logger = logging.getLogger("bagua")
 
@@ -296,7 +297,7 @@ class PassRecorder:
     def latest(self, steps: int, middle: Callable[[Sequence[float]], float] = typical) -> tuple[int, float, float]:
         """Of the last steps, at most `steps` of them and of those that are kept: how many are measured, the middle of
         what they take, and of what they wait for after their gradients are done, in s; NaN where there is none: on
-        GPUs, in fewer than SAMPLE_EVERY steps. On any thread."""
+        GPUs, in fewer than COMPARABLE steps. On any thread."""
         if self._own_s:
             own = list(self._own_s)[-steps:]
             return len(own), middle(own), 0.0

@@ -23,10 +23,10 @@ from bagua.collectives.purpose_groups import group_for
 from bagua.engine.data_parallel import own_computing
 from bagua.engine.gradient_owners import owners_by_name
 from bagua.engine.speed_shares import LEAST_STEPS, are_known, is_worth, parts_of, shares_of
+from bagua.engine.step_statistics import COMPARABLE
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named
 from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
-from bagua.tuning.sampled_steps import SAMPLE_EVERY
 
 if TYPE_CHECKING:
     from bagua.engine.data_parallel import DataParallelEngine
@@ -135,7 +135,7 @@ class BalancedSampler(ResumableSampler[list[int]]):
         if not self.is_automatic or self._group.size == 1:
             return
         # The second half: batches that a DataLoader had fetched were of the parts before.
-        steps = max(self.every // 2, SAMPLE_EVERY)
+        steps = max(self.every // 2, COMPARABLE)
         own = torch.tensor([_computing_s(steps)], dtype=torch.float64, device="cpu")
         communicator = group_for("parts of batches", self._group).get_global_communicator()
         device = communicator.device
