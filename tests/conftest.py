@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,6 @@ from hypothesis import HealthCheck, settings
 from support.rank_server import SERVER_VARIABLE, RankServerProcess
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-
-# Until all tests are collected: what that makes stays, and every worker would look through it again and again.
-gc.disable()
 
 # Interpreters that tests start must not find the source tree, which has no compiled library, before the package.
 os.environ["PYTHONSAFEPATH"] = "1"
@@ -103,9 +101,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.stash[LEFT_OUT] = _deselect(config, items, "deep")
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is made until all tests are collected stays: every worker would look through it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

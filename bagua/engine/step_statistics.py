@@ -255,7 +255,7 @@ class PassRecorder:
         self._own_begin = self._clock() if device.type != "cuda" else _event_now(device)
 
     def end_own_step(self, device: torch.device) -> None:
-        """Without effect if none has begun."""
+        """If one has begun, its time is known; on a GPU, when that has come so far."""
         begin, self._own_begin = self._own_begin, None
         self.latest_at = self._clock()
         if isinstance(begin, float):

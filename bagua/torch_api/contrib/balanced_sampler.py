@@ -134,11 +134,11 @@ class BalancedSampler(ResumableSampler[list[int]]):
         self._warn_without_weights()
         if not self.is_automatic or self._group.size == 1:
             return
-        # The second half: batches that a DataLoader had fetched were of the parts before.
-        steps = max(self.every // 2, COMPARABLE)
-        own = torch.tensor([_computing_s(steps)], dtype=torch.float64, device="cpu")
         communicator = group_for("parts of batches", self._group).get_global_communicator()
         device = communicator.device
+        # The second half: batches that a DataLoader had fetched were of the parts before.
+        steps = self.every // 2 if device.type == "cpu" else max(self.every // 2, COMPARABLE)
+        own = torch.tensor([_computing_s(steps)], dtype=torch.float64, device="cpu")
         everybody = torch.empty(self._group.size, dtype=torch.float64, device=device)
         with failures_named(self._group, "agreeing on the parts of batches"):
             torch_internals.all_gather_flat(everybody, own.to(device), group=communicator.torch_group)
