@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.byte_reference import CHOICES, expected, nodes_of, of_all_ranks
+from support.byte_reference import CHOICES, EVERY_CHOICE, expected, nodes_of, of_all_ranks
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
@@ -75,9 +75,9 @@ class _Reference:
 SGD = {"lr": 0.5, "momentum": 0.9}
 
 
-def _against_the_formula(nodes: Nodes, how: str) -> None:
+def _against_the_formula(nodes: Nodes, how: str, choices: Sequence[tuple[bool, bool, torch.dtype]] = CHOICES) -> None:
     rank, device = begin()
-    for hierarchical, average, dtype in CHOICES:
+    for hierarchical, average, dtype in choices:
         if hierarchical and max(map(len, nodes)) > 2:
             continue  # in which order a node adds up three is the backend's choice
         net = mlp(rank, device).to(dtype)
@@ -106,6 +106,13 @@ def test_weights_are_those_of_the_formula_on_one_node(ranks: int) -> None:
 def test_weights_are_those_of_the_formula_on_two_nodes(nodes: str, how: str) -> None:
     env = [{**place, "BAGUA_DEFAULT_BUCKET_SIZE": "600"} for place in NODES[nodes]]  # several buckets
     run_ranks(len(env), _against_the_formula, nodes_of(env), how, env=env)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("nodes", NODES)
+def test_every_combination_of_options_follows_the_formula(nodes: str) -> None:
+    env = NODES[nodes]
+    run_ranks(len(env), _against_the_formula, nodes_of(env), "with_bagua", EVERY_CHOICE, env=env)
 
 
 def _error_of_one_step(device: torch.device, rank: int, seed: int, average: bool) -> None:

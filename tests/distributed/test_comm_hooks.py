@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.byte_reference import CHOICES, expected, nodes_of, of_all_ranks
+from support.byte_reference import CHOICES, EVERY_CHOICE, expected, nodes_of, of_all_ranks
 from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.hooked_ddp import Hook, hooked
 from support.rank_tests import on_ranks
@@ -58,10 +58,12 @@ SGD = {"lr": 0.3, "momentum": 0.9}
 # --- the formula -----------------------------------------------------------------------------------------------------
 
 
-def _against_the_formula(nodes: Sequence[Sequence[int]]) -> None:
+def _against_the_formula(
+    nodes: Sequence[Sequence[int]], choices: Sequence[tuple[bool, bool, torch.dtype]] = CHOICES
+) -> None:
     rank, device = begin()
     options = itertools.cycle([{"gradient_as_bucket_view": True}, {}, {"bucket_cap_mb": 0.0005}])
-    for hierarchical, average, dtype in CHOICES:
+    for hierarchical, average, dtype in choices:
         if hierarchical and max(map(len, nodes)) > 2:
             continue  # in which order a node adds up three is the backend's choice
         net = mlp(rank, device).to(dtype)
@@ -87,6 +89,13 @@ def test_gradients_are_those_of_the_formula_on_one_node(ranks: int) -> None:
 def test_gradients_are_those_of_the_formula_on_two_nodes(nodes: str) -> None:
     env = NODES[nodes]
     run_ranks(len(env), _against_the_formula, nodes_of(env), env=env)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("nodes", NODES)
+def test_every_combination_of_options_follows_the_formula(nodes: str) -> None:
+    env = NODES[nodes]
+    run_ranks(len(env), _against_the_formula, nodes_of(env), EVERY_CHOICE, env=env)
 
 
 def _like_the_algorithm(hierarchical: bool) -> None:

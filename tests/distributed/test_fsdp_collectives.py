@@ -4,6 +4,7 @@ of any size."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ CASES = [
     (name, DTYPES[number % len(DTYPES)], size)
     for number, (name, size) in enumerate(itertools.product(codec_names(), SIZES))
 ]
+EVERY_CASE = list(itertools.product(codec_names(), DTYPES, SIZES))  # for `make deep`
 
 
 def _world() -> dist.ProcessGroup:
@@ -72,10 +74,10 @@ def _check_reduction(result: Tensor, parts: list[Tensor], own: int, codec: Codec
     assert ((found.double() - factor * exact).abs() <= factor * allowed + 2 * slack).all(), f"{what}: too far away"
 
 
-def _reduce_scatter(reductions: list[str]) -> None:
+def _reduce_scatter(reductions: list[str], cases: Sequence[tuple[str, torch.dtype, int]] = CASES) -> None:
     rank, device = begin()
     ranks = dist.get_world_size()
-    for seed, (name, dtype, size) in enumerate(CASES):
+    for seed, (name, dtype, size) in enumerate(cases):
         op = getattr(dist.ReduceOp, reductions[seed % len(reductions)])
         codec = get_codec(name)
         what = f"{name} {dtype} {size} {op}"
@@ -100,7 +102,7 @@ def test_a_reduce_scatter_is_the_sum_of_what_the_codec_makes(ranks: int) -> None
     run_ranks(ranks, _reduce_scatter, ["AVG", "SUM"])
 
 
-def _reduce_scatter_by_nodes() -> None:
+def _reduce_scatter_by_nodes(cases: Sequence[tuple[str, torch.dtype, int]] = CASES) -> None:
     rank, device = begin()
     places: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(places, place_of_this_process())
@@ -110,7 +112,7 @@ def _reduce_scatter_by_nodes() -> None:
     assert hops is not None
     assert hops is nodes.hops(device)
     own = next(index for index, node in enumerate(sorted(nodes.nodes)) if rank in node)
-    for seed, (name, dtype, size) in enumerate(CASES):
+    for seed, (name, dtype, size) in enumerate(cases):
         codec, traffic, what = get_codec(name), Traffic(), f"{name} {dtype} {size}"
         gradients = _drawn(4 * size, dtype, seed, device)
         rows = [one.view(4, -1)[rank] for one in _of_all(gradients)]
@@ -143,10 +145,10 @@ def test_reductions_are_those_of_torch() -> None:
     assert "AVG, SUM or PREMUL_SUM" in told
 
 
-def _all_reduce() -> None:
+def _all_reduce(cases: Sequence[tuple[str, torch.dtype, int]] = CASES) -> None:
     _, device = begin()
     ranks = dist.get_world_size()
-    for seed, (name, dtype, size) in enumerate(CASES):
+    for seed, (name, dtype, size) in enumerate(cases):
         codec = get_codec(name)
         gradients = _drawn(size, dtype, seed, device)
         of_all = [one.cpu() for one in _of_all(gradients)]
@@ -168,6 +170,13 @@ def _all_reduce() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_an_all_reduce_between_replicas_gives_all_the_same_average(ranks: int) -> None:
     run_ranks(ranks, _all_reduce)
+
+
+@pytest.mark.deep
+def test_every_codec_with_every_dtype_and_size() -> None:
+    run_ranks(2, _reduce_scatter, ["AVG", "SUM"], EVERY_CASE)
+    run_ranks(4, _reduce_scatter_by_nodes, EVERY_CASE, env=TWO_NODES_OF_TWO)
+    run_ranks(3, _all_reduce, EVERY_CASE)
 
 
 def _error_feedback() -> None:

@@ -3,6 +3,7 @@ but the number of elements that share a range. For use inside a rank; on the CPU
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ CHOICES = (
     (True, True, torch.float32),
     (True, False, torch.float16),
 )
+EVERY_CHOICE = tuple(
+    itertools.product((False, True), (False, True), (torch.float32, torch.float16, torch.bfloat16))
+)  # for `make deep`
 ONE_NUMBER = torch.tensor(0.0)  # levels per unit where all elements are as good as equal
 
 
