@@ -52,10 +52,27 @@ OF_FOUR = (
     *(Case("shift_one", interval, make_optimizers=momentum) for interval in (1, 3)),
 )
 
+OTHERS = {
+    2: (
+        Case("all", 2),
+        *(Case("shift_one", interval) for interval in (1, 3)),
+        *(Case(mode, make_optimizers=make, steps=5) for mode, make in zip(BOTH, (adam, momentum), strict=True)),
+        *(Case(mode, dtype=one, steps=5) for mode, one in zip(BOTH, (torch.float16, torch.bfloat16), strict=True)),
+    ),
+    3: (Case("all", 1, make_optimizers=momentum), Case("all", dtype=torch.float16)),
+    4: (Case("shift_one", 2, make_optimizers=momentum), Case("shift_one", dtype=torch.bfloat16)),
+}
+
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, OF_TWO), (3, OF_THREE), (4, OF_FOUR)])
 def test_weights_and_peer_weights_are_those_of_the_formula(ranks: int, cases: Sequence[Case]) -> None:
     run_ranks(ranks, check_formula, cases)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("ranks", OTHERS)
+def test_other_combinations_follow_the_formula(ranks: int) -> None:
+    run_ranks(ranks, check_formula, OTHERS[ranks])
 
 
 @pytest.mark.parametrize("hierarchical", [False, True])

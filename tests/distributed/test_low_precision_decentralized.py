@@ -45,6 +45,17 @@ CASES = {
     3: (Case(make_optimizers=momentum), Case("", 2, "with_bagua unflattened")),
     4: (Case(make_optimizers=momentum), Case("", 3, "wrapper")),
 }
+OTHERS = {
+    2: (Case("", 2), *(Case("", 2, how, several, steps=5) for how in (HOWS[0], *HOWS[3:]))),
+    3: (Case(dtype=torch.bfloat16, steps=5),),
+    4: (Case(dtype=torch.float16, steps=5),),
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("ranks", OTHERS)
+def test_other_combinations_follow_the_formula(ranks: int) -> None:
+    run_ranks(ranks, check_formula, OTHERS[ranks], env=SMALL_BUCKETS)
 
 
 @pytest.mark.parametrize("ranks", CASES)
