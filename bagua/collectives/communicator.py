@@ -91,12 +91,13 @@ class BaguaCommunicator:
         self._compared = 0
 
     def follow(self, torch_group: dist.ProcessGroup, ranks: Sequence[int], operations: OperationOrder) -> None:
-        """Be of these ranks from now on, see `BaguaProcessGroup.follow`."""
-        self.ranks, self.operations = tuple(ranks), operations
-        self._reference = TorchGroupReference(torch_group, f"{self.kind} communicator of group {self.group_name}")
-        self._rank = torch_group.rank()
+        """Be of these ranks from now on, see `BaguaProcessGroup.follow`. So are those that `on` has returned."""
+        reference = TorchGroupReference(torch_group, f"{self.kind} communicator of group {self.group_name}")
+        for one in (self, *self._by_gpu.values()):
+            one.ranks, one.operations = tuple(ranks), operations
+            one._reference, one._rank = reference, torch_group.rank()
+            one._compared = 0
         self._aborted.clear()
-        self._compared = 0
 
     def on(self, gpu: torch.device | None) -> BaguaCommunicator:
         """The same communicator, for a module on this GPU: `device` and `cuda_stream` are the module's. It is aborted

@@ -229,6 +229,10 @@ def test_a_loss_while_a_model_is_wrapped_wraps_it_among_those_that_are_left(how:
 
 def _own_collectives() -> None:
     rank = join_job(min_ranks=2)
+    current = coordinator.current()
+    assert current is not None
+    assert current._groups.default is not None
+    of_gpu = current._groups.default.get_global_communicator().on(torch.device("cuda", 0))  # as a module there has it
     if rank == 3:
         die()
     raised = []
@@ -265,6 +269,7 @@ def _own_collectives() -> None:
     bagua.allreduce_inplace(total, bagua.ReduceOp.SUM)
     dist.barrier()
     assert total.tolist() == [2.0] * 3
+    assert (of_gpu.torch_group, of_gpu.nranks(), of_gpu.rank()) == (dist.group.WORLD, 2, rank)
     assert dist.get_backend() == "gloo"
 
 
