@@ -190,7 +190,10 @@ def taken_state(setup: Setup, description: bytes) -> tuple[Sequence[Tensor], Cal
 
 def given_rest(setup: Setup) -> dict[str, Any]:
     """Options of the optimizer and persistent buffers, which users may change between two steps."""
-    return {"options": sendable_options(setup.optimizers[0]), "buffers": dict(_buffers(setup))}
+    return {
+        "options": sendable_options(setup.optimizers[0]),
+        "buffers": {name: one.cpu() for name, one in _buffers(setup)},
+    }
 
 
 def take_rest(setup: Setup, rest: dict[str, Any]) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Of the time of a step, for copies. At least one parameter is copied.
 COPY_SHARE = 0.1
+# What a copy from a GPU is taken to need, which goes on when its call has returned.
+GPU_BYTES_PER_S = 10e9
 MIN_LIMIT_BYTES = 64 << 20
 
 
@@ -52,9 +54,13 @@ class StateFeed:
         begin = time.monotonic()
         budget = 0.0 if self._begin is None else COPY_SHARE * (begin - self._begin)
         self._begin = begin
+        spent_on_gpu = 0.0
         while self._left:
-            yield self._copy(self._left.pop(0))
-            if time.monotonic() - begin >= budget:
+            record = self._copy(self._left.pop(0))
+            if record.wait is not None:
+                spent_on_gpu += record.nbytes / GPU_BYTES_PER_S
+            yield record
+            if time.monotonic() - begin + spent_on_gpu >= budget:
                 break
 
     def _copy(self, number: int) -> Record:
@@ -64,17 +70,17 @@ class StateFeed:
         names: list[tuple[Any, ...]] = []
         for name, value in self._optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                names.append((name, tuple(value.shape), value.dtype, None))
+                names.append((name, tuple(value.shape), value.dtype, value.device.type))
                 tensors.append(value.detach())
             else:
                 names.append((name, None, None, value))
-        return Record(("state", number, names), [_copied(one) for one in tensors])
+        return _record(("state", number, names), tensors)
 
     def gradients(self) -> Record:
         """Those that the optimizer steps with now."""
         numbers = [one for one in self._copied if self._parameters[one].grad is not None]
-        tensors = [_copied(grad) for one in numbers if (grad := self._parameters[one].grad) is not None]
-        return Record(("gradients", numbers, sendable_options(self._optimizer)), tensors)
+        tensors = [grad for one in numbers if (grad := self._parameters[one].grad) is not None]
+        return _record(("gradients", numbers, sendable_options(self._optimizer)), tensors)
 
     @property
     def is_complete(self) -> bool:
@@ -102,11 +108,11 @@ class StateFollower:
             parameter = self._parameters[said[1]]
             shapes = [(tuple(parameter.shape), parameter.dtype)]
             shapes += [(shape, dtype) for _, shape, dtype, _ in said[2] if shape is not None]
-            return [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+            return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in shapes]
         for number in said[1]:
             if number not in self._gradients:
                 parameter = self._parameters[number]
-                self._gradients[number] = torch.empty(parameter.shape, dtype=parameter.dtype)
+                self._gradients[number] = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
         return [self._gradients[number] for number in said[1]]
 
     def take(self, said: tuple[Any, ...], tensors: list[Tensor]) -> None:
@@ -120,8 +126,8 @@ class StateFollower:
             parameter.copy_(tensors[0])
         rest = iter(tensors[1:])
         state: dict[Any, Any] = {}
-        for name, shape, _, value in said[2]:
-            state[name] = value if shape is None else _like(parameter, next(rest))
+        for name, shape, _, value in said[2]:  # where it has a shape, the value is the kind of device
+            state[name] = value if shape is None else _like(parameter, next(rest), value)
         if state:
             self._optimizer.state[parameter] = state
 
@@ -130,7 +136,7 @@ class StateFollower:
         for group, options in zip(self._optimizer.param_groups, self._options, strict=True):
             group.update(options)
         for number in self._has_gradients:
-            self._parameters[number].grad = self._gradients[number]
+            self._parameters[number].grad = self._gradients[number].to(self._parameters[number].device)
         try:
             self._optimizer.step()
         finally:
@@ -170,15 +176,32 @@ def _shared_out(sizes: Sequence[int], of: int) -> list[list[int]]:
     return shares
 
 
+def _record(said: tuple[Any, ...], tensors: Sequence[Tensor]) -> Record:
+    """With copies of the tensors as they are now for the current stream, in host memory."""
+    gpu = next((one.device for one in tensors if one.device.type == "cuda"), None)
+    copies = [_copied(one) for one in tensors]
+    if gpu is None:
+        return Record(said, copies)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(gpu))
+    return Record(said, copies, event.synchronize)
+
+
 def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    source = tensor.detach()
+    if source.device.type == "cpu":
+        return source.clone(memory_format=torch.contiguous_format)
+    # Pinned, so that the host does not wait for the copy.
+    return torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True).copy_(source, non_blocking=True)
 
 
-def _like(parameter: Tensor, values: Tensor) -> Tensor:
-    """With the parameter's strides: fused kernels rely on equal ones."""
+def _like(parameter: Tensor, values: Tensor, kind: str) -> Tensor:
+    """On the parameter's device, if of that kind, and with its strides: fused kernels rely on equal ones."""
+    if values.device.type != kind:
+        values = values.to(parameter.device)
     if values.shape != parameter.shape or parameter.is_contiguous():
         return values
-    return torch.empty_like(parameter.detach(), dtype=values.dtype).copy_(values)
+    return torch.empty_like(parameter.detach(), dtype=values.dtype, device=values.device).copy_(values)
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:

@@ -46,10 +46,12 @@ class Record:
     """
     said: what it is; its first item is the kind.
     tensors: contiguous, on the CPU; of nobody else.
+    wait: until they are there, from a GPU; None: they are.
     """
 
     said: tuple[Any, ...]
     tensors: Sequence[torch.Tensor] = ()
+    wait: Callable[[], object] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -149,6 +151,8 @@ class Feed:
     def send_to(self, connection: socket.socket) -> None:
         try:
             while (record := self._records.get()) is not None:
+                if record.wait is not None:
+                    record.wait()
                 text, views = pickle.dumps(record.said), [bytes_of(one) for one in record.tensors]
                 crc = [zlib.crc32(text), *(zlib.crc32(one) for one in views)]
                 said = {"sizes": [len(one) for one in views], "crc": crc, "waiting": self._records.qsize()}

@@ -2,8 +2,8 @@
 pieces with a checksum.
 
 A process serves its state by `StateServer`: a thread that accepts, and one for each connection. A process that joins
-takes it by `fetch`, with a thread for each connection that it makes. Bytes are read from and written to the tensors'
-own memory.
+takes it by `Fetch`, with a thread for each connection that it makes. Bytes are read from and written to the tensors'
+own memory. Where that is a GPU's, pieces go through the host's, and checksums are made on the GPU.
 
 [Note: messages] The length of a text, four bytes, then the text: a JSON object. If that has "bytes", so many follow it.
     {"secret", "join": {...}}     what `StateServer.on_join` is given; the answer is what it returns. {"ready": true}
@@ -96,6 +96,20 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(memory).cast("B")
 
 
+def _take_device(tensors: Sequence[torch.Tensor]) -> None:
+    """This thread uses the GPU that they are on, and no other one has memory taken by it."""
+    gpu = next((one.device for one in tensors if one.device.type == "cuda"), None)
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+
+
+def _piece(tensor: torch.Tensor, begin: int, end: int) -> memoryview:
+    """Bytes of a contiguous tensor, on the CPU: its own, or copies."""
+    if tensor.device.type == "cpu":
+        return bytes_of(tensor)[begin:end]
+    return bytes_of(tensor.view(-1).view(torch.uint8)[begin:end].cpu())
+
+
 def sums_of(tensor: torch.Tensor) -> int:
     """What differs for tensors that differ: a checksum of the sums of rows and of columns, at the speed of memory."""
     if not tensor.numel():
@@ -105,9 +119,9 @@ def sums_of(tensor: torch.Tensor) -> int:
         data = data.clone()
     whole = data.numel() // _BLOCK * _BLOCK
     words = data[:whole].view(torch.int64).view(-1, _BLOCK // 8)
-    crc = zlib.crc32(bytes_of(data[whole:]))
+    crc = zlib.crc32(bytes_of(data[whole:].cpu()))
     for dimension in (0, 1) if whole else ():
-        crc = zlib.crc32(bytes_of(words.sum(dimension)), crc)
+        crc = zlib.crc32(bytes_of(words.sum(dimension).cpu()), crc)
     return crc
 
 
@@ -152,7 +166,7 @@ class Offer:
     step: of this state.
     description: what the one that takes it makes its tensors by.
     layout: the same where the same tensors come in the same order.
-    tensors: contiguous, on the CPU; nobody writes to them.
+    tensors: contiguous; nobody writes to them.
     """
 
     step: int
@@ -280,6 +294,7 @@ class StateServer:
         if self._is_stopped or not is_there or offer is None:
             return
         connection.settimeout(SILENCE_S)
+        _take_device(offer.tensors)
         said = {"sizes": [one.nbytes for one in offer.tensors], "layout": offer.layout}
         send_message(connection, said, offer.description)
         while True:
@@ -289,7 +304,7 @@ class StateServer:
                 send_message(connection, {"sums": sums})
                 continue
             index, begin, end = request["piece"]
-            piece = bytes_of(offer.tensors[index])[begin:end]
+            piece = _piece(offer.tensors[index], begin, end)
             send_message(connection, {"crc": zlib.crc32(piece)}, piece)
 
 
@@ -299,7 +314,7 @@ class Fetch:
     Args:
         step: of the state.
         doors: of those that have it.
-        prepare: makes of a description the tensors to fill, in the offer's order: contiguous, on the CPU.
+        prepare: makes of a description the tensors to fill, in the offer's order: contiguous.
         compares: most of the tensors may be as they should be. Only those are taken that differ.
     """
 
@@ -381,6 +396,7 @@ class Fetch:
     def _take(self, connection: socket.socket, targets: Sequence[torch.Tensor]) -> None:
         """Pieces, as long as there are some. One that is lost on the way goes back to the others, which look again
         while any is missing."""
+        _take_device(targets)
         while self._left:
             try:
                 piece = self._pieces.get(timeout=0.05)
@@ -395,10 +411,14 @@ class Fetch:
                 said = receive_message(connection)
                 if said["bytes"] != end - begin:
                     raise ConnectionError(f"{said['bytes']} bytes came instead of {end - begin}")
-                memory = bytes_of(targets[index])[begin:end]
+                target = targets[index].view(-1).view(torch.uint8)[begin:end]
+                piece_memory = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
+                memory = bytes_of(piece_memory)
                 receive_into(connection, memory)
                 if zlib.crc32(memory) != said["crc"]:
                     raise ConnectionError("the checksum of a piece is wrong")
+                if piece_memory is not target:
+                    target.copy_(piece_memory)
             except (OSError, KeyError) as error:
                 self._pieces.put(piece)
                 self._note(error)
