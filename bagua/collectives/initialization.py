@@ -26,6 +26,9 @@ from bagua.job import rendezvous, torch_internals
 from bagua.misuse import explains_calls, nearest
 
 _MAX_TIMEOUT_S = 10 * 365 * 86400.0  # backends count in milliseconds, some of them in 64 bits of nanoseconds
+# Whether `regroup` takes NCCL. False until tests/gpu/test_regroup.py has passed: see docs/design/regroup.md.
+NCCL_FOLLOWS = False
+_WITH_NCCL = ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo")
 _BACKEND_EXAMPLES = "'nccl', 'gloo' or 'cpu:gloo,cuda:nccl'"
 
 
@@ -92,8 +95,9 @@ def init_process_group(
             )
     else:
         _check_ranks(rank, world_size, local_world_size)
+    device = None
     if regroup is not None:
-        _check_regroup(regroup, backend)
+        device = _checked_regroup(regroup, backend)
     if dist.is_initialized():
         _check_torch_group(store, rank, world_size, timeout, backend)
     if store is not None:
@@ -106,7 +110,7 @@ def init_process_group(
     if regroup is not None:
         rank, world_size = _own_place()
         served = _store_of_others(world_size, limit) if store is None else store
-        set_default_group(regroup.begin(served, rank, world_size, limit))
+        set_default_group(regroup.begin(served, rank, world_size, limit, device))
         return
     if not dist.is_initialized():
         _init_torch(store, limit, backend)
@@ -134,7 +138,12 @@ class KeepsGroup(Protocol):
     """What keeps the default group at work where ranks are lost: bagua.regroup.options.Regroup."""
 
     def begin(
-        self, store: torch_internals.Store, rank: int, world_size: int, timeout: datetime.timedelta
+        self,
+        store: torch_internals.Store,
+        rank: int,
+        world_size: int,
+        timeout: datetime.timedelta,
+        device: torch.device | None,
     ) -> BaguaProcessGroup:
         """The default group. torch has none so far."""
 
@@ -148,7 +157,16 @@ class KeepsGroup(Protocol):
 _keeper: KeepsGroup | None = None
 
 
-def _check_regroup(regroup: Any, backend: str | None) -> None:
+def _checked_regroup(regroup: Any, backend: str | None) -> torch.device | None:
+    """
+    Returns:
+        the GPU of this process, if it uses NCCL.
+
+    Raises:
+        NotImplementedError: a backend that does not follow when a rank is lost.
+        TypeError: `regroup` is something else.
+        ValueError: torch's default group is there already, or a setting of NCCL contradicts.
+    """
     if not all(hasattr(regroup, name) for name in ("begin", "end")):
         raise TypeError(f"regroup is {regroup!r}. Pass bagua.torch_api.Regroup(), or nothing.")
     if dist.is_initialized():
@@ -158,12 +176,19 @@ def _check_regroup(regroup: Any, backend: str | None) -> None:
             "Call init_process_group(regroup=...) of bagua.torch_api alone, without torch's init_process_group()."
         )
     given = _default_backend() if backend is None else backend
-    if given.lower() not in ("gloo", "cpu:gloo"):
+    has_nccl = NCCL_FOLLOWS and given.lower() in _WITH_NCCL
+    if given.lower() not in ("gloo", "cpu:gloo") and not has_nccl:
         raise NotImplementedError(
             f"regroup: backend {given!r} is not supported under regroup; gloo is.\n"
             "Pass backend='gloo' and train on CPUs, or leave regroup out."
         )
     regroup.check_launcher()
+    if has_nccl and torch_internals.is_nccl_waited_for():
+        raise ValueError(
+            "regroup: TORCH_NCCL_BLOCKING_WAIT=1 is set, and torch would abort NCCL's communicator by itself.\n"
+            "Unset it. Collectives of your program raise errors under regroup."
+        )
+    return torch.device("cuda", torch.cuda.current_device()) if has_nccl else None
 
 
 def _check_store(store: Any) -> None:

@@ -35,6 +35,7 @@ from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.tensor import TensorRecord, record_of
 from bagua.job.failure_report import failures_named
 from bagua.job.nccl_watch import watch
+from bagua.job.regrouped import Regrouped
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -211,8 +212,10 @@ class CommScheduler:
                 bucket.copy_out()
                 event = torch.cuda.Event(enable_timing=is_sampling)  # type: ignore[no-untyped-call]
                 event.record(stream)
-        except BaseException:
+        except BaseException as error:
             current.wait_stream(stream)  # some operations may be under way, and nobody waits for them any more
+            if isinstance(error, Regrouped):
+                return _Started(bucket, error=error)  # the pass comes to its end, as the others' does
             raise
         if begin is not None:
             self._recorder.queued(bucket, begin, event)
@@ -358,7 +361,7 @@ class CommScheduler:
 
 
 class _Started:
-    """A launched bucket: exactly one of its three ways to be waited for."""
+    """A launched bucket: exactly one of its four ways to be waited for."""
 
     def __init__(
         self,
@@ -366,13 +369,17 @@ class _Started:
         work: dist.Work | None = None,
         future: Future[None] | None = None,
         event: torch.cuda.Event | None = None,
+        error: Regrouped | None = None,
     ) -> None:
         self.bucket = bucket
+        self._error = error
         self._work = work
         self._future = future
         self._event = event
 
     def wait(self) -> None:
+        if self._error is not None:
+            raise self._error
         if self._event is not None:
             torch.cuda.current_stream(self.bucket.device).wait_event(self._event)
             return

@@ -47,15 +47,15 @@ def regrouping_of(setup: Setup) -> Regrouping | None:
         (f"the algorithm {setup.algorithm_name}", not vars(type(setup.algorithm)).get("follows_regroup", False)),
         ("static_graph=True", setup.static_graph),
         ("autotune=True", setup.tuning_space is not None),
-        (f"a module on {_devices(setup.module)}", _devices(setup.module) != "cpu"),
+        (f"a module on {_devices(setup.module)}", not _is_on(setup.module, regrouping.device)),
         (f"a module with {len(setup.optimizers)} optimizers", len(setup.optimizers) != 1),
     ]
     for name, is_used in names:
         if is_used:
             raise NotImplementedError(
                 f"regroup: {name} is not supported under regroup.\n"
-                f"Module: {type(setup.module).__name__}. Supported are modules on the CPU that are wrapped with one"
-                " optimizer, and an algorithm that follows a regroup, as the default one does.\n"
+                f"Module: {type(setup.module).__name__}. Supported are modules on {_supported(regrouping.device)} that"
+                " are wrapped with one optimizer, and an algorithm that follows a regroup, as the default one does.\n"
                 "Use these (DistributedDataParallel takes optimizers=[optimizer]), or leave regroup out of"
                 " init_process_group()."
             )
@@ -220,4 +220,13 @@ def _buffers(setup: Setup) -> Iterator[tuple[str, Tensor]]:
 
 
 def _devices(module: nn.Module) -> str:
-    return ", ".join(sorted({one.device.type for one in module.parameters()}))
+    return ", ".join(sorted({str(one.device) for one in module.parameters()}))
+
+
+def _supported(gpu: torch.device | None) -> str:
+    return "the CPU" if gpu is None else f"the CPU or {gpu} (the current GPU in init_process_group())"
+
+
+def _is_on(module: nn.Module, gpu: torch.device | None) -> bool:
+    """Whether all parameters are on the CPU, or all on this GPU."""
+    return _devices(module) in ("cpu", str(gpu))

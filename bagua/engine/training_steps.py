@@ -473,7 +473,7 @@ class TrainingSteps:
         """As `_end_pass`, where the job goes on without a rank that is lost meanwhile: then the step is dropped."""
         assert self.regrouping is not None
         try:
-            with self.regrouping.within():
+            with self.regrouping.ending_pass():
                 self._end_pass(number)
         except Regrouped:
             self.regrouping.settle()

@@ -172,6 +172,11 @@ def current_job_thread() -> JobThread:
         return _the_thread
 
 
+def is_watch_left_to_others() -> bool:
+    """See `leave_watch_to_others`."""
+    return not _watches_peers
+
+
 def leave_watch_to_others(leaves: bool) -> None:
     """Whether somebody else in this process watches the other ranks, and ends waits for those that are gone. For groups
     that are made from now on."""

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from bagua.job import gloo_exit, torch_internals
 from bagua.job.failure_report import explain_failure
-from bagua.job.job_thread import waiting_for
+from bagua.job.job_thread import is_watch_left_to_others, waiting_for
 from bagua.job.waiting import Members
 
 LOOK_S = 0.25
@@ -110,7 +110,8 @@ def watch(group: Group) -> Callable[[], None]:
         what to call whenever the communication of a pass was queued.
     """
     global _the_watch
-    if torch_internals.is_nccl_waited_for():  # then errors reach Python
+    # Errors reach Python, or another watch.
+    if torch_internals.is_nccl_waited_for() or is_watch_left_to_others():
         return lambda: None
     with _creation:
         if _the_watch is None:

@@ -32,6 +32,7 @@ reduce_scatter_flat: Callable[..., dist.Work | None] = getattr(
 )
 
 _NEVER_SENT = 0x6262  # a tag
+_FIRST_SIZES = (1, 1 << 20)  # of all-reduces: NCCL has other algorithms for large ones
 
 
 def default_store() -> Store:
@@ -150,12 +151,18 @@ def backend_error(group: dist.ProcessGroup) -> RuntimeError | None:
     CUDA. None with torch 2.6 and older, which cannot tell."""
     for device_type in device_types(group):
         backend = group._get_backend(torch.device(device_type))
-        ask = getattr(backend, "get_error", None)
-        if ask is None or backend.name() != "nccl" or (error := ask().name) == "SUCCESS":
-            continue
-        what = "it timed out" if error == "TIMEOUT" else "a rank exited or the network failed"
-        return RuntimeError(f"NCCL ended a collective: {what}. Its own message is above in this log.")
+        what = nccl_error(backend) if backend.name() == "nccl" else None
+        if what is not None:
+            return RuntimeError(f"NCCL ended a collective: {what}. Its own message is above in this log.")
     return None
+
+
+def nccl_error(backend: Any) -> str | None:
+    """The same of NCCL's backend, as a part of a sentence."""
+    ask = getattr(backend, "get_error", None)
+    if ask is None or (error := ask().name) == "SUCCESS":
+        return None
+    return "it timed out" if error == "TIMEOUT" else "a rank exited or the network failed"
 
 
 def backend_timeout(group: dist.ProcessGroup) -> datetime.timedelta | None:
@@ -242,29 +249,73 @@ def connected_gloo(
     return backend
 
 
-def register_group(group: dist.ProcessGroup, backend: Any, name: str, store: Store, is_default: bool) -> None:
+def unconnected_nccl(store: Store, rank: int, world_size: int, timeout: datetime.timedelta) -> Any:
+    """
+    NCCL's backend among processes that meet under this store's prefix. It can be aborted while it connects: NCCL does
+    not block then.
+
+    Args:
+        store: of which nobody else uses the client meanwhile.
+        rank: of this process in the group.
+        world_size: how many processes there are.
+        timeout: of `abort`.
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.config.blocking = 0
+    backend = dist.ProcessGroupNCCL(store, rank, world_size, options)
+    backend._set_sequence_number_for_group()
+    return backend
+
+
+def leave_nccl_errors_to_others() -> None:
+    """torch's watchdog ends no process, and aborts no communicator: of groups that are made from now on."""
+    os.environ.pop("NCCL_ASYNC_ERROR_HANDLING", None)  # the former name
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # an error would have all ranks write files
+
+
+def connect_nccl(backend: Any, device: torch.device) -> list[dist.Work]:
+    """Begins to make the communicator that its collectives use on this GPU, and uses it: NCCL makes connections when an
+    algorithm is used first, and one of these waits for all processes.
+
+    Returns:
+        what is done when they have connected.
+    """
+    with torch.cuda.device(device):
+        backend.eager_connect_single_device(device)
+        return [backend.allreduce([torch.zeros(size, device=device)]) for size in _FIRST_SIZES]
+
+
+def register_group(
+    group: dist.ProcessGroup, gloo: Any, nccl: Any | None, name: str, store: Store, is_default: bool
+) -> None:
     """
     Makes a group of all ranks known to torch.distributed, as `init_process_group` and `new_group` do, but without their
     communication: this never waits.
 
     Args:
         group: without a backend so far.
-        backend: gloo's, connected.
+        gloo: its backend for CPUs, connected.
+        nccl: its backend for GPUs, connected, if it has one.
         name: that no other group of this process has.
         store: of the group.
         is_default: it becomes the default group. There is none.
     """
-    kind = dist.ProcessGroup.BackendType.GLOO
-    group._set_default_backend(kind)
-    group._register_backend(torch.device("cpu"), kind, backend)
+    kinds = dist.ProcessGroup.BackendType
+    group._set_default_backend(kinds.GLOO if nccl is None else kinds.NCCL)
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    if nccl is not None:
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
     group_name: Any = name
     group._set_group_name(group_name)
     group._set_group_desc("default_pg" if is_default else "undefined")
     world: Any = distributed_c10d._world
-    world.pg_map[group] = "gloo", store
+    backends = "cpu:gloo" if nccl is None else "cpu:gloo,cuda:nccl"
+    world.pg_map[group] = "gloo" if nccl is None else backends, store
     world.pg_names[group] = name
     distributed_c10d._register_process_group(group_name, group)  # type: ignore[attr-defined]
-    world.pg_backend_config[group] = "cpu:gloo"
+    world.pg_backend_config[group] = backends
     tag = "" if is_default else f"ptd:{name}"
     world.pg_to_tag[group] = tag
     for one in {"", tag}:
@@ -298,16 +349,24 @@ def refuse_new_groups(message: str) -> Callable[[], None]:
 
 def abort_group(group: dist.ProcessGroup) -> None:
     """Ends the collectives and messages under way, and closes the connections, as far as the backend can."""
+    # That of torch's class ends nothing with gloo. A class of Bagua's own knows better.
+    if type(group) is not dist.ProcessGroup and "abort" in vars(type(group)):
+        group.abort()
+        return
     for device_type in device_types(group):
-        backend = group._get_backend(torch.device(device_type))
-        if backend.name() == "gloo":
-            _close_connections(backend)
-        elif backend.name() == "nccl":
-            for name in ("abort", "_abort", "_shutdown"):  # newest first
-                method = getattr(backend, name, None)
-                if method is not None:
-                    method()
-                    break
+        abort_backend(group._get_backend(torch.device(device_type)))
+
+
+def abort_backend(backend: Any) -> None:
+    """The same of one backend."""
+    if backend.name() == "gloo":
+        _close_connections(backend)
+    elif backend.name() == "nccl":
+        for name in ("abort", "_abort", "_shutdown"):  # newest first
+            method = getattr(backend, name, None)
+            if method is not None:
+                method()
+                break
 
 
 def _close_connections(gloo: Any) -> None:

@@ -38,6 +38,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from bagua.collectives.object_collectives import broadcast_object
 from bagua.error_text import one_line
 from bagua.job import gloo_exit, presence, torch_internals
+from bagua.job.failure_report import failures_named
 from bagua.job.job_thread import leave_watch_to_others
 from bagua.job.places import Place, place_of_this_process
 from bagua.job.regrouped import Regrouped
@@ -47,8 +48,9 @@ from bagua.regroup import grad_scaler, joining
 from bagua.regroup.detection import Mailbox, Watch
 from bagua.regroup.epochs import LEFT, PREFIX, Decision, Epoch, EpochStore, Member, Report, decide
 from bagua.regroup.following import Feed, Follower, Record, Source
-from bagua.regroup.groups import CONNECT_TIMEOUT, Connecting, Groups, abort
+from bagua.regroup.groups import CONNECT_TIMEOUT, Groups, abort
 from bagua.regroup.joining import Guests
+from bagua.regroup.nccl_group import TIMED_OUT, results_deferred
 from bagua.regroup.samplers import FollowingSampler, Position, refuse_fixed_samplers, warn_of_fixed_samplers
 from bagua.regroup.transfer import Fetch, Guest, Offer, StateDoor, StateServer
 
@@ -168,6 +170,7 @@ class Regrouping:
         epoch: the first one.
         token: of this process.
         timeout: of the collectives, and of a regroup.
+        device: the GPU of this process, on which NCCL communicates; None: gloo alone.
 
     Attributes:
         epoch: the present one.
@@ -175,7 +178,15 @@ class Regrouping:
         is_dropped: the last step was dropped, and no backward pass has begun since.
     """
 
-    def __init__(self, options: Options, server: Store, epoch: Epoch, token: str, timeout: datetime.timedelta) -> None:
+    def __init__(
+        self,
+        options: Options,
+        server: Store,
+        epoch: Epoch,
+        token: str,
+        timeout: datetime.timedelta,
+        device: torch.device | None = None,
+    ) -> None:
         self.epoch, self.step, self.is_dropped = epoch, 0, False
         self._options, self._token, self._timeout = options, token, timeout
         self._server, self._store = server, EpochStore(server)
@@ -212,7 +223,7 @@ class Regrouping:
         self._has_begun = False
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._unsaid: Regrouped | None = None  # what the next collective of the program raises
-        self._groups = Groups(server, timeout, self._on_failure, self._why_not)
+        self._groups = Groups(server, timeout, device, self._on_failure, self._why_not, self._on_nccl_problem)
         self._watch = Watch(token, self._on_lost)
         self._mailbox = Mailbox(EpochStore(torch_internals.second_client(server)), token, self._on_mail)
         self._server_of_state = StateServer(self._on_join, self._on_follow)
@@ -279,6 +290,15 @@ class Regrouping:
             yield
         finally:
             self._depth -= 1
+
+    @contextlib.contextmanager
+    def ending_pass(self) -> Iterator[None]:
+        """As `within`, at the end of a backward pass. Collectives on GPUs may still be under way after it: the
+        optimizer waits for them (`settle_before_step`)."""
+        with self.within(), results_deferred():
+            yield
+        if self._groups.nccl is not None:
+            self._groups.nccl.note_pass()
 
     def begin_pass(self) -> None:
         """A backward pass begins that communicates.
@@ -422,6 +442,15 @@ class Regrouping:
             rank = epoch.rank_of(member.token)
             self.tell(epoch, f"{rank_list([rank], {rank: member.place.host})} {how}")
 
+    def _on_nccl_problem(self, epoch: Epoch, problem: str) -> None:
+        """On a thread that looks after NCCL."""
+        if TIMED_OUT in problem:
+            # The user's timeout: whoever waits raises.
+            if epoch is self.epoch:
+                abort(self._groups.made, problem)
+        else:
+            self.tell(epoch, "a collective failed")
+
     def _on_mail(self, epoch: Epoch, why: str) -> None:
         self._note(epoch, why)
 
@@ -506,6 +535,11 @@ class Regrouping:
     # --- the next epoch ----------------------------------------------------------------------------------------------
 
     @property
+    def device(self) -> torch.device | None:
+        """The GPU of this process, on which NCCL communicates."""
+        return self._groups.device
+
+    @property
     def is_pending(self) -> bool:
         """Whether this process has been told that its epoch is over."""
         return self._is_told
@@ -544,7 +578,9 @@ class Regrouping:
         deadline = begin + self._timeout.total_seconds()
         self._is_settling = True
         try:
-            with self.within():
+            with self.within(), results_deferred(False):
+                # Nothing of the former epoch writes into gradients or buffers any more.
+                self._groups.leave_gpu()
                 self._keeps_batch = not drops_step
                 if drops_step:
                     for participant in tuple(self._participants):
@@ -701,6 +737,7 @@ class Regrouping:
         """Whether this process is at work in the next epoch. Otherwise that is over, too."""
         with self._lock:
             self._is_told = True
+        self._groups.leave_gpu()  # if the epoch before this one was over at once, too
         self._report()
         following = self._wait_for_next(deadline)
         if self._token not in following.tokens:
@@ -812,7 +849,7 @@ class Regrouping:
 
         begin = time.monotonic()
         try:
-            backends = Connecting(self._server, epoch, rank, self._timeout).result(goes_on)
+            backends = self._groups.connecting(epoch, rank).result(goes_on)
         except RuntimeError as error:
             if time.monotonic() - begin > CONNECT_TIMEOUT.total_seconds() / 2 and self._is_at_work(epoch):
                 # The others were connected before. A loss would be known by now.
@@ -894,11 +931,28 @@ class Regrouping:
 
     def settle_before_step(self) -> None:
         """The optimizer is about to step. If this process has been told that its epoch is over, the step is dropped."""
+        self._wait_for_pass()
         with self._lock:
             if not self._is_told:
                 self._is_stepping = True
                 return
         self.settle()
+
+    def _wait_for_pass(self) -> None:
+        """Gradients are what all ranks have made of them, or this process has been told that they are not.
+
+        Raises:
+            CollectiveError: they have not come within the timeout of the group.
+        """
+        nccl, default = self._groups.nccl, self._groups.default
+        if nccl is None or default is None:
+            return
+        try:
+            nccl.wait_for_pass()
+        except RuntimeError as error:
+            if not self._is_told:
+                with failures_named(default, "waiting for the gradients of a backward pass"):
+                    raise error
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._participants and not self._is_settling and self.concerns(optimizer):
@@ -1043,10 +1097,17 @@ def refuse(what: str, instead: str) -> None:
 
 
 def begin(
-    options: Options, server: Store, rank: int, world_size: int, timeout: datetime.timedelta
+    options: Options,
+    server: Store,
+    rank: int,
+    world_size: int,
+    timeout: datetime.timedelta,
+    device: torch.device | None,
 ) -> BaguaProcessGroup:
     """See `Regroup.begin`."""
     global _current
+    if device is not None:
+        torch_internals.leave_nccl_errors_to_others()
     server = torch_internals.PrefixStore(PREFIX, server)
     store = EpochStore(server)
     own = presence.own_presence()
@@ -1056,9 +1117,12 @@ def begin(
             "Check the limits on open files and threads."
         )
     member = Member(own.door.token, place_of_this_process(), rank)
-    settings = f"min_ranks={options.min_ranks}, on_loss={options.on_loss!r}, state of {sorted(options.state)}"
+    backends = "gloo" if device is None else "gloo and NCCL"
+    settings = (
+        f"min_ranks={options.min_ranks}, on_loss={options.on_loss!r}, state of {sorted(options.state)}, {backends}"
+    )
     if store.has_begun():
-        return _begin_alone(options, server, member, settings, timeout)
+        return _begin_alone(options, server, member, settings, timeout, device)
     server.set(f"member/{rank}", Epoch(0, (member,)).to_json())
     server.set(f"settings/{rank}", settings)
     wait_for_all(server, rank, world_size, timeout)
@@ -1066,13 +1130,18 @@ def begin(
     _check_settings(server, settings, f"rank {rank}")
     epoch = store.first([Epoch.of_json(text).members[0] for text in texts])
     if member.token not in epoch.tokens:  # a process that was started as this rank before
-        return _begin_alone(options, server, member, settings, timeout)
-    _current = Regrouping(options, server, epoch, member.token, timeout)
+        return _begin_alone(options, server, member, settings, timeout, device)
+    _current = Regrouping(options, server, epoch, member.token, timeout, device)
     return _current.connect_first()
 
 
 def _begin_alone(
-    options: Options, server: Store, member: Member, settings: str, timeout: datetime.timedelta
+    options: Options,
+    server: Store,
+    member: Member,
+    settings: str,
+    timeout: datetime.timedelta,
+    device: torch.device | None,
 ) -> BaguaProcessGroup:
     """The job has begun: this process is alone until it joins, when its model is wrapped."""
     global _current
@@ -1082,7 +1151,7 @@ def _begin_alone(
         f"The job at this store has begun (epoch {epoch.number}, {len(epoch.members)} ranks). This process joins it"
         " when its model is wrapped. Until then it is the only rank of a group of its own."
     )
-    _current = Regrouping(options, server, Epoch(ALONE, (member,)), member.token, timeout)
+    _current = Regrouping(options, server, Epoch(ALONE, (member,)), member.token, timeout, device)
     return _current.connect_first()
 
 

@@ -11,6 +11,8 @@ from bagua.env import read_text
 from bagua.misuse import shown
 
 if TYPE_CHECKING:
+    import torch
+
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.job.torch_internals import Store
 
@@ -62,7 +64,9 @@ class Regroup:
                     "Pass objects that have both, such as a learning rate scheduler."
                 )
 
-    def begin(self, store: Store, rank: int, world_size: int, timeout: datetime.timedelta) -> BaguaProcessGroup:
+    def begin(
+        self, store: Store, rank: int, world_size: int, timeout: datetime.timedelta, device: torch.device | None
+    ) -> BaguaProcessGroup:
         """By `init_process_group` alone: makes the default group of the job's first epoch, or, if that is over, one of
         this process alone.
 
@@ -71,13 +75,14 @@ class Regroup:
             rank: of this process in the first epoch.
             world_size: of the first epoch.
             timeout: of collectives, and of each regroup.
+            device: the GPU of this process, on which NCCL communicates; None: gloo alone.
 
         Raises:
             RuntimeError: the job's ranks have other settings.
         """
         from bagua.regroup import coordinator
 
-        return coordinator.begin(self, store, rank, world_size, timeout)
+        return coordinator.begin(self, store, rank, world_size, timeout, device)
 
     def check_launcher(self) -> None:
         """

@@ -1,26 +1,35 @@
 """torch's default group under regroup: what torch.distributed's functions call, whoever has imported them.
 
 A collective that fails because of a peer calls `on_failure`, which raises what the caller gets. torch's own group would
-raise gloo's error, and a program could not tell that the job goes on. Collectives go to gloo directly; those that it
-has under no name go the way of torch's class. One that other ranks will not call is not begun.
+raise gloo's error, and a program could not tell that the job goes on. Collectives go to gloo or NCCL directly; those
+that these have under no name go the way of torch's class. One that other ranks will not call is not begun.
+
+Collectives on GPUs raise nothing where they are queued, and torch's own Work lets a stream wait alone. Here the host
+waits as well, but for those of a backward pass (bagua.regroup.nccl_group): a program is told of a loss by the
+collective that it has lost.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from bagua.job import torch_internals
 from bagua.job.failure_report import is_communication_error
 from bagua.job.regrouped import Regrouped
+from bagua.regroup.nccl_group import is_waited_for
+
+if TYPE_CHECKING:
+    from bagua.regroup.nccl_group import NcclGroup
 
 OnFailure = Callable[[Exception], None]
 WhyNot = Callable[[], Regrouped | None]
 
-# torch's name of a collective -> gloo's.
+# torch's name of a collective -> gloo's and NCCL's.
 _COLLECTIVES = {
     **{
         name: name
@@ -35,39 +44,60 @@ _COLLECTIVES = {
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
 }
+# Between two ranks, for which torch makes a communicator of their own on the way, and waits for the other one.
+_MESSAGES = ("recv", "recv_anysource", "send")
 
 
 class WatchedGroup(dist.ProcessGroup):
     """
     Args:
-        backend: gloo's, connected.
+        gloo: its backend for CPUs, connected.
+        nccl: what it has for GPUs, connected.
         on_failure: is told an error of communication, on the thread that waits. It raises something else, or returns:
             then the error is raised as it is.
         why_not: asked before each collective: what it raises instead of being begun.
     """
 
-    def __init__(self, backend: Any, on_failure: OnFailure, why_not: WhyNot) -> None:
-        super().__init__(backend.rank(), backend.size())  # type: ignore[call-arg]  # what subclasses in Python call
-        self._backend = backend
+    def __init__(self, gloo: Any, nccl: NcclGroup | None, on_failure: OnFailure, why_not: WhyNot) -> None:
+        super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]  # what subclasses in Python call
+        self.gloo, self.nccl = gloo, nccl
         self._on_failure, self._why_not = on_failure, why_not
 
     # Otherwise that of the class in C++, which asks the backend for nothing either.
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        return "gloo"
+        return "gloo" if self.nccl is None else "nccl"
+
+    def abort(self, why: str = "abort() was called") -> None:
+        """Ends what is under way in this process. Any thread."""
+        if self.nccl is not None:
+            self.nccl.leave(why)
+        torch_internals.abort_backend(self.gloo)
+
+    def shutdown(self) -> None:
+        """By torch, when it is destroyed."""
+        if self.nccl is not None and not self.nccl.is_left:
+            super().shutdown()
 
 
 class WatchedWork(dist.Work):
     """A collective under way.
 
     Args:
-        work: gloo's.
+        work: gloo's or NCCL's.
         error: it could not even be begun.
         on_failure: as of the group.
+        nccl: of the group, if the collective is on a GPU.
     """
 
-    def __init__(self, work: dist.Work | None, error: Exception | None, on_failure: OnFailure) -> None:
+    def __init__(
+        self,
+        work: dist.Work | None,
+        error: Exception | None,
+        on_failure: OnFailure,
+        nccl: NcclGroup | None = None,
+    ) -> None:
         super().__init__()
-        self._work, self._error, self._on_failure = work, error, on_failure
+        self._work, self._error, self._on_failure, self._nccl = work, error, on_failure, nccl
         self._raised: Regrouped | None = None  # by a wait before
 
     def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
@@ -84,9 +114,15 @@ class WatchedWork(dist.Work):
             if self._error is not None:
                 raise self._error
             assert self._work is not None
-            return self._work.wait(timeout) if timeout else self._work.wait()
+            if self._nccl is None:
+                return self._work.wait(timeout) if timeout else self._work.wait()
+            self._work.wait()  # a stream does
+            if is_waited_for():
+                self._nccl.wait()
+            return True
         except RuntimeError as error:
-            if is_communication_error(error) and (self._work is None or self._work.is_completed()):
+            is_over = self._work is None or self._nccl is not None or self._work.is_completed()
+            if is_over and is_communication_error(error):
                 try:
                     self._on_failure(error)
                 except Regrouped as regrouped:
@@ -126,15 +162,48 @@ def _collective(name: str) -> Callable[..., Any]:
         failure: Exception | None = self._why_not()
         if failure is not None:
             return WatchedWork(None, failure, self._on_failure)
+        nccl = self.nccl if self.nccl is not None and _is_on_gpu((*arguments, *named.values())) else None
         try:
-            work = getattr(self._backend, name)(*arguments, **named)
+            if nccl is None:
+                work = getattr(self.gloo, name)(*arguments, **named)
+            else:
+                work = _queued(nccl, name, arguments, named)
         except RuntimeError as error:
             if not is_communication_error(error):
                 raise
             failure = error  # its caller may not expect an error before it waits
-        return WatchedWork(work, failure, self._on_failure)
+        return WatchedWork(work, failure, self._on_failure, nccl)
 
     return collective
+
+
+def _is_on_gpu(arguments: Sequence[Any]) -> bool:
+    """Of the first tensor that is found. Options of a barrier say it themselves."""
+    for one in arguments:
+        if isinstance(one, torch.Tensor):
+            return one.device.type == "cuda"
+        if isinstance(one, (list, tuple)) and one:
+            return _is_on_gpu(one)
+    device = getattr(arguments[-1], "device", None) if arguments else None
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+def _queued(nccl: NcclGroup, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> dist.Work:
+    if name in _MESSAGES:
+        raise NotImplementedError(
+            f"regroup: {name} of a tensor on a GPU is not supported under regroup: a lost rank would not end it.\n"
+            "Send a copy on the CPU, or use a collective of all ranks."
+        )
+    if torch.cuda.is_current_stream_capturing():
+        raise NotImplementedError(
+            "regroup: a collective is captured in a CUDA graph, which is not supported under regroup: the graph"
+            " would go on with the communicator of an epoch that is over.\n"
+            "Capture no collectives, or leave regroup out of init_process_group()."
+        )
+    for one in (*arguments, *named.values()):
+        if hasattr(one, "asyncOp"):
+            one.asyncOp = True  # otherwise NCCL's gives no Work
+    return nccl.queue(getattr(nccl.backend, name), *arguments, **named)
 
 
 for _name, _of_gloo in _COLLECTIVES.items():

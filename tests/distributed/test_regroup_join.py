@@ -24,6 +24,8 @@ from support.regrouped import (
     join_job,
     keep_ledger,
     run_job,
+    start,
+    use_device,
 )
 from support.sweeps import rest_is_deep
 from torch import nn
@@ -76,8 +78,8 @@ def _net(seed: int) -> nn.Sequential:
 
 
 def _loss(model: nn.Module, number: int, step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * number + step)
-    return model(torch.randn(16, 8, generator=generator)).square().mean()
+    torch.manual_seed(100 * number + step)
+    return model(torch.randn(16, 8)).square().mean()
 
 
 def _join_the_last_one(how: str) -> None:
@@ -86,12 +88,11 @@ def _join_the_last_one(how: str) -> None:
     if is_new:
         store.wait(["lost"])
         os.environ.update(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
+    use_device()
     net = _net(number)
     optimizer = torch.optim.Adam([{"params": net[0].parameters()}, {"params": net[1:].parameters(), "lr": 3e-3}], 1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
-    bagua.init_process_group(
-        regroup=bagua.Regroup(min_ranks=1, state={"scheduler": scheduler}), timeout=60, backend="gloo"
-    )
+    start(min_ranks=1, state={"scheduler": scheduler})
     dist.barrier()  # alone or not
     fetches: list[Fetch] = []
     original = Fetch.run

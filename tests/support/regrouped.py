@@ -15,13 +15,15 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import run_ranks
+from support import simulated_nccl
+from support.ranks import DEVICE_VARIABLE, device_for, run_ranks
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
-from bagua.collectives import byte_transport
+from bagua.collectives import byte_transport, initialization
 from bagua.engine.state_feed import StateFollower
 from bagua.job.torch_internals import default_store
 from bagua.regroup import coordinator, following, joining
@@ -33,6 +35,8 @@ from bagua.regroup.watched_group import WatchedGroup
 
 LAYERS, WIDTH = 6, 16
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "128"}  # bytes: two layers each
+
+SIMULATED = "BAGUA_TEST_SIMULATED_NCCL"  # 1: the ranks have support.simulated_nccl
 
 # Of a step, in the order in which they come. "sent 2" is after the launch of the second bucket.
 POINTS = ("forward", "gradient 5", "gradient 2", "sent 1", "sent 3", "returned", "stepping", "stepped")
@@ -111,10 +115,33 @@ def job_store() -> dist.Store:
     return dist.PrefixStore("test", client)
 
 
+def device_type() -> str:
+    """On which the ranks of a job train."""
+    return os.environ.get(DEVICE_VARIABLE, "cpu")
+
+
+on_cpus = pytest.mark.skipif(device_type() != "cpu", reason="dies in a message between CPUs")
+
+
+def use_device() -> None:
+    """Tensors of this process are made on the CPU or, with BAGUA_TEST_DEVICE=cuda, on its GPU from now on."""
+    torch.set_default_device(device_for(int(os.environ["RANK"])))
+
+
+def start(timeout_s: float = 60, **options: Any) -> None:
+    """`init_process_group`, after `use_device`."""
+    use_device()
+    if os.environ.get(SIMULATED) == "1":
+        simulated_nccl.install()
+    initialization.NCCL_FOLLOWS = True
+    backend = "gloo" if device_type() == "cpu" else None
+    bagua.init_process_group(regroup=bagua.Regroup(**options), timeout=timeout_s, backend=backend)
+
+
 def join_job(timeout_s: float = 60, **options: Any) -> int:
     """The number of this process. It is one of the first ranks."""
     rank = int(os.environ["RANK"])
-    bagua.init_process_group(regroup=bagua.Regroup(**options), timeout=timeout_s, backend="gloo")
+    start(timeout_s, **options)
     # All of them have joined before one dies.
     store = default_store()
     store.set(f"joined {rank}", b"")
@@ -196,7 +223,7 @@ def keep_ledger(
             store.wait([f"step {join.step}"], datetime.timedelta(seconds=60))
             if mine is not None and mine.point in POINTS_OF_JOIN:
                 _die_while_joining(mine, store, stack)
-            bagua.init_process_group(regroup=bagua.Regroup(min_ranks=min_ranks), timeout=60, backend="gloo")
+            start(min_ranks=min_ranks)
             assert (dist.get_rank(), dist.get_world_size(), bagua.regroup_step()) == (0, 1, 0)
         net = Ledger()
         optimizer = torch.optim.SGD(net.parameters(), lr=1.0)

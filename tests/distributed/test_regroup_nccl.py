@@ -1,0 +1,126 @@
+"""A job goes on without ranks that it loses where collectives are only queued, and raise nothing, as NCCL's: with
+support.simulated_nccl in place of GPUs. tests/gpu/test_regroup.py has the same with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.processes import wait_until
+from support.regrouped import (
+    SIMULATED,
+    SMALL_BUCKETS,
+    check_ledgers,
+    die,
+    drawn_joins,
+    drawn_kills,
+    join_job,
+    keep_ledger,
+    run_job,
+)
+from support.sweeps import rest_is_deep
+from torch import nn
+
+import bagua.torch_api as bagua
+from bagua.job.failure_report import CollectiveError
+from bagua.regroup import coordinator
+
+STEPS = 8
+ENV = {SIMULATED: "1", **SMALL_BUCKETS}
+
+
+@pytest.mark.parametrize("seed", rest_is_deep(range(100), *range(2)))
+def test_each_step_of_each_rank_is_trained_once(seed: int) -> None:
+    how = ("with_bagua", "wrapper")[seed % 2]
+    kills = drawn_kills(seed, 6, 4, STEPS)
+    dead = {one.rank for one in kills}
+    check_ledgers(run_job(6, keep_ledger, kills, STEPS, how, None, 1, env=ENV, expect_death=dead), STEPS, dead)
+
+
+@pytest.mark.parametrize("seed", rest_is_deep(range(100), 0))
+def test_processes_that_join_train_each_step_from_then_on(seed: int) -> None:
+    how = ("with_bagua", "wrapper")[seed % 2]
+    joins, kills = drawn_joins(seed, 3, 2, STEPS)
+    results = run_job(
+        *(3, keep_ledger, kills, STEPS, how, None, 1, joins),
+        joiners=2,
+        env=ENV,
+        expect_death={one.rank for one in kills},
+    )
+    check_ledgers(results, STEPS, {rank for rank, one in enumerate(results) if one is None})
+
+
+def _own_collectives_and_a_lost_network() -> tuple[int, int, list[float]]:
+    rank = join_job(min_ranks=2)
+    if rank == 3:
+        die()
+    values = torch.ones(3)
+    with pytest.raises(bagua.Regrouped) as caught:
+        dist.all_reduce(values)
+    assert caught.value.lost_ranks == (3,)
+    work = dist.all_reduce(values.fill_(1), async_op=True)
+    work.wait()
+    totals = values.tolist()
+    current = coordinator.current()
+    assert current is not None
+    nccl = current._groups.nccl
+    assert nccl is not None
+    dist.barrier()
+    if rank == 1:
+        nccl.backend.abort()  # connections of living ranks are lost; nobody was told
+        nccl._why = "the network"
+    lost: tuple[int, ...] = (-1,)
+    try:
+        while True:
+            dist.all_reduce(torch.ones(1))
+    except bagua.Regrouped as error:
+        lost = error.lost_ranks
+    assert lost == ()
+    dist.all_reduce(values)
+    return current.epoch.number, dist.get_world_size(), totals + values.tolist()
+
+
+def test_collectives_of_the_program_are_waited_for_and_raise() -> None:
+    results = run_job(4, _own_collectives_and_a_lost_network, env=ENV, expect_death={3})
+    assert results[:3] == [(2, 3, [3.0] * 3 + [9.0] * 3)] * 3
+
+
+def _is_stopped_for_long(pids: str) -> str:
+    rank = join_job(timeout_s=3)
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    model = bagua.with_bagua(net, [optimizer])
+    while (step := bagua.regroup_step()) < 3:
+        if rank == 1 and step == 1:
+            Path(pids).write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+            die()
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        try:
+            optimizer.step()
+        except CollectiveError as error:
+            Path(pids).with_suffix(".done").touch()
+            return str(error)
+    return ""
+
+
+def test_a_rank_that_is_stopped_is_waited_for_up_to_the_timeout(tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+
+    def wake() -> None:
+        wait_until(pids.with_suffix(".done").exists, "the end of the other rank's wait", 100)
+        os.kill(int(pids.read_text()), signal.SIGCONT)
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    text, _ = run_job(2, _is_stopped_for_long, str(pids), env=ENV, expect_death={1})
+    thread.join()
+    assert "timed out after 3 s" in text
+    assert text.startswith("Rank 1 (host ")
+    assert "did not respond within 3 s" in text
