@@ -3,19 +3,16 @@ support.simulated_nccl in place of GPUs. tests/gpu/test_regroup.py has the same 
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import wait_until
 from support.regrouped import (
     SIMULATED,
     SMALL_BUCKETS,
     check_ledgers,
+    check_stopped_rank,
     die,
     drawn_joins,
     drawn_kills,
@@ -24,10 +21,8 @@ from support.regrouped import (
     run_job,
 )
 from support.sweeps import rest_is_deep
-from torch import nn
 
 import bagua.torch_api as bagua
-from bagua.job.failure_report import CollectiveError
 from bagua.regroup import coordinator
 
 STEPS = 8
@@ -90,37 +85,5 @@ def test_collectives_of_the_program_are_waited_for_and_raise() -> None:
     assert results[:3] == [(2, 3, [3.0] * 3 + [9.0] * 3)] * 3
 
 
-def _is_stopped_for_long(pids: str) -> str:
-    rank = join_job(timeout_s=3)
-    net = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    model = bagua.with_bagua(net, [optimizer])
-    while (step := bagua.regroup_step()) < 3:
-        if rank == 1 and step == 1:
-            Path(pids).write_text(str(os.getpid()))
-            os.kill(os.getpid(), signal.SIGSTOP)
-            die()
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        try:
-            optimizer.step()
-        except CollectiveError as error:
-            Path(pids).with_suffix(".done").touch()
-            return str(error)
-    return ""
-
-
 def test_a_rank_that_is_stopped_is_waited_for_up_to_the_timeout(tmp_path: Path) -> None:
-    pids = tmp_path / "pid"
-
-    def wake() -> None:
-        wait_until(pids.with_suffix(".done").exists, "the end of the other rank's wait", 100)
-        os.kill(int(pids.read_text()), signal.SIGCONT)
-
-    thread = threading.Thread(target=wake)
-    thread.start()
-    text, _ = run_job(2, _is_stopped_for_long, str(pids), env=ENV, expect_death={1})
-    thread.join()
-    assert "timed out after 3 s" in text
-    assert text.startswith("Rank 1 (host ")
-    assert "did not respond within 3 s" in text
+    check_stopped_rank(tmp_path / "pid", 3, ENV)

@@ -12,19 +12,23 @@ import datetime
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 from support import simulated_nccl
+from support.processes import wait_until
 from support.ranks import DEVICE_VARIABLE, device_for, run_ranks
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
 from bagua.collectives import byte_transport, initialization
 from bagua.engine.state_feed import StateFollower
+from bagua.job.failure_report import CollectiveError
 from bagua.job.torch_internals import default_store
 from bagua.regroup import coordinator, following, joining
 from bagua.regroup.epochs import EpochStore
@@ -369,6 +373,45 @@ def check_ledgers(results: list[dict[str, Any] | None], steps: int, dead: set[in
     assert {rank: one["rank"] for rank, one in left.items()} == {rank: members.index(rank) for rank in left}
     assert some["steps"] >= steps
     assert some["totals"] == [expected(some["phases"], layer, some["steps"]) for layer in range(LAYERS)], some["phases"]
+
+
+def _is_stopped_for_long(pids: str, timeout_s: float) -> str:
+    rank = join_job(timeout_s=timeout_s)
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    model = bagua.with_bagua(net, [optimizer])
+    while (step := bagua.regroup_step()) < 3:
+        if rank == 1 and step == 1:
+            Path(pids).write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+            die()
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        try:
+            optimizer.step()
+        except CollectiveError as error:
+            Path(pids).with_suffix(".done").touch()
+            return str(error)
+    return ""
+
+
+def check_stopped_rank(pids: Path, timeout_s: float, env: Mapping[str, str]) -> None:
+    """Of two ranks with NCCL, one is stopped: the other one raises after its timeout, where it waits for its GPU.
+
+    Args:
+        pids: a file that is not there yet.
+    """
+
+    def wake() -> None:
+        wait_until(pids.with_suffix(".done").exists, "the end of the other rank's wait", 100)
+        os.kill(int(pids.read_text()), signal.SIGCONT)
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    text, _ = run_job(2, _is_stopped_for_long, str(pids), timeout_s, env=env, expect_death={1})
+    thread.join()
+    assert text.startswith("Rank 1 (host ")
+    assert f"timed out after {timeout_s} s" in text
 
 
 def die_before_second_total(flag: str, store: Any) -> None:
