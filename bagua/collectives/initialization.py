@@ -26,8 +26,6 @@ from bagua.job import rendezvous, torch_internals
 from bagua.misuse import explains_calls, nearest
 
 _MAX_TIMEOUT_S = 10 * 365 * 86400.0  # backends count in milliseconds, some of them in 64 bits of nanoseconds
-# Whether `regroup` takes NCCL. False until tests/gpu/test_regroup.py has passed: see docs/design/regroup.md.
-NCCL_FOLLOWS = False
 _WITH_NCCL = ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo")
 _BACKEND_EXAMPLES = "'nccl', 'gloo' or 'cpu:gloo,cuda:nccl'"
 
@@ -176,11 +174,11 @@ def _checked_regroup(regroup: Any, backend: str | None) -> torch.device | None:
             "Call init_process_group(regroup=...) of bagua.torch_api alone, without torch's init_process_group()."
         )
     given = _default_backend() if backend is None else backend
-    has_nccl = NCCL_FOLLOWS and given.lower() in _WITH_NCCL
+    has_nccl = given.lower() in _WITH_NCCL
     if given.lower() not in ("gloo", "cpu:gloo") and not has_nccl:
         raise NotImplementedError(
-            f"regroup: backend {given!r} is not supported under regroup; gloo is.\n"
-            "Pass backend='gloo' and train on CPUs, or leave regroup out."
+            f"regroup: backend {given!r} is not supported under regroup; gloo and nccl are.\n"
+            "Pass backend='nccl', or 'gloo' to train on CPUs, or leave regroup out."
         )
     regroup.check_launcher()
     if has_nccl and torch_internals.is_nccl_waited_for():

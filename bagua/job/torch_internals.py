@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import HashStore as HashStore
 from torch._C._distributed_c10d import PrefixStore as PrefixStore
 from torch._C._distributed_c10d import Store as Store
 from torch._C._distributed_c10d import TCPStore as TCPStore
-from torch.distributed import distributed_c10d
+from torch.distributed import c10d_logger, distributed_c10d
 
 # Flat tensors in, flat tensors out. The newer names come first: the older ones warn since torch 2.13.
 all_gather_flat: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -249,6 +249,11 @@ def connected_gloo(
     return backend
 
 
+def gpu_for_nccl(device: torch.device) -> str:
+    """What NCCL knows this GPU by: no two ranks of a group may have the same."""
+    return f"{torch.cuda.get_device_properties(device).uuid} {os.environ.get('NCCL_HOSTID', '')}"
+
+
 def unconnected_nccl(store: Store, rank: int, world_size: int, timeout: datetime.timedelta) -> Any:
     """
     NCCL's backend among processes that meet under this store's prefix. It can be aborted while it connects: NCCL does
@@ -273,6 +278,9 @@ def leave_nccl_errors_to_others() -> None:
     os.environ.pop("NCCL_ASYNC_ERROR_HANDLING", None)  # the former name
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # an error would have all ranks write files
+    # After an error, its thread sleeps four times as long as these files may take: by default a minute. Whoever frees
+    # the backend waits for it.
+    os.environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "1"
 
 
 def connect_nccl(backend: Any, device: torch.device) -> list[dist.Work]:
@@ -345,6 +353,31 @@ def refuse_new_groups(message: str) -> Callable[[], None]:
     for name in names:
         setattr(distributed_c10d, name, refuse)
     return allow
+
+
+def let_former_groups_fail() -> Callable[[], None]:
+    """torch describes the group of a function that raises, for a log, and raises something else about one that is not
+    registered any more. From now on it describes such a one as none.
+
+    Returns:
+        what ends that.
+    """
+    original = getattr(c10d_logger, "_get_msg_dict", None)
+    if original is None:
+        return lambda: None
+
+    def describe(func_name: str, *arguments: Any, **named: Any) -> dict[str, Any]:
+        try:
+            described: dict[str, Any] = original(func_name, *arguments, **named)
+        except (KeyError, ValueError):
+            return {"func_name": func_name}
+        return described
+
+    def undo() -> None:
+        c10d_logger._get_msg_dict = original
+
+    c10d_logger._get_msg_dict = describe
+    return undo
 
 
 def abort_group(group: dist.ProcessGroup) -> None:

@@ -223,7 +223,9 @@ class Regrouping:
         self._has_begun = False
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._unsaid: Regrouped | None = None  # what the next collective of the program raises
-        self._groups = Groups(server, timeout, device, self._on_failure, self._why_not, self._on_nccl_problem)
+        self._groups = Groups(
+            server, timeout, device, self._on_failure, self._why_not, self._on_nccl_problem, self._why_waiting
+        )
         self._watch = Watch(token, self._on_lost)
         self._mailbox = Mailbox(EpochStore(torch_internals.second_client(server)), token, self._on_mail)
         self._server_of_state = StateServer(self._on_join, self._on_follow)
@@ -234,6 +236,7 @@ class Regrouping:
             register_optimizer_step_post_hook(self._after_step).remove,
             grad_scaler.install(self),
             torch_internals.refuse_new_groups(_NO_SUBGROUPS),
+            torch_internals.let_former_groups_fail(),
             functools.partial(leave_watch_to_others, False),
         ]
 
@@ -449,7 +452,20 @@ class Regrouping:
             if epoch is self.epoch:
                 abort(self._groups.made, problem)
         else:
-            self.tell(epoch, "a collective failed")
+            self.tell(epoch, problem)
+
+    def _why_waiting(self, epoch: Epoch, queued: int) -> str | None:
+        """On a thread that looks after NCCL, whose kernels do not fail because a rank has left."""
+        left: list[Member] = []
+
+        def ask(store: EpochStore) -> None:
+            lost = store.lost()
+            left.extend(
+                one for one in epoch.members if lost.get(one.token) == LEFT and store.queued(epoch, one.token) < queued
+            )
+
+        self._ask(ask)
+        return f"{rank_list([epoch.rank_of(one.token) for one in left])} left the job" if left else None
 
     def _on_mail(self, epoch: Epoch, why: str) -> None:
         self._note(epoch, why)
@@ -1008,7 +1024,8 @@ class Regrouping:
         self._end_feeds()
         self._server_of_state.stop()
         if not gloo_exit.is_failing():
-            self._ask(lambda store: store.add_lost(self._token, LEFT))
+            queued = 0 if self._groups.nccl is None else self._groups.nccl.queued
+            self._ask(lambda store: store.leave(self.epoch, self._token, queued))
         with contextlib.suppress(RuntimeError):  # the store is gone
             self._mailbox.stop(self._others_store)
         self._groups.forget()
@@ -1125,9 +1142,13 @@ def begin(
         return _begin_alone(options, server, member, settings, timeout, device)
     server.set(f"member/{rank}", Epoch(0, (member,)).to_json())
     server.set(f"settings/{rank}", settings)
+    if device is not None:
+        server.set(f"gpu/{rank}", torch_internals.gpu_for_nccl(device))
     wait_for_all(server, rank, world_size, timeout)
     texts = server.multi_get([f"member/{other}" for other in range(world_size)])
     _check_settings(server, settings, f"rank {rank}")
+    if device is not None:
+        _check_gpus(server.multi_get([f"gpu/{other}" for other in range(world_size)]), device)
     epoch = store.first([Epoch.of_json(text).members[0] for text in texts])
     if member.token not in epoch.tokens:  # a process that was started as this rank before
         return _begin_alone(options, server, member, settings, timeout, device)
@@ -1153,6 +1174,21 @@ def _begin_alone(
     )
     _current = Regrouping(options, server, Epoch(ALONE, (member,)), member.token, timeout, device)
     return _current.connect_first()
+
+
+def _check_gpus(gpus: Sequence[bytes], device: torch.device) -> None:
+    """
+    Raises:
+        ValueError: two ranks have the same GPU.
+    """
+    for rank, gpu in enumerate(gpus):
+        others = [other for other in range(rank) if gpus[other] == gpu]
+        if others:
+            raise ValueError(
+                f"regroup: {rank_list([*others, rank])} use the same GPU, and NCCL needs one for each rank. On this"
+                f" rank it is {device}, the current device.\n"
+                "Call torch.cuda.set_device(bagua.get_local_rank()) before init_process_group()."
+            )
 
 
 def _check_settings(server: Store, settings: str, who: str) -> None:

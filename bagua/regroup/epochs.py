@@ -206,6 +206,20 @@ class EpochStore:
     def add_lost(self, token: str, how: str) -> None:
         add_line(self.client, LOST, json.dumps({"token": token, "how": how}))
 
+    def leave(self, epoch: Epoch, token: str, queued: int) -> None:
+        """A process of this epoch leaves in an orderly way.
+
+        Args:
+            queued: how many collectives it has queued with NCCL.
+        """
+        self.client.set(f"queued/{epoch.number}/{token}", str(queued))
+        self.add_lost(token, LEFT)
+
+    def queued(self, epoch: Epoch, token: str) -> int:
+        """By a process that has left, in this epoch."""
+        key = f"queued/{epoch.number}/{token}"
+        return int(self.client.get(key)) if self.client.check([key]) else 0
+
     def lost(self) -> dict[str, str]:
         """How each process is gone, by its token."""
         if self.client.check([LOST]):

@@ -165,7 +165,7 @@ class Groups:
         device: the GPU of this process, on which NCCL communicates; None: without NCCL.
         on_failure: as of WatchedGroup, with the epoch of the group in front.
         why_not: as of WatchedGroup.
-        on_problem: called on a thread, with the epoch, and what is wrong with its NCCL.
+        on_problem, why_waiting: as of NcclWatch.
     """
 
     def __init__(
@@ -176,13 +176,14 @@ class Groups:
         on_failure: Callable[[Epoch, Exception], None],
         why_not: WhyNot,
         on_problem: Callable[[Epoch, str], None],
+        why_waiting: Callable[[Epoch, int], str | None],
     ) -> None:
         self._server, self._timeout, self._on_failure, self._why_not = server, timeout, on_failure, why_not
         self.device = device
         self._made: list[WatchedGroup] = []
         self.default: BaguaProcessGroup | None = None
         self.nccl: NcclGroup | None = None
-        self._watch = None if device is None else NcclWatch(on_problem)
+        self._watch = None if device is None else NcclWatch(on_problem, why_waiting)
 
     def connecting(self, epoch: Epoch, rank: int) -> Connecting:
         """Backends of an epoch, on their way."""

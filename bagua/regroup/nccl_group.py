@@ -7,7 +7,8 @@ So nothing here looks at a clock while it waits for a GPU. Whoever waits looks, 
 communicator was left meanwhile (`raise_if_left`): it is marked as such before it is aborted.
 
 Who leaves it: the thread that is told of a loss, or the watch (`NcclWatch`), a thread of the process. The watch finds
-what nobody is told of: a failed network, and a collective that is not over within the user's timeout.
+what nobody is told of: a failed network, a rank that has left the job in an orderly way before a collective that this
+one is in, and a collective that is not over within the user's timeout.
 
 [Note: queued while it is aborted] An abort frees what kernels use that are queued meanwhile: CUDA reports an illegal
 memory access then, and the process is of no use any more. So one lock is held for both. And whoever queues must not
@@ -40,6 +41,7 @@ MAX_QUEUED = 256
 QUEUE_S = 1.0
 PAUSE_S = 0.0005  # between two looks, for room in the queue
 LOOK_S = 0.1  # of the watch
+ASK_S = 0.5  # a collective that takes longer is a reason to ask whether a rank has left
 STOP_S = 1.0
 TIMED_OUT = "timed out"  # in the text of an error, as in gloo's
 
@@ -143,6 +145,15 @@ class NcclGroup:
             while self._under_way and self._under_way[0].work.is_completed():
                 self._under_way.popleft()
 
+    @property
+    def queued(self) -> int:
+        """How many collectives this process has queued. All ranks queue the same ones."""
+        return self._count
+
+    def is_waiting(self) -> bool:
+        """Whether a collective may be under way for longer than ASK_S. Asks nothing of CUDA."""
+        return self._takes_longer_than(ASK_S)
+
     # --- its end -----------------------------------------------------------------------------------------------------
 
     @property
@@ -195,16 +206,17 @@ class NcclGroup:
         error = torch_internals.nccl_error(self.backend)
         if error is not None:
             return error
-        if self._is_late():
+        limit = self._timeout.total_seconds()
+        if self._takes_longer_than(limit):
             self._forget_done()
-            if self._is_late():
-                return f"a collective {TIMED_OUT} after {self._timeout.total_seconds():g} s"
+            if self._takes_longer_than(limit):
+                return f"a collective {TIMED_OUT} after {limit:g} s"
         return None
 
-    def _is_late(self) -> bool:
+    def _takes_longer_than(self, seconds: float) -> bool:
         with self._queueing:
             begin = self._under_way[0].begin if self._under_way else None
-        return begin is not None and time.monotonic() - begin > self._timeout.total_seconds()
+        return begin is not None and time.monotonic() - begin > seconds
 
 
 class NcclWatch:
@@ -212,10 +224,14 @@ class NcclWatch:
 
     Args:
         on_problem: called with an epoch, and what is wrong with its communicator.
+        why_waiting: asked with an epoch, and how many collectives were queued, while one takes long: whether a rank
+            that has left will never be in them.
     """
 
-    def __init__(self, on_problem: Callable[[Epoch, str], None]) -> None:
-        self._on_problem = on_problem
+    def __init__(
+        self, on_problem: Callable[[Epoch, str], None], why_waiting: Callable[[Epoch, int], str | None]
+    ) -> None:
+        self._on_problem, self._why_waiting = on_problem, why_waiting
         self._watched: tuple[weakref.ref[NcclGroup], Epoch] | None = None
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bagua-regroup-nccl", daemon=True)
@@ -236,9 +252,14 @@ class NcclWatch:
                 continue
             reference, epoch = self._watched
             group, problem = reference(), None
+            if group is None:
+                continue
+            queued, is_waiting = group.queued, group.is_waiting()
             with contextlib.suppress(RuntimeError):  # it is aborted right now
-                problem = None if group is None else group.problem()
+                problem = group.problem()
             del group
+            if problem is None and is_waiting:
+                problem = self._why_waiting(epoch, queued)
             if problem is not None:
                 self._on_problem(epoch, problem)
 

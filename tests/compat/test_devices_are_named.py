@@ -13,6 +13,7 @@ OF_ANYTHING = {"cuda", "record"}
 # Where the current device is meant.
 ALLOWED = {
     "bagua/collectives/carrier_device.py: torch.cuda.current_device()": "the last choice, where nothing names a device",
+    "bagua/collectives/initialization.py: torch.cuda.current_device()": "regroup: before there is a module; compared",
     "bagua/kernels/minmax_uint8_triton_launch.py: torch.cuda.current_device()": "makes the tensor's device current",
     "bagua/job/torch_internals.py: torch.device('cuda')": "a kind of device, to ask for its backend",
 }

@@ -68,9 +68,9 @@ def test_ranks_that_follow_each_other_die_at_once_or_while_others_regroup(point:
 # --- a run that had that membership from that step on ----------------------------------------------------------------
 
 
-def _mlp() -> nn.Sequential:
+def _mlp(device: torch.device | None = None) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)).to(device)
 
 
 def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
@@ -89,7 +89,9 @@ def _train_and_replay(how: str) -> None:
     after: list[Any] = []
 
     def keep(change: coordinator.WorldChange) -> None:
-        twins = [_mlp(), _mlp()]
+        # Where autograd has another thread for a GPU, this is that thread, which has no default device.
+        device = net[0].weight.device
+        twins = [_mlp(device), _mlp(device)]
         for twin in twins:
             twin.load_state_dict(net.state_dict())
         stepper = torch.optim.Adam(twins[0].parameters(), 1e-2)
@@ -237,12 +239,13 @@ def _own_collectives() -> None:
     current = coordinator.current()
     assert current is not None
     assert current._groups.default is not None
-    of_gpu = current._groups.default.get_global_communicator().on(torch.device("cuda", 0))  # as a module there has it
+    gpu = current._groups.device or torch.device("cuda", 0)
+    of_gpu = current._groups.default.get_global_communicator().on(gpu)  # as a module there has it
     if rank == 3:
         die()
     raised = []
     for call in (
-        lambda: dist.all_reduce(torch.ones(1000)),
+        lambda: dist.all_reduce(torch.ones(1000), group=dist.group.WORLD),
         lambda: dist.all_gather_object([None] * dist.get_world_size(), rank),
         bagua.barrier,
     ):

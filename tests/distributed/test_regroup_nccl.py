@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.regrouped import (
-    SIMULATED,
     SMALL_BUCKETS,
     check_ledgers,
     check_stopped_rank,
@@ -20,13 +19,14 @@ from support.regrouped import (
     keep_ledger,
     run_job,
 )
+from support.simulated_nccl import P2P, SIMULATED, SOCKETS
 from support.sweeps import rest_is_deep
 
 import bagua.torch_api as bagua
 from bagua.regroup import coordinator
 
 STEPS = 8
-ENV = {SIMULATED: "1", **SMALL_BUCKETS}
+ENV = {SIMULATED: SOCKETS, **SMALL_BUCKETS}
 
 
 @pytest.mark.parametrize("seed", rest_is_deep(range(100), *range(2)))
@@ -83,6 +83,24 @@ def _own_collectives_and_a_lost_network() -> tuple[int, int, list[float]]:
 def test_collectives_of_the_program_are_waited_for_and_raise() -> None:
     results = run_job(4, _own_collectives_and_a_lost_network, env=ENV, expect_death={3})
     assert results[:3] == [(2, 3, [3.0] * 3 + [9.0] * 3)] * 3
+
+
+def _ends_early() -> tuple[int, int]:
+    rank = join_job(min_ranks=1)
+    net = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    model = bagua.with_bagua(net, [optimizer])
+    while bagua.regroup_step() < (2 if rank == 1 else 4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    ranks = dist.get_world_size()
+    bagua.destroy_process_group()
+    return bagua.is_initialized() + 0, ranks
+
+
+def test_others_go_on_without_a_rank_that_has_ended_which_no_error_tells_them() -> None:
+    assert run_job(3, _ends_early, env={SIMULATED: P2P}) == [(0, 2), (0, 3), (0, 2)]
 
 
 def test_a_rank_that_is_stopped_is_waited_for_up_to_the_timeout(tmp_path: Path) -> None:

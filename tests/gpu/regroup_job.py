@@ -6,6 +6,8 @@ same at the end. Not collected by pytest: a loss takes seconds.
     python tests/gpu/regroup_job.py drive cost-fused|cost-foreach    what the wait before each optimizer step costs
 
 Two ranks with a GPU each for p2p, shm and cost; four that share two GPUs, as if each had a host of its own, otherwise.
+Those on the second GPU are lost, the oldest first, and the first process is always rank 0: what it holds can be
+compared.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import datetime
 import faulthandler
 import functools
+import gc
 import hashlib
 import os
 import signal
@@ -29,9 +32,10 @@ import torch.distributed as dist
 from torch import nn
 
 KILLS = 10
+PAIRS = 40
 STEPS = 6  # between a process that has joined and the next kill
-WIDTH = 1024
-LIMIT_S = 65.0
+WIDTHS = {2: 1024, 4: 256}  # of the model, by ranks: sockets over loopback are slow
+LIMIT_S = 110.0
 TCP = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 NETWORKS: dict[str, tuple[int, dict[str, str]]] = {
     "p2p": (2, {}),
@@ -41,7 +45,9 @@ NETWORKS: dict[str, tuple[int, dict[str, str]]] = {
     "cost-fused": (2, {}),
     "cost-foreach": (2, {}),
 }
-PARTS = {"_note": "told", "_settle": "settling", "_wait_for_next": "agreed", "_connect": "communicator"}
+# Methods of Regrouping and of NcclGroup, and what they are the beginning or the end of.
+BEGINS = {"_note": "told", "_settle": "settling"}
+ENDS = {"leave": "left", "_wait_for_next": "agreed", "_connect": "communicator"}
 
 
 def drive(name: str) -> int:
@@ -73,11 +79,12 @@ class Notes:
 
     def __init__(self) -> None:
         from bagua.regroup.coordinator import Regrouping
+        from bagua.regroup.nccl_group import NcclGroup
 
         self.times: dict[str, float] = {}
-        for method, label in PARTS.items():
-            original = getattr(Regrouping, method)
-            setattr(Regrouping, method, self._noting(original, label, method in ("_note", "_settle")))
+        for method, label in {**BEGINS, **ENDS}.items():
+            owner: Any = Regrouping if hasattr(Regrouping, method) else NcclGroup
+            setattr(owner, method, self._noting(getattr(owner, method), label, method in BEGINS))
 
     def _noting(self, original: Callable[..., Any], label: str, at_begin: bool) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -93,18 +100,18 @@ class Notes:
 
 
 def held() -> str:
+    gc.collect()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    free, total = torch.cuda.mem_get_info()
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     return (
         f"{descriptors} descriptors, {status['Threads'].strip()} threads, {int(status['VmRSS'].split()[0]) >> 10} MiB;"
-        f" {(total - free) >> 20} MiB of its GPU in use"
+        f" {torch.cuda.memory_reserved() >> 20} MiB reserved on its GPU"
     )
 
 
-def model_on(device: torch.device) -> nn.Sequential:
+def model_on(device: torch.device, width: int) -> nn.Sequential:
     torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(6)]
+    blocks = [nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(6)]
     return nn.Sequential(*blocks).to(device)
 
 
@@ -115,7 +122,7 @@ def lose_ranks(name: str, ranks: int) -> None:
 
     number = int(os.environ["RANK"])
     begin = time.monotonic()
-    device = torch.device("cuda", number % torch.cuda.device_count())
+    device = torch.device("cuda", number % 2 if number < ranks else 1)
     torch.cuda.set_device(device)
     torch.ones(1, device=device).sum().item()
     notes = Notes()
@@ -139,7 +146,7 @@ def lose_ranks(name: str, ranks: int) -> None:
         store.wait([f"go {number}"])
         begin = time.monotonic()
     bagua.init_process_group(regroup=bagua.Regroup(min_ranks=1), timeout=60)
-    net = model_on(device)
+    net = model_on(device, WIDTHS[ranks])
     optimizer = torch.optim.AdamW(net.parameters(), 1e-4, fused=True)
     model: Any = bagua.with_bagua(net, [optimizer])
     current = coordinator.current()
@@ -150,9 +157,7 @@ def lose_ranks(name: str, ranks: int) -> None:
         store.wait([f"spare {other}" for other in range(ranks, ranks + KILLS)])
 
     def victim() -> int:
-        """Whose GPU is that of the process which joins next."""
-        same = sorted(one.first_rank for one in current.epoch.members if one.first_rank % 2 == kills() % 2)
-        return same[0 if kills() % 4 < 2 else -1]
+        return min(one.first_rank for one in current.epoch.members if one.first_rank >= ranks or one.first_rank % 2)
 
     def die_in_second_all_reduce() -> None:
         original: Any = WatchedGroup.allreduce
@@ -169,7 +174,7 @@ def lose_ranks(name: str, ranks: int) -> None:
 
         WatchedGroup.allreduce = counted  # type: ignore[method-assign]
 
-    data = torch.randn(512, WIDTH, device=device)
+    data = torch.randn(512, WIDTHS[ranks], device=device)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -214,21 +219,21 @@ def measure_cost(name: str) -> None:
     device = torch.device("cuda", int(os.environ["RANK"]))
     torch.cuda.set_device(device)
     bagua.init_process_group(regroup=bagua.Regroup(min_ranks=1), timeout=60)
-    net = model_on(device)
+    net = model_on(device, WIDTHS[2])
     kind = name.removeprefix("cost-")
     optimizer = torch.optim.AdamW(net.parameters(), 1e-4, fused=kind == "fused", foreach=kind == "foreach")
     model: Any = bagua.with_bagua(net, [optimizer])
     other = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-    data = torch.randn(2048, WIDTH, device=device)
+    data = torch.randn(2048, WIDTHS[2], device=device)
     wait: Any = coordinator.Regrouping._wait_for_pass
 
-    def block(waits: bool, steps: int = 10) -> float:
+    def block(waits: bool, steps: int = 5) -> float:
         coordinator.Regrouping._wait_for_pass = wait if waits else lambda _: None  # type: ignore[method-assign]
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(steps):
             optimizer.zero_grad()
-            for _ in range(35):
+            for _ in range(22):
                 torch.mm(other, other)
             model(data).square().mean().backward()
             optimizer.step()
@@ -236,13 +241,13 @@ def measure_cost(name: str) -> None:
         return (time.perf_counter() - begin) / steps
 
     block(True)
-    pairs = [(block(False), block(True)) for _ in range(12)]
+    pairs = [(block(False), block(True)) for _ in range(PAIRS)]
     without = statistics.median(one for one, _ in pairs)
-    costs = [after - before for before, after in pairs]
+    quarter, median, three_quarters = statistics.quantiles([after - before for before, after in pairs], n=4)
     if dist.get_rank() == 0:
         print(
-            f"{name}: {statistics.median(costs) * 1e6:.0f} us of {without * 1e3:.1f} ms"
-            f" ({statistics.median(costs) / without:.2%}); {min(costs) * 1e6:.0f} to {max(costs) * 1e6:.0f} us",
+            f"{name}: {median * 1e6:.0f} us of {without * 1e3:.1f} ms ({median / without:.2%});"
+            f" half of {PAIRS} pairs of blocks from {quarter * 1e6:.0f} to {three_quarters * 1e6:.0f} us",
             flush=True,
         )
     bagua.destroy_process_group()
@@ -253,9 +258,6 @@ def main() -> None:
     if what == "drive":
         raise SystemExit(drive(name))
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-    from bagua.collectives import initialization
-
-    initialization.NCCL_FOLLOWS = True
     if name.startswith("cost"):
         measure_cost(name)
     else:

@@ -109,6 +109,25 @@ def test_a_rank_that_waits_for_its_gpu_drops_the_step(how: str) -> None:
     assert first == (1, [False, False, True, False, False])
 
 
+def _ends_early() -> int:
+    rank = join_job(min_ranks=1)
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    model = bagua.with_bagua(net, [optimizer])
+    while bagua.regroup_step() < (2 if rank == 1 else 4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    ranks = dist.get_world_size()
+    bagua.destroy_process_group()
+    return ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 4])  # with P2P, which tells nothing of it, and sockets
+def test_others_go_on_without_a_rank_that_has_ended(ranks: int) -> None:
+    assert run_job(ranks, _ends_early) == [ranks - 1, ranks, *[ranks - 1] * (ranks - 2)]
+
+
 # --- innocents -------------------------------------------------------------------------------------------------------
 
 
@@ -119,14 +138,26 @@ def test_a_rank_that_is_stopped_is_waited_for_up_to_the_timeout(tmp_path: Path) 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
+def _on_the_first_gpu() -> None:
+    torch.cuda.set_device(0)
+    with pytest.raises(ValueError, match="ranks 0 and 1 use the same GPU"):
+        bagua.init_process_group(regroup=bagua.Regroup())
+
+
+def test_ranks_that_did_not_choose_a_gpu_are_told_so() -> None:
+    run_job(2, _on_the_first_gpu)
+
+
 def _refusals() -> None:
     rank = join_job()
     values = torch.ones(4)
     with pytest.raises(NotImplementedError, match="of a tensor on a GPU is not supported"):
         (dist.send if rank == 0 else dist.recv)(values, 1 - rank)
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(NotImplementedError, match="captured in a CUDA graph"), torch.cuda.graph(graph):
-        dist.all_reduce(values)
+    with torch.cuda.graph(graph):
+        doubled = 2 * values
+        with pytest.raises(NotImplementedError, match="captured in a CUDA graph"):
+            dist.all_reduce(doubled)
     if torch.cuda.device_count() > 1:
         net = nn.Linear(4, 4, device=torch.device("cuda", 1 - rank))
         with pytest.raises(NotImplementedError, match=r"a module on cuda:. is not supported under regroup"):

@@ -26,7 +26,7 @@ from support.ranks import DEVICE_VARIABLE, device_for, run_ranks
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
-from bagua.collectives import byte_transport, initialization
+from bagua.collectives import byte_transport
 from bagua.engine.state_feed import StateFollower
 from bagua.job.failure_report import CollectiveError
 from bagua.job.torch_internals import default_store
@@ -40,7 +40,6 @@ from bagua.regroup.watched_group import WatchedGroup
 LAYERS, WIDTH = 6, 16
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "128"}  # bytes: two layers each
 
-SIMULATED = "BAGUA_TEST_SIMULATED_NCCL"  # 1: the ranks have support.simulated_nccl
 
 # Of a step, in the order in which they come. "sent 2" is after the launch of the second bucket.
 POINTS = ("forward", "gradient 5", "gradient 2", "sent 1", "sent 3", "returned", "stepping", "stepped")
@@ -135,9 +134,8 @@ def use_device() -> None:
 def start(timeout_s: float = 60, **options: Any) -> None:
     """`init_process_group`, after `use_device`."""
     use_device()
-    if os.environ.get(SIMULATED) == "1":
+    if simulated_nccl.SIMULATED in os.environ:
         simulated_nccl.install()
-    initialization.NCCL_FOLLOWS = True
     backend = "gloo" if device_type() == "cpu" else None
     bagua.init_process_group(regroup=bagua.Regroup(**options), timeout=timeout_s, backend=backend)
 
@@ -411,7 +409,7 @@ def check_stopped_rank(pids: Path, timeout_s: float, env: Mapping[str, str]) -> 
     text, _ = run_job(2, _is_stopped_for_long, str(pids), timeout_s, env=env, expect_death={1})
     thread.join()
     assert text.startswith("Rank 1 (host ")
-    assert f"timed out after {timeout_s} s" in text
+    assert "timed out" in text  # as torch's watchdog says it, or Bagua's
 
 
 def die_before_second_total(flag: str, store: Any) -> None:

@@ -1,12 +1,14 @@
 """NCCL under regroup as it looks from the host, without GPUs; for use inside a rank (support.ranks).
 
 Collectives are queued, and done in their order by a thread, with gloo. The host goes on at once, as with a GPU. A
-collective never raises: it waits for a rank that is gone until the communicator is aborted, and leaves garbage then.
+collective never raises: it waits for a rank that is gone until the communicator is aborted, and leaves garbage then. As
+with sockets, the backend of a neighbor says that it has an error, or, as with P2P and shared memory, it says nothing.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -22,6 +24,8 @@ from bagua.regroup import groups, watched_group
 from bagua.regroup.nccl_group import NcclGroup
 
 GARBAGE = 77
+SIMULATED = "BAGUA_TEST_SIMULATED_NCCL"  # SOCKETS or P2P
+SOCKETS, P2P = "sockets", "p2p"
 
 
 def install() -> None:
@@ -36,6 +40,7 @@ def install() -> None:
     )
     changed.internals.register_group = registered
     changed.internals.unconnected_nccl = _Backend
+    changed.internals.gpu_for_nccl = lambda _: os.environ["RANK"]
     changed.internals.connect_nccl = lambda backend, _: backend.connect()
     changed.internals.leave_nccl_errors_to_others = lambda: None
     changed.groups.NcclGroup = _Group
@@ -100,7 +105,8 @@ class _Backend:
             try:
                 call().wait()
             except RuntimeError:
-                self._error = "REMOTE_ERROR"
+                if os.environ[SIMULATED] == SOCKETS:
+                    self._error = "REMOTE_ERROR"
                 self._is_aborted.wait()
             if self._is_aborted.is_set():
                 _spoil(arguments[:1])

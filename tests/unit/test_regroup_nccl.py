@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bagua.job.failure_report import is_communication_error
-from bagua.regroup import nccl_group, watched_group
-from bagua.regroup.nccl_group import TIMED_OUT, NcclGroup, is_waited_for, results_deferred
+from bagua.regroup import coordinator, nccl_group, watched_group
+from bagua.regroup.nccl_group import TIMED_OUT, NcclGroup, NcclWatch, is_waited_for, results_deferred
 
 
 class _Work:
@@ -119,6 +119,30 @@ def test_the_watch_finds_a_failed_network_and_a_collective_that_takes_longer_tha
     assert late.problem() is None  # it was done, and no other has been queued
 
 
+def test_the_watch_asks_who_has_left_only_while_a_collective_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, _ = _group()
+    work: Any = _Work()
+    group.queue(lambda: work)
+    asked, problems = list[tuple[Any, int]](), list[tuple[Any, str]]()
+    found = threading.Event()
+
+    def why_waiting(epoch: Any, queued: int) -> str:
+        asked.append((epoch, queued))
+        return "rank 1 left the job"
+
+    def on_problem(epoch: Any, problem: str) -> None:
+        problems.append((epoch, problem))
+        found.set()
+
+    assert not group.is_waiting()
+    monkeypatch.setattr(nccl_group, "ASK_S", 0.0)
+    watch: Any = NcclWatch(on_problem, why_waiting)
+    watch.follow(group, "epoch 3")
+    found.wait()
+    watch.stop()
+    assert (asked[0], problems[0]) == (("epoch 3", 1), ("epoch 3", "rank 1 left the job"))
+
+
 def test_results_are_waited_for_on_the_host_but_in_a_backward_pass() -> None:
     seen = []
 
@@ -155,6 +179,14 @@ def test_a_collective_goes_where_its_tensors_are() -> None:
     options = dist.BarrierOptions()
     options.device = torch.device("cuda", 0)  # type: ignore[assignment]
     assert watched_group._is_on_gpu((options,)) is True
+
+
+def test_ranks_that_use_the_same_gpu_are_named() -> None:
+    device = torch.device("cuda", 0)
+    coordinator._check_gpus([b"GPU-1 ", b"GPU-2 ", b"GPU-1 other-host"], device)
+    with pytest.raises(ValueError, match=r"ranks 0 and 2 use the same GPU.*it is cuda:0, the current device") as caught:
+        coordinator._check_gpus([b"GPU-1 ", b"GPU-2 ", b"GPU-1 "], device)
+    assert "set_device(bagua.get_local_rank())" in str(caught.value)
 
 
 def test_messages_between_gpus_are_refused() -> None:
