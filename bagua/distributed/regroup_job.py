@@ -296,4 +296,6 @@ def _seconds(text: str) -> dict[str, float]:
 
 
 def _not_negative(text: str) -> int:
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"{text} is too small: it must be at least 0")
     return 0 if text == "0" else positive(text)

@@ -306,11 +306,16 @@ class BatchWeights:
             said = "; ".join(
                 f"rank {rank} gave {'no weight' if total == _NONE_GIVEN else f'{total:g}'}" for rank, total in wrong
             )
+            # What this rank has is not the mean of all, and an optimizer could step with it.
+            self._set_aside.clear()
+            for _, parameter in self._parameters():
+                parameter.grad = None
             raise RuntimeError(
                 f"The weights of batches are not complete: {said}.\n"
                 f"Module: {self._name}. A weight is a number from 0 to 2**53, such as the number of samples.\n"
-                "On every rank call set_batch_weight(n) before each backward pass, or wrap with count_batch=True. Then"
-                " continue with the next forward pass."
+                "On every rank call set_batch_weight(n) before each backward pass, or wrap with count_batch=True. Call"
+                " backward() once for each forward pass. There are no gradients now: continue with the next forward"
+                " pass."
             )
         if not any(totals) and not self._was_told:
             self._was_told = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 LEAST_STEPS = 4  # that a speed is of
 
@@ -21,12 +22,16 @@ def shares_of(given: str | Sequence[float], ranks: int | None = None) -> list[fl
         ranks: how many there are; None: not known yet.
 
     Raises:
+        TypeError: it is neither a word nor numbers.
         ValueError: it is another word, or not a positive number for each rank.
     """
     if isinstance(given, str):
         if given != "auto":
             raise ValueError(f'shares={given!r} is unknown. Pass "auto", or a number for each rank.')
         return [1.0] * (ranks or 1)
+    numbers: Any = given
+    if not isinstance(numbers, Sequence) or any(isinstance(one, str) for one in numbers):
+        raise TypeError(f'shares is {given!r}. Pass "auto", or a number for each rank, such as [2, 1].')
     shares = [float(one) for one in given]
     if len(shares) != (ranks or len(shares)) or not all(0 < one < math.inf for one in shares):
         count = "" if ranks is None else f"{ranks} "

@@ -313,7 +313,8 @@ class Regrouping:
             raise NotImplementedError(
                 "regroup: a second backward pass communicates before optimizer.step().\n"
                 "If a rank is lost, ranks could drop different passes of a step. Accumulate gradients in no_sync(), so"
-                " that the last pass of a step alone communicates."
+                " that the last pass of a step alone communicates. To leave a step out, call optimizer.zero_grad() and"
+                " optimizer.step() all the same: that changes nothing, and counts as a step."
             )
         self._passes_in_step = 1
         self.is_dropped, self._unsaid = False, None
@@ -741,7 +742,8 @@ class Regrouping:
                 assert put_into_place is not None
                 put_into_place()
                 if self._has_followed:
-                    _logger.info(f"{fetch.differing} tensors differed from those of the other ranks, and were taken.")
+                    count = f"{fetch.differing} tensors were taken from them" if fetch.differing else "none was taken"
+                    _logger.info(f"Tensors were compared with those of the other ranks: {count}.")
                 self._fetched = epoch.step
             elif self._is_told:
                 return False

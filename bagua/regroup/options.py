@@ -22,7 +22,7 @@ ON_LOSS = ("drop",)
 class Regroup:
     """
     Lets a job go on without ranks that it loses, and with others that join: `init_process_group(regroup=Regroup())`.
-    On CPUs, with gloo, for one model that one optimizer steps.
+    On CPUs with gloo or on GPUs with NCCL, for one model that one optimizer steps.
 
     `python -m bagua.distributed.run --regroup` starts the ranks of a node. Where others start them, the store at
     MASTER_ADDR and MASTER_PORT must live on if a rank dies: the same command with `--store-only` serves it. When a rank
@@ -56,6 +56,8 @@ class Regroup:
             raise ValueError(f'on_loss={on_loss!r} is unknown. Pass "drop".')
         self.min_ranks = min_ranks
         self.on_loss = on_loss
+        if state is not None and not isinstance(state, Mapping):
+            raise TypeError(f'state is {shown(state)}. Pass objects by name: state={{"scheduler": scheduler}}.')
         self.state = dict(state or {})
         for name, one in self.state.items():
             if not all(callable(getattr(one, method, None)) for method in ("state_dict", "load_state_dict")):

@@ -50,7 +50,8 @@ def test_parts_follow_the_speeds_and_every_sample_comes_once(rank: int) -> None:
     resumed = BalancedSampler(data, batch_size=40, every=8, seed=1)
     _compute_at((1.0, 1.0, 5.0), resumed, rank)
     resumed.load_state_dict({**states[0], "position": 20, "shares": states[-1]["shares"], "since_change": 0})
-    assert [len(batch) for batch in resumed][:5] == sizes[20:25]
+    loader = DataLoader(data, batch_sampler=resumed, num_workers=1)
+    assert [len(batch) for (batch,) in loader] == sizes[20:]
     with pytest.raises(ValueError, match="batch_size is 41, was 40"):
         BalancedSampler(data, batch_size=41, every=8, seed=1).load_state_dict(states[0])
     # Another epoch has another order; equal ranks stay equal.
@@ -59,6 +60,13 @@ def test_parts_follow_the_speeds_and_every_sample_comes_once(rank: int) -> None:
     _compute_at((1.0, 1.02, 0.99), alike, rank)
     assert {len(batch) for batch in alike} == {len(next(iter(alike)))}
     assert next(iter(sampler)) != next(iter(resumed))
+    # Ranks that divide different batches are told when they agree for the first time.
+    for different, text in (
+        ({"seed": rank % 2}, "seed is 0 on rank 0, and 1 on rank 1"),
+        ({"shares": [1, 1, 1 + rank]}, "shares is"),
+    ):
+        with pytest.raises(ValueError, match=f"ranks divide different batches.*{text}"):
+            list(BalancedSampler(data, 40, every=8, **different))  # type: ignore[arg-type]
     # By hand.
     assert BalancedSampler(data, 40, shares=[2, 1, 1]).parts == [20, 10, 10]
     for wrong, text in (
@@ -69,6 +77,9 @@ def test_parts_follow_the_speeds_and_every_sample_comes_once(rank: int) -> None:
         ({"batch_size": 9, "shares": [1, 2, 0]}, "must be 3 positive numbers"),
     ):
         with pytest.raises(ValueError, match=text):
+            BalancedSampler(data, **wrong)  # type: ignore[arg-type]
+    for wrong in ({"batch_size": 8.5}, {"batch_size": 9, "shares": None}, {"batch_size": 9, "shares": ["2", "1", "1"]}):
+        with pytest.raises(TypeError, match="Pass "):
             BalancedSampler(data, **wrong)  # type: ignore[arg-type]
 
 
@@ -96,4 +107,7 @@ def test_training_with_parts_is_that_of_the_whole_batch_and_without_weights_a_wa
                     torch.testing.assert_close(net.weight.grad, alone.weight.grad, rtol=1e-12, atol=0)
         assert sampler.parts == [12, 4]
         assert [("Wrap it with count_batch=True" in str(one.message)) for one in told] == ([] if weighted else [True])
+        if not weighted:  # parts by hand are known from the start
+            with pytest.warns(UserWarning, match="Wrap it with count_batch=True"):
+                next(iter(BalancedSampler(data, batch_size=16, shares=[3, 1])))
         model.bagua_ddp.detach()

@@ -383,6 +383,31 @@ def test_steps_that_are_skipped_scalers_and_discarded_passes(rank: int) -> None:
 
 
 @on_ranks(2)
+def test_an_optimizer_that_steps_after_a_refused_pass_changes_nothing(rank: int) -> None:
+    for wraps in (True, False):
+        net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+        optimizer = torch.optim.SGD(net.parameters(), 0.5)
+        if wraps:
+            model: Any = DistributedDataParallel(net, optimizers=[optimizer], batch_weights=True)
+        else:
+            model = bagua.with_bagua(net, [optimizer], batch_weights=True)
+        before = [one.detach().clone() for one in net.parameters()]
+        for accumulates in (False, True):
+            if accumulates:
+                with model.no_sync() if wraps else model.bagua_ddp.no_sync():
+                    _pass(model, 2, 3.0)
+            said = message_of(RuntimeError, lambda model=model: _pass(model, None if rank else 1, 1.0))
+            assert "rank 1 gave no weight" in said
+            assert [one.grad for one in net.parameters()] == [None] * 4
+            optimizer.step()
+        assert all(map(torch.equal, net.parameters(), before))
+        _pass(model, 1, float(rank))
+        assert net[1].bias.grad is not None
+        assert (net[1].bias.grad == 1.0).all()
+        net.bagua_ddp.detach()  # type: ignore[operator]
+
+
+@on_ranks(2)
 def test_gradients_are_dropped_wherever_the_program_does_it(rank: int) -> None:
     """No optimizer steps in between, as when a scaler has skipped one."""
     net = Net(torch.float64)

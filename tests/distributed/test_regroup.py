@@ -598,6 +598,12 @@ def _refusals() -> None:
         optimizer.step(lambda: 0.0)
     with pytest.raises(NotImplementedError, match="second backward pass communicates before"):
         model(torch.ones(1, 4)).sum().backward()
+    # As the error says, of a step that is left out.
+    before = net.weight.detach().clone()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert torch.equal(net.weight, before)
+    model(torch.ones(1, 4)).sum().backward()
     with pytest.raises(ValueError, match="GradScaler is not in Regroup"):
         torch.amp.GradScaler(device_type()).step(optimizer)
     with pytest.raises(NotImplementedError, match=r"compress_communication\(\) of FSDP2"):

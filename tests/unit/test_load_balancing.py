@@ -215,6 +215,22 @@ def test_a_data_loader_without_workers_is_where_its_sampler_is() -> None:
     assert [batch.tolist() for batch in loader] == whole[2:]
 
 
+def test_a_data_loader_with_workers_continues_where_it_is_told() -> None:
+    # It makes two iterators of the sampler, and uses the second.
+    data: Any = list(range(20))
+    batches = BatchSampler(IndexSampler(data, float, 2, 1), lambda indices: [indices[:4], indices[4:]])
+    indices = IndexSampler(data, float, 2, 1)
+    for sampler, options in (
+        (batches, {"batch_sampler": batches}),
+        (indices, {"sampler": indices, "batch_size": None}),
+    ):
+        whole = [torch.as_tensor(one).tolist() for one in DataLoader(data, **options)]
+        sampler.load_state_dict({**sampler.state_dict(), "position": 1})
+        loader = DataLoader(data, num_workers=1, **options)
+        assert [torch.as_tensor(one).tolist() for one in loader] == whole[1:]
+        assert [torch.as_tensor(one).tolist() for one in loader] == whole
+
+
 def test_a_state_of_another_order_is_refused() -> None:
     sampler = IndexSampler(range(20), float, 2, 1)
     other = IndexSampler(range(20), float, 4, 1, seed=3)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
+from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import to_bagua_process_group
 from bagua.collectives.purpose_groups import group_for
 from bagua.engine.data_parallel import own_computing
@@ -26,9 +27,11 @@ from bagua.engine.speed_shares import LEAST_STEPS, are_known, is_worth, parts_of
 from bagua.engine.step_statistics import COMPARABLE
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named
+from bagua.misuse import shown
 from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
 
 if TYPE_CHECKING:
+    from bagua.collectives.communicator import BaguaCommunicator
     from bagua.engine.data_parallel import DataParallelEngine
 
 
@@ -41,10 +44,11 @@ class BalancedSampler(ResumableSampler[list[int]]):
 
     Args:
         dataset: what has a length, the same on all ranks.
-        batch_size: samples of a global batch, of all ranks together; at least one for each rank.
+        batch_size: samples of a global batch, of all ranks together, not of one rank; at least one for each rank.
         shares: "auto": by the speeds of the ranks, from equal parts on. Or a positive number for each rank: [2, 1]
             gives the first rank two thirds.
         every: the parts change after so many batches at the earliest. They are agreed on then, by one small exchange.
+            The first one compares the arguments of the ranks as well.
         seed: of the order, which also depends on the epoch. The same on all ranks.
         shuffle: otherwise in the order of the dataset.
         drop_last: leave out the last batch of an epoch if it is smaller. It is left out anyway if it has fewer samples
@@ -52,8 +56,9 @@ class BalancedSampler(ResumableSampler[list[int]]):
 
     Raises:
         RuntimeError: torch.distributed is not initialized.
+        TypeError: `batch_size`, `every` or `seed` is not an integer, or `shares` are neither a word nor numbers.
         ValueError: `batch_size` is below the number of ranks, `every` below 8, or `shares` are not as many positive
-            numbers.
+            numbers. While it is iterated: the ranks have other arguments.
     """
 
     def __init__(
@@ -74,6 +79,9 @@ class BalancedSampler(ResumableSampler[list[int]]):
             )
         self._group = to_bagua_process_group(None)
         ranks = self._group.size
+        for name, value in (("batch_size", batch_size), ("every", every), ("seed", seed)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} is {shown(value)}. Pass an integer.")
         if batch_size < ranks:
             raise ValueError(f"batch_size={batch_size} must be at least {ranks}, one sample for each rank.")
         if every < 2 * LEAST_STEPS:
@@ -86,6 +94,7 @@ class BalancedSampler(ResumableSampler[list[int]]):
         self._shares = given
         self._since_change = 0  # batches
         self._has_warned = False
+        self._is_compared = False  # with those of the other ranks
 
     @property
     def parts(self) -> list[int]:
@@ -105,12 +114,13 @@ class BalancedSampler(ResumableSampler[list[int]]):
         raise AssertionError("the parts of later batches are not known")
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch = self.epoch
-        start = self._place[1] if self._is_resuming and self._place[0] == epoch else 0
-        self._place, self._is_resuming = (epoch, start), False
-        return self._batches(epoch, start)
+        if not self._is_resuming:
+            self._place = (self.epoch, 0)
+        return self._batches(self.epoch)
 
-    def _batches(self, epoch: int, start: int) -> Iterator[list[int]]:
+    def _batches(self, epoch: int) -> Iterator[list[int]]:
+        start = self._begin(epoch)
+        self._warn_without_weights()
         order: Sequence[int] = range(len(self.dataset))
         if self.shuffle:
             generator = torch.Generator("cpu").manual_seed(self.seed + epoch)
@@ -131,10 +141,13 @@ class BalancedSampler(ResumableSampler[list[int]]):
     def _change(self) -> None:
         """Collective, on the thread that iterates."""
         self._since_change = 0
-        self._warn_without_weights()
-        if not self.is_automatic or self._group.size == 1:
+        if self._group.size == 1 or (self._is_compared and not self.is_automatic):
             return
         communicator = group_for("parts of batches", self._group).get_global_communicator()
+        if not self._is_compared:
+            self._compare(communicator)
+        if not self.is_automatic:
+            return
         device = communicator.device
         # The second half: batches that a DataLoader had fetched were of the parts before.
         steps = self.every // 2 if device.type == "cpu" else max(self.every // 2, COMPARABLE)
@@ -146,6 +159,26 @@ class BalancedSampler(ResumableSampler[list[int]]):
         parts = self.parts
         if are_known(times) and is_worth(parts, times):
             self._shares = [part / seconds for part, seconds in zip(parts, times, strict=True)]
+            self._warn_without_weights()
+
+    def _compare(self, communicator: BaguaCommunicator) -> None:
+        """Collective.
+
+        Raises:
+            ValueError: ranks have made it with other arguments; on all ranks.
+        """
+        own = {**self._settings(), "epoch": self._place[0], "shares": self._shares}
+        everybody = all_gather_object(own, communicator)
+        self._is_compared = True
+        for rank, theirs in enumerate(everybody):
+            for name, value in everybody[0].items():
+                if theirs[name] != value:
+                    raise ValueError(
+                        f"BalancedSampler: ranks divide different batches, so that samples are left out or come twice:"
+                        f" {name} is {value} on rank {communicator.ranks[0]}, and {theirs[name]} on rank"
+                        f" {communicator.ranks[rank]}.\n"
+                        "Make it with the same arguments on all ranks, for a dataset of the same length."
+                    )
 
     def _warn_without_weights(self) -> None:
         if self._has_warned or len(set(self.parts)) == 1:

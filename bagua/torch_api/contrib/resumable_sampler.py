@@ -40,12 +40,19 @@ class ResumableSampler(Sampler[T]):
 
     def __iter__(self) -> Iterator[T]:
         """An epoch. After `load_state_dict` of a state of this epoch: the rest of it, once."""
-        epoch = self.epoch
+        if not self._is_resuming:
+            self._place = (self.epoch, 0)
+        return self._counted(self.epoch, self._epoch_items())
+
+    def _begin(self, epoch: int) -> int:
+        """By an iterator that is asked for its first item: how many of the epoch it leaves out. One that is never asked
+        has not continued the epoch: a DataLoader with workers makes two, and uses the second."""
         start = self._place[1] if self._is_resuming and self._place[0] == epoch else 0
         self._place, self._is_resuming = (epoch, start), False
-        return self._counted(epoch, start, self._epoch_items())
+        return start
 
-    def _counted(self, epoch: int, start: int, items: Sequence[T]) -> Iterator[T]:
+    def _counted(self, epoch: int, items: Sequence[T]) -> Iterator[T]:
+        start = self._begin(epoch)
         for number, item in enumerate(itertools.islice(items, start, None), start + 1):
             self._place = (epoch, number)
             yield item
