@@ -12,10 +12,8 @@ from bagua.cli import (
     net_blame,
     net_compare,
     net_completion,
-    net_disable,
     net_doctor,
     net_enable,
-    net_env,
     net_exporter,
     net_run,
     net_secret,
@@ -66,7 +64,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Subcommands]:
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     parser._positionals._group_actions.remove(subcommands)  # shown in groups instead
     groups: dict[str, Sequence[Callable[[Subcommands], object]]] = {
-        "switch it on and off": (net_run.add_parser, net_env.add_parser, net_enable.add_parser, net_disable.add_parser),
+        "switch it on and off": (net_run.add_run, net_run.add_env, net_enable.add_enable, net_enable.add_disable),
         "check": (net_doctor.add_parser,),
         "measure": (net_test.add_parser, net_compare.add_parser, _add_bench),
         "watch": (

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 
 from bagua.command_exit import EXIT_USAGE, CommandError
 from bagua.distributed import torchrun
-from bagua.distributed.caller import end_with_caller
 from bagua.distributed.options import (
     add_further_options,
     add_master_options,
@@ -57,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     if options.end_with_stdin:
-        end_with_caller()
+        _end_with_caller()
     try:
         check(options)
         say_without_gpu(PROGRAM, options)
@@ -116,6 +117,21 @@ def torchrun_arguments(options: argparse.Namespace) -> list[str]:
     words += ["--module"] * options.module + ["--no-python"] * options.no_python
     local_rank = [torchrun.LOCAL_RANK_FLAG] * options.set_additional_flag
     return [*words, options.script, *local_rank, *options.script_args]
+
+
+def _end_with_caller() -> None:
+    """Sends this process SIGTERM once its stdin is closed: over ssh without a terminal, that is all that tells of the
+    end of its caller. Its children get an empty stdin."""
+    watched = os.dup(0)
+    with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor is needed
+        os.dup2(nothing.fileno(), 0)
+    threading.Thread(target=_watch_caller, args=(watched,), name="bagua-caller", daemon=True).start()
+
+
+def _watch_caller(descriptor: int) -> None:
+    while os.read(descriptor, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

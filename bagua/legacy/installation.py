@@ -12,9 +12,7 @@ from bagua.collectives.communicator import BaguaCommunicator
 from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.bucket import Bucket
 from bagua.legacy import communication, service_settings
-from bagua.legacy.communicator_methods import CollectiveMethods
-from bagua.legacy.engine_members import BucketMembers, FacadeMembers
-from bagua.legacy.process_group_methods import ProcessGroupMethods
+from bagua.legacy.members import BucketMembers, CollectiveMethods, FacadeMembers, ProcessGroupMethods
 from bagua.legacy.tensor_methods import BaguaTensor
 
 _MEMBERS: dict[type, type] = {

@@ -13,7 +13,7 @@ from support.rank_tests import on_ranks
 from torch import Tensor
 
 import bagua.torch_api as bagua
-from bagua.legacy.communicator_methods import CollectiveMethods
+from bagua.legacy.members import CollectiveMethods
 from bagua.torch_api import communication
 from bagua.torch_api.communication import CommMember, ReduceOp
 

@@ -14,7 +14,7 @@ import pytest
 from support.fresh_process import TIMEOUT_S, RunCommand, RunNet
 
 import bagua.net
-from bagua.cli import net_env
+from bagua.cli import net_run
 from bagua.cli.net import main
 from bagua.net import nccl_config_file
 
@@ -204,7 +204,7 @@ def test_env_by_name(net: RunNet, library: Path) -> None:
     [("sh", "export X='a b$c'\"'\"'d\\e'\n"), ("fish", "set -gx X 'a b$c\\'d\\\\e'\n")],
 )
 def test_quoting(shell: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(net_env, "launch_changes", lambda **_: ({}, {"X": "a b$c'd\\e"}))
+    monkeypatch.setattr(net_run, "launch_changes", lambda **_: ({}, {"X": "a b$c'd\\e"}))
     assert main(["env", "--shell", shell]) == 0
     assert capsys.readouterr().out == line
 

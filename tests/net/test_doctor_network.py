@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bagua.net import native
-from bagua.net.doctor import interface_state, network_check
+from bagua.net.doctor import network_check
 from bagua.net.doctor.finding import Finding, Section, Status
 
 _ETH0 = native.Interface("eth0", "192.0.2.1", 25000, 0, "/sys/devices/x", False, True, "first")
@@ -62,7 +62,7 @@ def test_nics_that_are_left_out(
     monkeypatch: pytest.MonkeyPatch, rows: list[native.Interface], status: Status | None, text: str
 ) -> None:
     monkeypatch.setattr(native, "interfaces", lambda _: rows)
-    monkeypatch.setattr(interface_state, "has_lost_carrier", lambda _: False)
+    monkeypatch.setattr(network_check, "has_lost_carrier", lambda _: False)
     section = network_check.check_interfaces({})
     assert len(section.findings) == (1 if status is None else 2)
     if status is not None:
@@ -90,7 +90,7 @@ def test_devices_that_nccl_is_told_to_join(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_nic_without_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "interfaces", lambda _: [_ETH0, _ETH1, replace(_ETH1, name="docker0", pci_path="")])
-    monkeypatch.setattr(interface_state, "has_lost_carrier", lambda name: name != "eth0")
+    monkeypatch.setattr(network_check, "has_lost_carrier", lambda name: name != "eth0")
     _, finding = network_check.check_interfaces({}).findings
     assert finding.status is Status.WARN
     assert finding.text == "eth1 (192.0.2.2) is switched on but has no link: it is not RUNNING"
@@ -98,12 +98,12 @@ def test_a_nic_without_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_flags_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up without RUNNING; up and RUNNING; switched off."""
-    assert not interface_state.has_lost_carrier("lo")
-    assert not interface_state.has_lost_carrier("no-such-nic")
+    assert not network_check.has_lost_carrier("lo")
+    assert not network_check.has_lost_carrier("no-such-nic")
     for flags, lost in ((0x1003, True), (0x1043, False), (0x1002, False)):
         answer = struct.pack("16sH", b"eth1", flags) + bytes(238)
-        monkeypatch.setattr(interface_state.fcntl, "ioctl", lambda *_, answer=answer: answer)
-        assert interface_state.has_lost_carrier("eth1") is lost
+        monkeypatch.setattr(network_check.fcntl, "ioctl", lambda *_, answer=answer: answer)
+        assert network_check.has_lost_carrier("eth1") is lost
 
 
 def test_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_joined_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = "BAGUA_NET_JOIN_NICS names eth7, and NCCL uses eth0, eth1, eth2 on this host: joined without"
     monkeypatch.setattr(native, "interfaces", lambda _: rows)
     monkeypatch.setattr(native, "nic_groups", lambda _: native.NicGroups([["eth0", "eth1"], ["eth2"]], [lost]))
-    monkeypatch.setattr(interface_state, "has_lost_carrier", lambda _: False)
+    monkeypatch.setattr(network_check, "has_lost_carrier", lambda _: False)
     section = network_check.check_interfaces({})
     _, joined, left_out = section.findings
     assert joined.status is Status.OK
@@ -171,7 +171,7 @@ def test_joined_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_to_join(value: str, said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "interfaces", lambda _: [_ETH0])
     monkeypatch.setattr(native, "nic_groups", lambda _: native.NicGroups([["eth0"]], []))
-    monkeypatch.setattr(interface_state, "has_lost_carrier", lambda _: False)
+    monkeypatch.setattr(network_check, "has_lost_carrier", lambda _: False)
     section = network_check.check_interfaces({"BAGUA_NET_JOIN_NICS": value})
     texts = [one.text for one in section.findings if one.status is Status.OK]
     assert ("BAGUA_NET_JOIN_NICS=auto: nothing to join, only eth0" in texts) == said

@@ -20,8 +20,8 @@ import torch
 from support.processes import exit_code_of, forked, in_child
 
 from bagua.torch_api.contrib.cache_loader import CacheLoader
-from bagua.torch_api.contrib.caching.file_lock import locked_file
 from bagua.torch_api.contrib.caching.lmdb_store import LmdbStore
+from bagua.torch_api.contrib.caching.shared_file import locked_file
 from bagua.torch_api.contrib.caching.store import Store, StoreError
 
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from torch import nn
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.job.torch_internals import without_wrappers
 from bagua.job.waiting import called_for
-from bagua.torch_api.checkpoint import expert_states, foreign_forms, layout
+from bagua.torch_api.checkpoint import expert_states, layout
 from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.checkpoint.contents import (
     ABOUT,
@@ -28,7 +28,7 @@ from bagua.torch_api.checkpoint.contents import (
     subject_of,
 )
 from bagua.torch_api.checkpoint.pending import finish_last
-from bagua.torch_api.checkpoint.plain_names import plain_state
+from bagua.torch_api.checkpoint.plain_names import plain_state, rename_for
 from bagua.torch_api.checkpoint.replica_mean import mean_of_replicas
 from bagua.torch_api.wrap_summary import configure_logging
 
@@ -108,7 +108,7 @@ def load_checkpoint(
             _check_algorithm(about, subject, ranks.size)
             state = reader.read_own(subject.module, optimizer)
         refuse_shards(state, None, f"reading {folder}, which an earlier version wrote: shards of other ranks are lost")
-        foreign_forms.adapt(state, subject.module)
+        _adapt(state, subject.module)
         _check_parts(state, about, optimizer, lr_scheduler, strict)
         apply = lambda: _apply(state, subject, optimizer, lr_scheduler, strict)  # noqa: E731
     except Exception as problem:
@@ -326,3 +326,22 @@ def _apply(state: dict[str, Any], subject: Subject, optimizer: Any, lr_scheduler
 
 def _nothing() -> None:
     return None
+
+
+def _adapt(state: dict[str, Any], module: nn.Module) -> None:
+    """States in files that Bagua 0.9 wrote, or that were converted by torch.distributed.checkpoint, as those of
+    `save_checkpoint` are; in place."""
+    rename_for(module, state["model"])
+    _with_numbers(state.get("optimizer"))
+    # The conversion leaves empty containers out.
+    for engine in engine_states_of(state.get(ABOUT) or {}):
+        engine.setdefault("algorithm", {})
+
+
+def _with_numbers(optimizer_state: dict[str, Any] | None) -> None:
+    """The conversion makes strings of the positions of parameters, which an optimizer would ignore."""
+    if optimizer_state is None or "param_groups" not in optimizer_state:
+        return
+    states = optimizer_state.setdefault("state", {})
+    if all(isinstance(key, str) and key.isdecimal() for key in states):
+        optimizer_state["state"] = {int(key): value for key, value in states.items()}

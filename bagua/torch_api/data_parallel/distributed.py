@@ -24,14 +24,12 @@ from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms.base import Algorithm, resolve_algorithm
 from bagua.torch_api.data_parallel import arguments
+from bagua.torch_api.data_parallel.after_backward import leave_out_unused_after_first_pass, take_over_optimizers
 from bagua.torch_api.data_parallel.engine_properties import EngineProperties
 from bagua.torch_api.data_parallel.forward_buffers import ForwardBuffers
-from bagua.torch_api.data_parallel.left_out import leave_out_unused_after_first_pass
 from bagua.torch_api.data_parallel.mixed_precision import MixedPrecision
-from bagua.torch_api.data_parallel.optimizer_in_backward import take_over_optimizers
-from bagua.torch_api.data_parallel.reducer import Reducer
 from bagua.torch_api.data_parallel.split_graphs import SplitGraphs
-from bagua.torch_api.data_parallel.torch_methods import TorchMethods
+from bagua.torch_api.data_parallel.torch_methods import Reducer, TorchMethods
 from bagua.torch_api.data_parallel.tuned_all_reduce import AllReduceOptions, TunedAllReduceAlgorithm
 from bagua.torch_api.data_parallel.uneven_inputs import JoinableWrapper, UnevenInputs
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap

@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from bagua.torch_api.algorithms.base import Algorithm
 
 
+class Reducer:
+    """What programs ask of the `reducer` of torch's wrapper, which is private to torch: Accelerate's
+    `trigger_sync_in_backward` does, for one."""
+
+    def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
+        """Expect a backward pass that communicates. Nothing has to be done: whether a backward pass communicates is
+        decided when it begins, by `require_backward_grad_sync`, and not in the forward pass as in torch.
+
+        Args:
+            outputs: Of the forward pass.
+        """
+
+
 class TorchMethods:
     """Of the wrapper."""
 

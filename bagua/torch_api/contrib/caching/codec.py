@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 from bagua.torch_api.contrib.caching.optional_package import import_optional
-from bagua.torch_api.contrib.caching.tensor_bytes import elements_of
 
 _HEAD = struct.Struct("<4sBI")
 _MAGIC = b"BGC1"
@@ -270,3 +269,12 @@ def _from_extension(number: int, data: bytes, depth: int) -> Any:
         raise ValueError(f"arrays of dtype {dtype!r} are not stored")
     array = _numpy().frombuffer(memory, dtype=dtype).reshape(shape)
     return array if number == _ARRAY else array[()]
+
+
+def elements_of(tensor: torch.Tensor) -> bytes:
+    """Of a strided tensor, the bytes of its elements in the order of its indices, whatever its strides and device."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # A tensor of one element is contiguous with any strides, but not every stride can be viewed as bytes.
+    flat = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+    data: bytes = flat.numpy().tobytes()
+    return data

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bagua.torch_api.contrib.caching.tensor_bytes import elements_of
+from bagua.torch_api.contrib.caching.codec import elements_of
 
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 # The second and third one, in classes.

@@ -26,9 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bagua.torch_api.contrib.caching.file_lock import locked_file
-from bagua.torch_api.contrib.caching.file_seal import FileSeal
 from bagua.torch_api.contrib.caching.optional_package import import_optional
+from bagua.torch_api.contrib.caching.shared_file import FileSeal, locked_file
 from bagua.torch_api.contrib.caching.store import Retries, StoreError
 
 _LOCK_TIMEOUT_S = 10.0

@@ -1,7 +1,9 @@
-"""The collectives as methods of a communicator, by the names and arguments of Bagua 0.9's core.
+"""What old code asks of objects of torch and of the core: members of torch's process groups, of communicators, of
+buckets and of the facade that algorithms are given.
 
-The tensors are what `bagua_backend_tensor()` returns, or any others that the functions of bagua.collectives.collectives
-take, which do the work and say what is raised. Any thread, by all members in the same order.
+The collectives are methods of a communicator, by the names and arguments of Bagua 0.9's core. The tensors are what
+`bagua_backend_tensor()` returns, or any others that the functions of bagua.collectives.collectives take, which do the
+work and say what is raised. Any thread, by all members in the same order.
 """
 
 from __future__ import annotations
@@ -12,12 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from bagua import launch_environment
 from bagua.collectives import collectives
 from bagua.collectives.carrier_device import on_stream
 from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import BaguaProcessGroup, from_torch_group
+from bagua.engine.bucket import Bucket
+from bagua.engine.comm_scheduler import CommScheduler
 
 
 def _method(collective: Callable[..., None], **renamed: str) -> Callable[..., None]:
@@ -80,3 +86,59 @@ def _run(communicator: BaguaCommunicator, collective: Callable[..., None], argum
     with on_stream(stream):
         collective(*arguments, communicator)
     current.wait_stream(stream)
+
+
+class ProcessGroupMethods:
+    """Never constructed: these are members of torch.distributed.ProcessGroup. The Bagua group is made once for a torch
+    group and goes with it."""
+
+    def bagua_patch(self: Any, stream: torch.cuda.Stream | None = None) -> dist.ProcessGroup:
+        """
+        Makes the Bagua group of this torch group, unless it has one.
+
+        Args:
+            stream: for work beside the caller's; None: a new one of high priority when it is needed.
+
+        Returns:
+            This same torch group.
+        """
+        from_torch_group(self, stream)
+        group: dist.ProcessGroup = self
+        return group
+
+    @property
+    def bagua_pg(self: Any) -> BaguaProcessGroup:
+        """The Bagua group on top of this torch group."""
+        return from_torch_group(self)
+
+    def bagua_get_global_communicator(self: Any) -> BaguaCommunicator:
+        """Of all members."""
+        return from_torch_group(self).get_global_communicator()
+
+    def bagua_get_inter_node_communicator(self: Any) -> BaguaCommunicator:
+        """Of the first member of every node; NON_COMM_MEMBER for the others."""
+        return from_torch_group(self).get_inter_node_communicator()
+
+    def bagua_get_intra_node_communicator(self: Any) -> BaguaCommunicator:
+        """Of the members on this node."""
+        return from_torch_group(self).get_intra_node_communicator()
+
+
+class BucketMembers:
+    """Never constructed: these are members of Bucket."""
+
+    @property
+    def backend_bucket(self: Any) -> Bucket:
+        """This bucket: what operations are handed."""
+        bucket: Bucket = self
+        return bucket
+
+
+class FacadeMembers:
+    """Never constructed: these are members of AlgorithmFacade."""
+
+    @property
+    def _bagua_backend(self: Any) -> CommScheduler:
+        """The scheduler."""
+        scheduler: CommScheduler = self.scheduler
+        return scheduler
