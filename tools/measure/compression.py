@@ -15,7 +15,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 # Threads of OpenMP, which torch copies with, otherwise spin for a while after a copy, on the CPUs that the
@@ -283,9 +283,7 @@ class Compression(Tool):
     def run(self) -> int:
         if not self.given.single_calls:
             return super().run()
-        from measure.compression_calls import table
-
-        print(self.heading(), *table(single_calls_of(self.given), max(self.given.rounds, 200)), sep="\n")
+        print(self.heading(), *_call_table(single_calls_of(self.given), max(self.given.rounds, 200)), sep="\n")
         return 0
 
     def heading(self) -> str:
@@ -313,3 +311,45 @@ def single_calls_of(given: argparse.Namespace) -> Iterator[tuple[str, Call, Call
 
 
 main = Compression.main
+
+
+def _call_table(operations: Iterable[tuple[str, Call, Call]], rounds: int) -> Iterator[str]:
+    """
+    What one call costs from Python, its launch included: launched directly, and through Triton. The device is idle when
+    a call begins, as before the first bucket of a step. A time is that between two CUDA events around the call, and in
+    brackets how long the call kept the host.
+
+    Returns:
+        lines: of each (description, operation, copy of the same bytes) the medians of `rounds` calls.
+    """
+    from bagua.kernels.minmax_uint8_triton_launch import KernelLaunch
+
+    direct = KernelLaunch.__call__
+    ways = ("copy", "direct", "triton")
+    yield f"{'us: device (host)':>36}" + "".join(f"{way:>24}" for way in ways)
+    for description, operation, copy in operations:
+        times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+        for turn in range(rounds + 10):
+            for way in ways:
+                KernelLaunch.__call__ = KernelLaunch.through_triton if way == "triton" else direct  # type: ignore[method-assign]
+                measured = _measure_call(copy if way == "copy" else operation, turn)
+                if turn >= 10:  # compiled, and buffers touched
+                    times[way].append(measured)
+        KernelLaunch.__call__ = direct  # type: ignore[method-assign]
+        device = {way: statistics.median(one for one, _ in times[way]) for way in ways}
+        host = {way: statistics.median(one for _, one in times[way]) for way in ways}
+        cells = [f"{device[way]:.1f} ({host[way]:.1f}) {device[way] / device['copy']:.2f} x" for way in ways]
+        yield f"{description:>36}" + "".join(f"{cell:>24}" for cell in cells)
+
+
+def _measure_call(call: Call, turn: int) -> tuple[float, float]:
+    """Microseconds between events, and of the host."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    begin = time.perf_counter()
+    call(turn)
+    host = time.perf_counter() - begin
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3, host * 1e6

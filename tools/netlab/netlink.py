@@ -5,6 +5,7 @@ A `Netlink` works in the network namespace in which the calling thread was when 
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -15,7 +16,6 @@ from .errors import NetlabError, translated
 from .flow_filter import FLOW_CLASSES, flow_filter, loss_filter, neighbour_rank
 from .flow_usage import FlowUsage
 from .link_plan import MAX_RATE_MBIT, LinkPlan
-from .tc_request import attribute, send_tc_request
 
 _IFA_F_NODAD = 0x02
 _ETH_P_ALL = 0x0003
@@ -23,6 +23,13 @@ _RTM_NEWQDISC = 36
 _RTM_NEWTFILTER = 44
 _TCA_BPF_OPS_LEN = 4
 _TCA_BPF_OPS = 5
+_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_EXCL, _NLM_F_CREATE = 0x1, 0x4, 0x200, 0x400
+_NLMSG_ERROR = 2
+_TCA_KIND = 1
+_TCA_OPTIONS = 2
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
+_TCMSG = struct.Struct("=BxxxiIII")  # tcmsg: family, interface, handle, parent, info
+_ANSWER_SECONDS = 5.0
 
 _MAJOR = 1
 _ROOT_QDISC = _MAJOR << 16
@@ -198,7 +205,7 @@ class Netlink:
 
     def _add_buffer(self, index: int, minor: int, size: int) -> None:
         with translated(f"giving a switch port a buffer of {size} bytes", "CONFIG_NET_SCH_FIFO"):
-            send_tc_request(
+            _send_tc_request(
                 _RTM_NEWQDISC,
                 index=index,
                 handle=minor << 16,
@@ -235,9 +242,9 @@ class Netlink:
 
     def _add_filter(self, index: int, program: tuple[int, bytes]) -> None:
         count, instructions = program
-        options = attribute(_TCA_BPF_OPS_LEN, struct.pack("=H", count)) + attribute(_TCA_BPF_OPS, instructions)
+        options = _attribute(_TCA_BPF_OPS_LEN, struct.pack("=H", count)) + _attribute(_TCA_BPF_OPS, instructions)
         with translated("sorting packets into classes", "CONFIG_NET_CLS_BPF"):
-            send_tc_request(
+            _send_tc_request(
                 _RTM_NEWTFILTER,
                 index=index,
                 handle=1,
@@ -246,3 +253,29 @@ class Netlink:
                 kind="bpf",
                 options=options,
             )
+
+
+def _attribute(number: int, payload: bytes) -> bytes:
+    """One netlink attribute: length, number, payload, padding to four bytes."""
+    length = 4 + len(payload)
+    return struct.pack("=HH", length, number) + payload + b"\0" * (-length % 4)
+
+
+def _send_tc_request(
+    message_type: int, *, index: int, handle: int, parent: int, kind: str, options: bytes, info: int = 0
+) -> None:
+    """Creates a qdisc or filter, of the two kinds whose options pyroute2 cannot encode: bfifo and a classifier with a
+    classic BPF program. Waits for the kernel's answer; OSError with the errno that it gave."""
+    body = _TCMSG.pack(socket.AF_UNSPEC, index, handle, parent, info)
+    body += _attribute(_TCA_KIND, kind.encode() + b"\0") + _attribute(_TCA_OPTIONS, options)
+    flags = _NLM_F_REQUEST | _NLM_F_ACK | _NLM_F_EXCL | _NLM_F_CREATE
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as route:
+        route.settimeout(_ANSWER_SECONDS)
+        route.send(_HEADER.pack(_HEADER.size + len(body), message_type, flags, 1, 0) + body)
+        answer = route.recv(65536)
+    _, answer_type, _, _, _ = _HEADER.unpack_from(answer)
+    (number,) = struct.unpack_from("=i", answer, _HEADER.size)
+    if answer_type != _NLMSG_ERROR:
+        raise RuntimeError(f"rtnetlink answered a {kind} request with message type {answer_type}, not with an ACK")
+    if number != 0:
+        raise OSError(-number, os.strerror(-number))
