@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from support.logged import Lines
 from support.processes import wait_until
 from support.ranks import device_for, run_ranks
 
@@ -17,24 +18,22 @@ import bagua.torch_api as bagua
 from bagua.job import rendezvous
 
 
-class Lines(logging.Handler):
-    """What is logged, also as a file, for which other ranks can wait."""
+class FoundLines(Lines):
+    """Also a file, for which other ranks can wait."""
 
     def __init__(self, path: str) -> None:
-        super().__init__()
-        self.lines: list[str] = []
         self.path = Path(path)
-        logging.getLogger("bagua").addHandler(self)
+        super().__init__()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        super().emit(record)
         self.path.touch()
 
 
 def _a_rank_that_imports_slowly(folder: str, late: int, told_by: int, in_time: bool) -> list[str]:
     rank = bagua.get_rank()
     device = device_for(rank)
-    heard = Lines(f"{folder}/{rank}")
+    heard = FoundLines(f"{folder}/{rank}")
     if not in_time:
         rendezvous.TELL_S = 0.3
         if rank == late:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.logged import Lines
 from support.processes import wait_until
 from support.rank_tests import on_ranks
 from support.training import begin, mlp, momentum
@@ -31,23 +32,15 @@ GRADIENTS = "the gradients of a backward pass"
 RANKS = [0, 1, 2]
 
 
-class Lines(logging.Handler):
+class TakenLines(Lines):
     """Of the log of this rank."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._texts: list[str] = []
-        logging.getLogger("bagua").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._texts.append(record.getMessage())
-
     def has(self, words: str) -> bool:
-        return any(words in text for text in self._texts)
+        return any(words in text for text in self.lines)
 
     def take(self, words: str) -> list[str]:
         """The first line of each that has the words, since the last call."""
-        texts, self._texts = self._texts, []
+        texts, self.lines = self.lines, []
         return [text.splitlines()[0] for text in texts if words in text]
 
 
@@ -93,7 +86,7 @@ class Rank:
     def __init__(self, folder: Path) -> None:
         self.rank, self._device = begin()
         self.folder = folder
-        self._lines = Lines()
+        self._lines = TakenLines(logging.WARNING)
         self._told = 0
         self.groups = {name: new_group(ranks) for name, ranks in GROUPS.items()}
         self.net: Any = mlp(self.rank, self._device)

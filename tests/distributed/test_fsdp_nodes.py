@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.labs import Lab, enter_namespace, needs_lab
+from support.logged import Lines
 from support.ranks import run_ranks
 from support.sharded import check_near, train_sharded, twins, weights_of
 from support.sweeps import rest_is_deep
@@ -93,12 +94,10 @@ def test_what_leaves_a_node_is_what_the_codec_makes_of_one_gradient(ranks: int, 
 def _trained(caplog_lines: list[str]) -> Any:
     _, device = begin()
     model, plain = twins(device)
-    logger = logging.getLogger("bagua")
-    handler = logging.Handler()
-    handler.emit = lambda record: caplog_lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
+    heard = Lines()
     handle = compress_communication(model, error_feedback=True)
-    logger.removeHandler(handler)
+    logging.getLogger("bagua").removeHandler(heard)
+    caplog_lines += heard.lines
     for one in (model, plain):
         train_sharded(one, [torch.optim.SGD(one.parameters(), lr=0.1)], batches(dist.get_rank(), 4, device))
     check_near(weights_of(model), weights_of(plain), 0.02, "trained")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from support.logged import Lines
 from support.processes import wait_until
 from support.rank_tests import on_ranks
 from support.training import begin, mlp, momentum
@@ -66,10 +66,7 @@ def test_a_rank_that_asks_waits_for_those_that_are_late() -> None:
     # Whom the line names it tells to be slower, if it has been for long. Rank 2 compiles.
     told = computing.Computing(*((300, 1.0), (300, 1.8), (60, 90.0))[rank])
     computing.tell(lambda: told)
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bagua").addHandler(handler)
+    lines = Lines().lines
     no_operation()
     net.bagua_ddp.replan()
     if rank == 0:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.logged import Lines
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
@@ -160,19 +161,9 @@ def test_an_optimizer_that_only_calls_another_one(rank: int, device: torch.devic
     assert wrapper.bagua_optimizers == [owning]
 
 
-class _Warnings(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-        logging.getLogger("bagua").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def _optimizers_of_models() -> list[list[str]]:
     rank, device = begin()
-    other, heard = _net(rank, device), _Warnings()
+    other, heard = _net(rank, device), Lines(logging.WARNING)
     told = []
     for wrap in (
         lambda net, given: net.with_bagua(given),

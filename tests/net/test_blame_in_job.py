@@ -3,7 +3,6 @@ waits for whom."""
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.logged import Lines
 from support.ports import take_another_port
 from support.processes import wait_until
 from support.ranks import run_ranks
@@ -219,10 +219,7 @@ def test_ranks_of_the_same_collective_are_named_together() -> None:
 
 
 def by_itself() -> list[str]:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bagua.net").addHandler(handler)
+    said = Lines(logger="bagua.net").lines
     start_in_job(os.environ)
     with ExitStack() as stack:
         import torch.distributed as dist

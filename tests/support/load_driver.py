@@ -59,10 +59,6 @@ class LoadDriver:
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
 
-    def close_stdin(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
     def next_event(self, deadline_s: float = ANSWER_S) -> Event:
         assert self.process.stdout is not None
         deadline = time.monotonic() + deadline_s

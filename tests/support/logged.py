@@ -6,10 +6,13 @@ import logging
 from collections.abc import Callable
 
 
-class _Warnings(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+class Lines(logging.Handler):
+    """Of a logger, from now on."""
+
+    def __init__(self, level: int = logging.NOTSET, logger: str = "bagua") -> None:
+        super().__init__(level)
         self.lines: list[str] = []
+        logging.getLogger(logger).addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
@@ -17,8 +20,7 @@ class _Warnings(logging.Handler):
 
 def told_of(action: Callable[[], object]) -> list[str]:
     """Warnings of the logger `bagua`."""
-    handler = _Warnings()
-    logging.getLogger("bagua").addHandler(handler)
+    handler = Lines(logging.WARNING)
     try:
         action()
     finally:
