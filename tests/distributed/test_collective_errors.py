@@ -210,11 +210,9 @@ def abort_what_waits() -> list[str]:
     bagua.allreduce_inplace(torch.ones(1), comm=comm)
     messages: list[str] = []
     if bagua.get_rank() == 0:
-        begun = threading.Event()
 
         def wait_for_ever() -> None:
-            begun.set()
-            for call in (lambda: bagua.allreduce_inplace(torch.ones(1), comm=comm), lambda: collectives.barrier(comm)):
+            for call in (lambda: bagua.recv(torch.ones(1), 1, comm), lambda: collectives.barrier(comm)):
                 try:
                     call()
                 except RuntimeError as error:
@@ -222,12 +220,13 @@ def abort_what_waits() -> list[str]:
 
         thread = threading.Thread(target=wait_for_ever)
         thread.start()
-        begun.wait()
+        wait_until(lambda: bool(current_job_thread().waits), "the reception")
         assert not comm.check_abort()
         comm.abort()
         assert comm.check_abort()
         thread.join(60)
         assert not thread.is_alive()
+        assert current_job_thread().roll_call._joined == 0, "an abort explains by itself why nothing works"
     bagua.barrier()  # the default group is another one, and works
     return messages
 

@@ -335,10 +335,10 @@ def test_misuse_is_explained(rank: int, device: torch.device) -> None:
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
-def _interrupted(hierarchical: bool) -> str:
+def _interrupted() -> str:
     rank, device = begin_to_lose_one()
     model = torch_ddp(mlp(0, device), bucket_cap_mb=1e-6)
-    model.register_comm_hook(None, hierarchical_bytegrad if hierarchical else bytegrad)
+    model.register_comm_hook(None, hierarchical_bytegrad)
     data = batches(rank, 5, device)
     for batch in data[:3]:
         loss_of(model, batch).backward()
@@ -348,11 +348,10 @@ def _interrupted(hierarchical: bool) -> str:
     return message_of(RuntimeError, loss.backward)
 
 
-@pytest.mark.parametrize("hierarchical", [False, True])
-def test_survivors_name_the_rank_that_died(hierarchical: bool) -> None:
+def test_survivors_name_the_rank_that_died() -> None:
     if os.environ.get(DEVICE_VARIABLE) == "cuda":
         pytest.skip("with NCCL torch's watchdog ends the process before Python can say anything")
-    told = run_ranks(3, _interrupted, hierarchical, expect_death={VICTIM})
+    told = run_ranks(3, _interrupted, expect_death={VICTIM})
     for message in (told[0], told[2]):
         assert "the communication of a DDP bucket (group" in message
         assert f"Rank {VICTIM} (host " in message

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.moe_reference import mixture
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
@@ -18,12 +17,8 @@ from support.training import begin, check_tensor_on_ranks, message_of
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
-from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.model_parallel.moe import MoE
-
-# Without this, torch ends the process where NCCL fails, before Python can say anything.
-RAISED_BY_NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
 
 HIDDEN = 6
 AUX = 0.01
@@ -179,30 +174,6 @@ def test_errors_of_one_rank_are_told_to_all(rank: int, device: torch.device) -> 
     other = copy.deepcopy(layer)
     other.bagua_moe.gate.wg = nn.Linear(HIDDEN, 5, bias=False).to(device)  # type: ignore[union-attr]
     assert "made for 5 experts, and the ranks have 2" in message_of(RuntimeError, lambda: other(x))
-
-
-def _loses_one(in_backward: bool) -> tuple[int, ...]:
-    rank, device = begin_to_lose_one()
-    layer = MoE(HIDDEN, expert_net()).to(device)
-    x = torch.randn(8, HIDDEN, device=device, requires_grad=True)
-    layer(x)[0].sum().backward()
-    try:
-        output = layer(x)[0]
-        if rank == VICTIM and in_backward:
-            die()
-        output.sum().backward()
-        if rank == VICTIM:
-            die()
-        layer(x)
-    except CollectiveError as error:
-        return error.missing_ranks
-    raise AssertionError("went on without the rank that died")
-
-
-@pytest.mark.parametrize("in_backward", [False, True])
-def test_a_rank_that_dies_is_named(in_backward: bool) -> None:
-    told = run_ranks(3, _loses_one, in_backward, env=RAISED_BY_NCCL, expect_death={VICTIM})
-    assert told == [(VICTIM,), None, (VICTIM,)]
 
 
 @on_ranks(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -13,7 +14,6 @@ from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.forked_launcher import run_launcher
 from support.ranks import run_ranks
 from support.training import NormNet, batches, loss_of, momentum, wrap
-from torch import nn
 
 from bagua.job.failure_report import CollectiveError
 
@@ -21,23 +21,26 @@ from bagua.job.failure_report import CollectiveError
 RAISED_BY_NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
 
 
-def _interrupted(how: str, where: str, hierarchical: bool) -> tuple[str, tuple[int, ...]]:
+def _interrupted(how: str, where: str) -> tuple[str, tuple[int, ...]]:
     rank, device = begin_to_lose_one()
     torch.manual_seed(rank)
     net = NormNet().to(device)
     optimizer = momentum(net)
-    model = wrap(how, net, optimizer, hierarchical=hierarchical)
-    if rank == VICTIM:
-        # After the last layer's gradient, or before the forward pass of step 3 begins.
-        if where == "backward":
-            net.second.weight.register_hook(_Countdown(3))
-        else:
-            model.register_forward_pre_hook(_Countdown(3))
+    if rank == VICTIM and where == "wrapping":
+        die()
     try:
-        for batch in batches(rank, 6, device):
-            optimizer.zero_grad()
-            loss_of(model, batch).backward()
-            optimizer.step()
+        model = wrap(how, net, optimizer)
+        if rank == VICTIM:
+            # After the last layer's gradient, or before the forward pass of step 3 begins.
+            if where == "backward":
+                net.second.weight.register_hook(_Countdown(3))
+            else:
+                model.register_forward_pre_hook(_Countdown(3))
+        with model.join() if where == "join" else contextlib.nullcontext():
+            for batch in batches(rank, 6, device):
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
     except CollectiveError as error:
         return str(error), error.missing_ranks
     raise AssertionError("all steps were made without the rank that died")
@@ -54,57 +57,16 @@ class _Countdown:
 
 
 @pytest.mark.parametrize(
-    ("how", "where", "hierarchical"),
-    [("with_bagua", "backward", False), ("with_bagua", "forward", True), ("wrapper", "forward", False)],
+    ("how", "where"),
+    [("with_bagua", "backward"), ("wrapper", "forward"), ("with_bagua", "wrapping"), ("wrapper", "join")],
 )
-def test_survivors_name_the_rank_that_died(how: str, where: str, hierarchical: bool) -> None:
-    told = run_ranks(3, _interrupted, how, where, hierarchical, env=RAISED_BY_NCCL, expect_death={VICTIM})
+def test_survivors_name_the_rank_that_died(how: str, where: str) -> None:
+    told = run_ranks(3, _interrupted, how, where, env=RAISED_BY_NCCL, expect_death={VICTIM})
     assert told[VICTIM] is None
     for message, missing in (told[0], told[2]):
         assert missing == (VICTIM,), message
         assert message.startswith(f"Rank {VICTIM} (host ")
         assert "from the last checkpoint" in message
-
-
-def _at_the_beginning() -> tuple[int, ...]:
-    """While parameters are compared and broadcast."""
-    rank, device = begin_to_lose_one()
-    net: Any = nn.Linear(2, 4).to(device)
-    if rank == VICTIM:
-        die()
-    try:
-        wrap("with_bagua", net, momentum(net))
-    except CollectiveError as error:
-        return error.missing_ranks
-    raise AssertionError("wrapped without the rank that died")
-
-
-def test_survivors_name_a_rank_that_died_before_the_first_step() -> None:
-    assert run_ranks(3, _at_the_beginning, expect_death={VICTIM}) == [(VICTIM,), None, (VICTIM,)]
-
-
-def _in_join() -> tuple[int, ...]:
-    """Between two steps, while the others count who still has inputs."""
-    rank, device = begin_to_lose_one()
-    torch.manual_seed(rank)
-    net = NormNet().to(device)
-    optimizer = momentum(net)
-    model = wrap("wrapper", net, optimizer)
-    try:
-        with model.join():
-            for number, batch in enumerate(batches(rank, 6, device)):
-                if rank == VICTIM and number == 3:
-                    die()
-                optimizer.zero_grad()
-                loss_of(model, batch).backward()
-                optimizer.step()
-    except CollectiveError as error:
-        return error.missing_ranks
-    raise AssertionError("all steps were made without the rank that died")
-
-
-def test_survivors_name_a_rank_that_died_in_join() -> None:
-    assert run_ranks(3, _in_join, expect_death={VICTIM}) == [(VICTIM,), None, (VICTIM,)]
 
 
 # The victim waits until all are connected; torchrun then ends the others within its monitoring interval of 0.1 s.

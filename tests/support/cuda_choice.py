@@ -101,7 +101,7 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_communicators_of_nodes[sizes0-None-expected0]",
         "test_the_same_members_again_after_a_group_was_destroyed",
     ],
-    "rank_failure": ["test_survivors_name_the_rank_that_died[with_bagua-backward-False]"],
+    "rank_failure": ["test_survivors_name_the_rank_that_died[with_bagua-backward]"],
     "buckets": ["test_operations_on_other_dtypes[scattergather-dtype1]"],
     "powersgd": [
         "test_steps_are_those_of_torchs_hook",
