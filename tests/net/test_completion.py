@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from bagua.cli.completion import SHELLS, script
 from bagua.cli.net import main, make_parser
+from bagua.cli.net_completion import SHELLS, script
 
 
 @cache
