@@ -51,13 +51,6 @@ def test_a_secret_that_everyone_can_read_is_warned_of(secret: Path) -> None:
     assert any("chmod o-r" in finding.remedy for finding in result.findings)
 
 
-def test_a_secret_that_its_group_can_write_is_warned_of(secret: Path) -> None:
-    secret.chmod(0o660)
-    result = section(BAGUA_NET_SECRET_FILE=str(secret))
-    assert result.status is Status.WARN
-    assert any("chmod g-w" in finding.remedy for finding in result.findings)
-
-
 def test_a_secret_that_the_plugin_refuses_fails(secret: Path) -> None:
     secret.write_bytes(b"short")
     result = section(BAGUA_NET_SECRET_FILE=str(secret))

@@ -123,23 +123,6 @@ TEST_CASE(the_key_of_a_handshake_needs_secret_and_token) {
   CHECK(key != *handshake_key(Token{1}));
 }
 
-TEST_CASE(ranks_with_one_secret_connect) {
-  ListeningService listening(with_secret(secret_of('a')));
-  ConnectingService connecting(listening.handle_bytes.data(), with_secret(secret_of('a')));
-  const EstablishedConnection accepted = listening.accept_from(&connecting);
-  CHECK_EQ(accepted.sockets.size(), 2u);
-}
-
-TEST_CASE(who_sees_the_handle_cannot_join_without_the_secret) {
-  ListeningService listening(with_secret(secret_of('a')));
-  Said said;
-  Hello hello = listening.hello();
-  hello.key_id = listening.handle.protection.key_id;
-  const OwnedFd socket = listening.challenged(hello, &said);
-  prove(socket, *handshake_key(listening.handle.token), said);
-  CHECK(read_reply(socket, *handshake_key(listening.handle.token), {}).verdict == HandshakeVerdict::kWrongProof);
-}
-
 // With and without, without and with, and two different ones.
 TEST_CASE(ranks_with_different_secrets_are_named_at_both_ends) {
   const std::shared_ptr<const JobSecret> a = secret_of('a');
