@@ -85,22 +85,6 @@ TEST_CASE(memory_that_cannot_be_referred_to_is_refused) {
   CHECK_EQ(errno, EOPNOTSUPP);
 }
 
-TEST_CASE(until_the_first_is_known_sends_are_plain) {
-  const Connection one;
-  if (!one.is_supported()) return;
-  ZeroCopySends sends(one.near());
-  CHECK_EQ(sends.send(one.message.data(), 1000), ssize_t{1000});
-  // Of the first one only, whether it is known by now or not.
-  std::size_t sent = 1000;
-  for (int i = 0; i < 3; ++i) {
-    const ssize_t more = sends.send(one.message.data(), 1000);
-    if (more > 0) sent += static_cast<std::size_t>(more);
-    CHECK(more > 0 || errno == EOPNOTSUPP);
-  }
-  one.receive(sent);
-  wait_until([&] { return sends.wait_until_released(10); }, "the only notice");
-}
-
 TEST_CASE(a_disconnected_socket_waits_until_the_memory_is_free) {
   const Connection one;
   if (!one.is_supported()) return;
