@@ -85,14 +85,6 @@ def test_who_does_not_answer_is_missing(four: Ranks) -> None:
         assert sorted(roll.doing) == [0, 3]
 
 
-def test_a_thread_answers_for_those_who_wait(four: Ranks) -> None:
-    with waiting(four.rolls[1], (0, 1, 2, 3), "a gather"), waiting(four.rolls[2], (1, 2), "a scatter"):
-        for roll in four.call(0, 3, window_s=PATIENCE_S):
-            assert roll.missing == ()
-            assert (roll.doing[1], roll.doing[2]) == ("a gather", "a scatter")
-    assert four.call(0)[0].missing == (1, 2, 3)  # they have left
-
-
 def test_who_waited_knows_when_the_store_is_gone(four: Ranks) -> None:
     one = four.rolls[1]
     with waiting(one, (0, 1, 2, 3), "a gather"):
@@ -116,8 +108,9 @@ def test_the_next_failure_is_a_new_call(four: Ranks, store: Any) -> None:
     assert call_number(store) == 2
 
 
-def test_clocks_of_hosts_may_differ(four: Ranks, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that wait answer, and ranks that fail together share a call."""
+def test_a_thread_answers_for_those_who_wait_and_clocks_of_hosts_may_differ(
+    four: Ranks, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clocks = itertools.count(time.time(), 300.0)
     monkeypatch.setattr(time, "time", lambda: next(clocks))
     with waiting(four.rolls[1], (0, 1, 2, 3), "a gather"), waiting(four.rolls[2], (1, 2), "a scatter"):
@@ -125,6 +118,7 @@ def test_clocks_of_hosts_may_differ(four: Ranks, store: Any, monkeypatch: pytest
             assert roll.missing == ()
             assert (roll.doing[1], roll.doing[2]) == ("a gather", "a scatter")
     assert call_number(store) == 1
+    assert four.call(0)[0].missing == (1, 2, 3)  # they have left
 
 
 def publish(store: Any, rank: int, token: str) -> None:
