@@ -192,8 +192,8 @@ def _settings_message(
     _, told = _told(reference, differences, ranks, _shortened)
     return (
         f"The ranks have different settings: {told}.\n"
-        "Use the same algorithm or hook with the same options on every rank, and set the same environment variables"
-        " (BAGUA_DEFAULT_BUCKET_SIZE)."
+        "Use the same algorithm or hook with the same options on every rank. Sizes of buckets may come from"
+        " BAGUA_DEFAULT_BUCKET_SIZE."
     )
 
 
