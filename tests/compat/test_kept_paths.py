@@ -179,23 +179,27 @@ def test_bagua_alone_loads_no_torch() -> None:
     run_fresh("import sys, bagua; assert not {'torch', 'numpy', 'bagua.torch_api'} & set(sys.modules)")
 
 
-def test_import_sets_nothing_up() -> None:
+def test_what_imports_load_and_set_up() -> None:
+    """The compiler takes half a second. Where a part of torch that we need loads it, that is torch's choice."""
     run_fresh(
-        "import sys, threading, bagua.torch_api, torch\n"
+        "import sys, threading, bagua\n"
+        "assert not {'torch', 'bagua.comm_hooks'} & set(sys.modules)\n"
+        "import torch.distributed.fsdp, torch.distributed.tensor\n"
+        "before = set(sys.modules)\n"
+        "hook = bagua.comm_hooks.bytegrad\n"
+        "import bagua.comm_hooks as hooks\n"
+        "assert hook is hooks.bytegrad and callable(hook)\n"
+        "try:\n    bagua.no_such_name\n"
+        "except AttributeError as error:\n    assert 'no_such_name' in str(error)\n"
+        "else:\n    raise AssertionError\n"
+        "import bagua.torch_api\n"
         "assert not torch.distributed.is_initialized() and not torch.cuda.is_initialized()\n"
         "assert threading.active_count() == 1, threading.enumerate()\n"
         "loaded = {name.split('.')[0] for name in sys.modules}\n"
         "assert not {'flask', 'redis', 'pytorch_lightning', 'lightning'} & loaded\n"
-        "assert not {'bagua.legacy.autotune_service', 'bagua.lightning', 'bagua.torch_api.contrib'} & set(sys.modules)"
-    )
-
-
-def test_import_does_not_load_the_compiler() -> None:
-    """It takes half a second. Where a part of torch that we need loads it, that is torch's choice."""
-    run_fresh(
-        "import importlib, sys, torch.distributed.fsdp, torch.distributed.tensor\n"
-        "before = set(sys.modules)\n"
-        "import bagua.codecs, bagua.comm_hooks, bagua.fsdp, bagua.torch_api.checkpoint\n"
+        "parts = {'bagua.legacy.autotune_service', 'bagua.lightning', 'bagua.torch_api.contrib'}\n"
+        "assert not parts & set(sys.modules)\n"
+        "import bagua.codecs, bagua.fsdp, bagua.torch_api.checkpoint\n"
         "import bagua.torch_api.data_parallel, bagua.torch_api.model_parallel.moe, bagua.torch_api.sharded_replicas\n"
         "from bagua.torch_api import contrib\n"
         "parts = [getattr(contrib, name) for name in dir(contrib)]\n"

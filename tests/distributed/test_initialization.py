@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import gc
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.forked_program import run_programs
 from support.rank_tests import on_ranks
 from support.ranks import device_for, run_ranks
 
@@ -282,5 +282,5 @@ has_ended = True
 
 
 def test_threads_of_gloo_get_the_interpreter_once_more_at_the_end() -> None:
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=240)
+    (done,) = run_programs(1, LATE)
     assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr

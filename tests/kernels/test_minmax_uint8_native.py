@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -12,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.forked_program import run_programs
 from support.minmax_data import DTYPES, KINDS, Case, differences_of, results_of
 from support.sweeps import each_value_once
 
@@ -202,8 +200,5 @@ assert result() == expected
 
 def test_works_after_fork() -> None:
     """The child has none of the threads of its parent."""
-    command = [sys.executable, "-c", FORK]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONSAFEPATH": "1"}
-    )
+    (done,) = run_programs(1, FORK)
     assert done.returncode == 0, done.stderr

@@ -62,7 +62,7 @@ def test_what_an_import_sets_and_says(
 @pytest.mark.parametrize(
     ("script", "variables", "says"),
     [
-        (_IMPORT_TORCH, {"BAGUA_NET_REQUIRED": "1", "NCCL_NET": "Socket"}, "BAGUA_NET_REQUIRED=1, but NCCL_NET=Socket"),
+        (_IMPORT_BAGUA, {"BAGUA_NET_REQUIRED": "1", "NCCL_NET": "Socket"}, "BAGUA_NET_REQUIRED=1, but NCCL_NET=Socket"),
         (_IMPORT_BAGUA, {"ENABLE_BAGUA_NET": "maybe", "BAGUA_NET_REQUIRED": "1"}, "ENABLE_BAGUA_NET=maybe: must be 1"),
         (_IMPORT_BAGUA, {"ENABLE_BAGUA_NET": "1", "BAGUA_NET_REQUIRED": "maybe"}, "BAGUA_NET_REQUIRED=maybe: must be"),
     ],
@@ -93,9 +93,23 @@ def test_ranks_of_a_job_look_for_what_holds_them_up(run_python: RunPython, envir
     assert (result.returncode, result.stdout, result.stderr) == (0, "['bagua-net-blame']\n", "")
 
 
-def test_torch_can_be_told_not_to_load_us(run_python: RunPython, environment: dict[str, str]) -> None:
+def test_torch_can_be_told_not_to_load_us_and_fails_with_us(run_python: RunPython, environment: dict[str, str]) -> None:
     variables = {**_ASKED, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    script = "import torch, os\nassert 'NCCL_NET_PLUGIN' not in os.environ\nimport bagua" + _SHOW
+    script = f"""
+import os, sys, torch
+assert "NCCL_NET_PLUGIN" not in os.environ and "bagua" not in sys.modules
+os.environ |= {{"BAGUA_NET_REQUIRED": "1", "NCCL_NET": "Socket"}}
+try:
+    torch._import_device_backends()  # as `import torch` does otherwise
+except RuntimeError as error:
+    assert "BAGUA_NET_REQUIRED=1, but NCCL_NET=Socket" in str(error.__cause__), error.__cause__
+else:
+    raise AssertionError
+del os.environ["BAGUA_NET_REQUIRED"], os.environ["NCCL_NET"]
+for name in [name for name in sys.modules if name.split(".")[0] == "bagua"]:
+    del sys.modules[name]  # half imported
+import bagua
+{_SHOW}"""
     result = run_python(script, environment | variables)
     assert result.returncode == 0, result.stderr
     assert "NCCL_NET_PLUGIN" in _shown(result.stdout)
@@ -128,6 +142,14 @@ bagua.net.activate()
     assert "EnvironmentValueError: ENABLE_BAGUA_NET=maybe: must be" in result.stderr
 
 
+def test_a_process_says_it_for_those_that_it_starts(run_python: RunPython, environment: dict[str, str]) -> None:
+    """As a launcher does that imports bagua, or torch."""
+    script = "import bagua, subprocess, sys; subprocess.run([sys.executable, '-c', 'import bagua'], check=True)"
+    result = run_python(script, environment | _ASKED | {"NCCL_NET": "Socket"})
+    assert (result.returncode, result.stderr.count("NCCL_NET=Socket (set in the environment) is kept")) == (0, 1)
+
+
+@pytest.mark.deep
 @pytest.mark.slow
 def test_torchrun_says_it_once(run_command: RunCommand, environment: dict[str, str], tmp_path: Path) -> None:
     """torchrun imports torch itself, and so does each rank; of several, the first speaks (below)."""

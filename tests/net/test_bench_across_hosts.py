@@ -16,6 +16,7 @@ from support.fake_driver import install_fake_driver
 from support.labs import Lab, needs_lab
 from support.ports import free_port
 from support.processes import living_pids, wait_until
+from support.sweeps import rest_is_deep
 
 from bagua.net.bench.driver import NetworkPath
 from bagua.net.bench.ranks import Ranks
@@ -105,7 +106,8 @@ def fake(tmp_path: Path) -> list[str]:
     return ["--driver", str(install_fake_driver(tmp_path)), "--library", str(library)]
 
 
-@pytest.mark.parametrize("launcher", [torchrun, slurm, open_mpi])
+# What each launcher sets is in test_bench_launch_environment.py.
+@pytest.mark.parametrize("launcher", rest_is_deep([torchrun, slurm, open_mpi], 0))
 def test_only_rank_zero_reports(launcher: object, fake: list[str], tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     arguments = [*fake, *SMALL_RUN, "--backends", "plugin,bare,raw", "--raw-streams", "1,2"]

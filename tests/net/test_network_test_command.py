@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from support.forked_launcher import run_launcher
 from support.fresh_process import RunNet
 from support.labs import Lab, missing_privilege
 from support.ports import free_port
@@ -18,7 +20,7 @@ from support.processes import is_alive, wait_until
 from support.sweeps import rest_is_deep
 
 from bagua.cli.net import main
-from bagua.net.network_test.command import Plan, launcher_command, users_script
+from bagua.net.network_test.command import Plan, launcher_command, parse, users_script
 
 PLAN = Plan(1, 0.1, 10.0)
 TORCHRUN = Path(sys.executable).parent / "torchrun"
@@ -208,12 +210,16 @@ def test_errors_of_several_ranks_are_told(net: RunNet) -> None:
     ("rank", "message"),
     [(0, "1 of 2 ranks (rank 1) did not reach port"), (1, "): rank 0 at 127.0.0.1:")],
 )
-def test_ranks_that_do_not_meet(rank: int, message: str, net: RunNet) -> None:
+def test_ranks_that_do_not_meet(rank: int, message: str, environment: dict[str, str], tmp_path: Path) -> None:
     """The wait is of the meeting alone: rank 0 has started long before."""
-    done = net("test", "--wait", 5, "--", *of_rank(rank, "127.0.0.1", free_port(2)))
-    assert (done.returncode, message in done.stderr) == (1, True), done.stderr
-    assert "within 5 s" in done.stderr
-    assert "choose another with MASTER_PORT" in done.stderr
+    variables = dict(word.split("=") for word in of_rank(rank, "127.0.0.1", free_port(2))[1:])
+    plan = json.dumps(asdict(replace(PLAN, wait_s=5)))
+    done = run_launcher("bagua.net.network_test.rank", [plan], tmp_path, environment | variables, 240)
+    told = [record for line in done.stdout.splitlines() if (record := parse(line))]
+    assert (done.returncode, [record["kind"] for record in told]) == (0, ["started", "error"]), done
+    assert message in told[1]["text"]
+    assert "within 5 s" in told[1]["text"]
+    assert "choose another with MASTER_PORT" in told[1]["text"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,13 +1,11 @@
-"""Lightning knows the name "bagua" without an import of ours, and nothing else changes for it. In fresh processes."""
+"""Lightning knows the name "bagua" without an import of ours, and nothing else changes for it."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
+from support.forked_program import run_programs
 from support.sweeps import rest_is_deep
 
 if importlib.util.find_spec("lightning") is None:
@@ -49,7 +47,5 @@ assert found.creates_processes_externally
 
 @pytest.mark.parametrize("package", rest_is_deep(["lightning.pytorch", "pytorch_lightning"], 0))
 def test_the_name_is_known_and_the_strategy_is_imported_when_it_is_used(package: str) -> None:
-    command = [sys.executable, "-c", SCRIPT.format(package=package)]
-    given = {**os.environ, "PYTHONSAFEPATH": "1"}
-    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=TIMEOUT_S)
+    (done,) = run_programs(1, SCRIPT.format(package=package), timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
