@@ -153,7 +153,7 @@ void refuses_wrong_arguments(int version) {
   close_both_ends(net, &connection);
 }
 
-bool register_all() {
+bool register_argument_cases() {
   for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
     const std::string suffix = "_v" + std::to_string(version);
     register_case("describes_itself" + suffix, [=] { in_own_process({}, [=] { describes_itself(version); }); });
@@ -172,7 +172,7 @@ bool register_all() {
   return true;
 }
 
-const bool registered = register_all();
+const bool argument_cases_registered = register_argument_cases();
 
 }  // namespace
 }  // namespace abi_test

@@ -32,6 +32,8 @@ UNINSTRUMENTED inline std::uint64_t pattern_word(std::uint64_t seed, std::uint64
   x *= 0xBF58476D1CE4E5B9u;
   return x ^ (x >> 32);
 }
+constexpr std::size_t kKiB = 1024;
+constexpr std::size_t kMiB = 1024 * kKiB;
 constexpr std::size_t kPatternBlockBytes = 8192;
 UNINSTRUMENTED inline void make_pattern(std::uint64_t* words, std::size_t bytes, std::uint64_t seed,
                                         std::uint64_t first_word) {

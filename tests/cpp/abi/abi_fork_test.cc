@@ -133,7 +133,7 @@ void reports_a_killed_peer_whose_child_lives(int version) {
   CHECK_SUCCESS(net.close_listen(listen));
 }
 
-bool register_all() {
+bool register_fork_cases() {
   for (const int version : {8, kNewestVersion}) {
     const std::string suffix = "_v" + std::to_string(version);
     for (const char* workers : {"0", "2"}) {
@@ -150,7 +150,7 @@ bool register_all() {
   return true;
 }
 
-const bool registered = register_all();
+const bool fork_cases_registered = register_fork_cases();
 
 }  // namespace
 }  // namespace abi_test

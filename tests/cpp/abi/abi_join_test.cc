@@ -201,7 +201,7 @@ void refuses_what_cannot_be_joined(int version) {
   close_both_ends(net, &connection);
 }
 
-bool register_all() {
+bool register_join_cases() {
   for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
     const std::string suffix = "_v" + std::to_string(version);
     register_case("shows_what_the_setting_joins" + suffix, [=] {
@@ -223,7 +223,7 @@ bool register_all() {
   return true;
 }
 
-const bool registered = register_all();
+const bool join_cases_registered = register_join_cases();
 
 }  // namespace
 }  // namespace abi_test

@@ -230,7 +230,7 @@ void workers_run_on_the_cpus_of_all_threads() {
   CHECK_EQ(workers, 2);
 }
 
-bool register_all() {
+bool register_process_cases() {
   for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
     register_process_case("finalizes_and_starts_again_v" + std::to_string(version), "2",
                           [=] { finalizes_and_starts_again(version); });
@@ -253,7 +253,7 @@ bool register_all() {
   return true;
 }
 
-const bool registered = register_all();
+const bool process_cases_registered = register_process_cases();
 
 }  // namespace
 }  // namespace abi_test

@@ -175,7 +175,7 @@ void asks_for_nothing_without_a_trace(int version) {
   }
 }
 
-const bool registered = [] {
+const bool profiler_cases_registered = [] {
   for (int version = kOldestProfiler; version <= kNewestProfiler; ++version) {
     const std::string suffix = "_v" + std::to_string(version);
     register_case("records_a_collective" + suffix, [version] { records_a_collective(version); });

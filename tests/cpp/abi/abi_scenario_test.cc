@@ -10,9 +10,6 @@
 namespace abi_test {
 namespace {
 
-constexpr std::size_t kKiB = 1024;
-constexpr std::size_t kMiB = 1024 * kKiB;
-
 void connects_when_the_other_side_is_not_ready(const Session& session) {
   const Net& net = session.net();
   Handle handle{};
@@ -294,7 +291,7 @@ void run_scenario(int version) {
   refuses_sends_larger_than_receives(session);
 }
 
-bool register_all() {
+bool register_scenario_cases() {
   for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
     register_case("scenario_v" + std::to_string(version) + "_defaults",
                   [=] { in_own_process({}, [=] { run_scenario(version); }); });
@@ -318,7 +315,7 @@ bool register_all() {
   return true;
 }
 
-const bool registered = register_all();
+const bool scenario_cases_registered = register_scenario_cases();
 
 }  // namespace
 }  // namespace abi_test

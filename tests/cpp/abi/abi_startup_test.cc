@@ -134,7 +134,7 @@ void starts_after_a_failure(int version) {
   });
 }
 
-bool register_all() {
+bool register_startup_cases() {
   const Environment bad{{"BAGUA_NET_NSTREAMS", "0"}};
   const auto with = [](Environment environment, const Environment& more) {
     environment.insert(environment.end(), more.begin(), more.end());
@@ -177,7 +177,7 @@ bool register_all() {
   return true;
 }
 
-const bool registered = register_all();
+const bool startup_cases_registered = register_startup_cases();
 
 }  // namespace
 }  // namespace abi_test

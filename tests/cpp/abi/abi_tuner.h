@@ -29,9 +29,6 @@ constexpr int kSimple = 2;
 
 constexpr int kUntouched = -7;  // what an output holds that nobody has written
 
-constexpr std::size_t kKiB = 1024;
-constexpr std::size_t kMiB = 1024 * kKiB;
-
 constexpr TunedFunction kRingFunctions[] = {TunedFunction::kAllGather, TunedFunction::kReduceScatter,
                                             TunedFunction::kAllReduce};
 // The last one stands for what a later NCCL may ask about.

@@ -265,7 +265,7 @@ void keeps_within_the_cost_table(int version) {
   });
 }
 
-bool register_all() {
+bool register_tuner_policy_cases() {
   register_tuner_case("chooses_for_few_ranks", {}, chooses_for_few_ranks);
   register_tuner_case("chooses_for_two_ranks", {}, chooses_for_two_ranks);
   register_tuner_case("chooses_for_a_broadcast", {}, chooses_for_a_broadcast);
@@ -279,7 +279,7 @@ bool register_all() {
   return true;
 }
 
-const bool registered = register_all();
+const bool tuner_policy_cases_registered = register_tuner_policy_cases();
 
 }  // namespace
 }  // namespace abi_test

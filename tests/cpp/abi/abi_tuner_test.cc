@@ -147,7 +147,7 @@ void keeps_communicators_apart(int version) {
   });
 }
 
-bool register_all() {
+bool register_tuner_cases() {
   register_tuner_case("is_named_and_leaves_the_chunk_size", {}, is_named_and_leaves_the_chunk_size);
   register_tuner_case("acts", {}, acts);
   register_tuner_case("acts_when_chosen_by_name", {{"NCCL_NET", "baguanet"}}, acts);
@@ -184,7 +184,7 @@ bool register_all() {
   return true;
 }
 
-const bool registered = register_all();
+const bool tuner_cases_registered = register_tuner_cases();
 
 }  // namespace
 }  // namespace abi_test

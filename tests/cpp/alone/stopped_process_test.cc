@@ -20,8 +20,6 @@ namespace {
 
 constexpr std::int64_t kHourMs = 3'600'000;
 
-NicPath path_to(const SocketAddress& address) { return {loopback(), address, 0}; }
-
 // What a receiver asks of its sender's process once no connection is left.
 struct Receiver {
   CommPair pair;

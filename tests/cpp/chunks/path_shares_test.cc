@@ -11,7 +11,7 @@
 namespace bagua_net {
 namespace {
 
-constexpr double kMegabytesPerSecond = 1e-3;  // in bytes per ns
+constexpr double kMBps = 1e-3;  // in bytes per ns
 constexpr std::int64_t kMs = 1'000'000;
 constexpr std::int64_t kStepUs = 2000;
 constexpr std::size_t kMiB = 1u << 20;
@@ -350,7 +350,7 @@ TEST_CASE(no_message_ends_later_than_over_the_best_path_alone) {
     }
     for (int message = 0; message < 20; ++message) {
       const std::size_t bytes = 8u << (random() % 22);
-      const double alone_ns = 5e4 + static_cast<double>(bytes) / (rates[0] * kMegabytesPerSecond);
+      const double alone_ns = 5e4 + static_cast<double>(bytes) / (rates[0] * kMBps);
       std::vector<double> busy_ns(count);
       std::size_t left = bytes;
       while (left > 0) {
@@ -362,7 +362,7 @@ TEST_CASE(no_message_ends_later_than_over_the_best_path_alone) {
         taken = std::min(taken, left);
         if (taken == 0) continue;
         paths.shares.take(static_cast<int>(path), taken, paths.now_ns);
-        busy_ns[path] += static_cast<double>(taken) / (rates[path] * kMegabytesPerSecond);
+        busy_ns[path] += static_cast<double>(taken) / (rates[path] * kMBps);
         left -= taken;
       }
       double end_ns = 0;

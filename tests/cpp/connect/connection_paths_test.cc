@@ -22,8 +22,6 @@ namespace {
 
 constexpr in_addr_t kElsewhere = INADDR_LOOPBACK + 1;
 
-NicPath path_to(const SocketAddress& address) { return {loopback(), address, 0}; }
-
 // A comm of one stream, and a ticket for another one instead.
 struct Connected {
   HandshakeSettings settings;

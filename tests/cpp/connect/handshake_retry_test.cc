@@ -16,8 +16,8 @@ namespace bagua_net {
 namespace {
 
 // A connector by hand.
-struct Listening : ListeningService {
-  explicit Listening(std::optional<int> most_streams = {}) : ListeningService(settings_with(most_streams)) {}
+struct RetriedListening : ListeningService {
+  explicit RetriedListening(std::optional<int> most_streams = {}) : ListeningService(settings_with(most_streams)) {}
 
   Hello hello(std::uint16_t index, std::uint16_t streams) const {
     Hello hello = ListeningService::hello();
@@ -62,7 +62,7 @@ void check_joined(const OwnedFd& near, const OwnedFd& far) {
 }  // namespace
 
 TEST_CASE(a_stream_that_is_lost_while_others_join_comes_again) {
-  Listening listening;
+  RetriedListening listening;
   listening.lose(0, 2);
   EstablishedConnection connection;
   CHECK(!listening.accept(&connection));
@@ -77,7 +77,7 @@ TEST_CASE(a_stream_that_is_lost_while_others_join_comes_again) {
 }
 
 TEST_CASE(a_stream_that_is_lost_before_the_accept_comes_again) {
-  Listening listening;
+  RetriedListening listening;
   const OwnedFd first = listening.join(0, 2);
   listening.lose(1, 2);
   const OwnedFd second = listening.join(1, 2);
@@ -88,7 +88,7 @@ TEST_CASE(a_stream_that_is_lost_before_the_accept_comes_again) {
 }
 
 TEST_CASE(a_stream_that_is_lost_after_the_accept_joins_the_comm_in_use) {
-  Listening listening;
+  RetriedListening listening;
   const OwnedFd first = listening.join(0, 2);
   listening.lose(1, 2);
   const EstablishedConnection connection = listening.accepted();
@@ -107,7 +107,7 @@ TEST_CASE(a_stream_that_is_lost_after_the_accept_joins_the_comm_in_use) {
 
 // Its connector has finished, and notices the loss before anybody accepts.
 TEST_CASE(a_stream_that_is_lost_before_the_accept_is_replaced) {
-  Listening listening;
+  RetriedListening listening;
   OwnedFd first = listening.join(0, 2);
   OwnedFd second = listening.join(1, 2);
   reset_connection(&first);
@@ -127,7 +127,7 @@ TEST_CASE(a_stream_that_is_lost_before_the_accept_is_replaced) {
 
 // All places of a listener that allows no more streams are taken, one of them by a connection that is lost.
 TEST_CASE(a_first_stream_comes_again_to_a_comm_that_is_full) {
-  Listening listening(2);
+  RetriedListening listening(2);
   const OwnedFd first = listening.join(0, 2);
   listening.lose(1, 2);
   const EstablishedConnection connection = listening.accepted();
@@ -138,7 +138,7 @@ TEST_CASE(a_first_stream_comes_again_to_a_comm_that_is_full) {
 }
 
 TEST_CASE(only_the_same_comm_takes_a_streams_place) {
-  Listening listening;
+  RetriedListening listening;
   const OwnedFd first = listening.join(0, 2);
   Hello other = listening.hello(0, 2);
   other.comm_id[0] ^= 1;
@@ -152,7 +152,7 @@ TEST_CASE(only_the_same_comm_takes_a_streams_place) {
 // A connector opens the next connection over a shorter path: it has joined before the proof of the former one arrives.
 TEST_CASE(a_connection_that_its_connector_has_given_up_takes_no_place_of_a_later_one) {
   for (const std::uint32_t before : {std::uint32_t{1}, ~std::uint32_t{0}}) {  // they wrap
-    Listening listening;
+    RetriedListening listening;
     const HandshakeKeyRef key = handshake_key(listening.handle.token);
     const auto check_later_stays = [&](std::uint16_t index) {
       Hello hello = listening.hello(index, 2);
@@ -195,7 +195,7 @@ TEST_CASE(a_connection_that_its_connector_has_given_up_takes_no_place_of_a_later
 
 TEST_CASE(a_connect_survives_the_loss_of_every_reply_once) {
   for (const int losses : {0, 1, 3}) {
-    Listening listening;
+    RetriedListening listening;
     HandleBytes handle = listening.handle_bytes;
     std::atomic<int> lost{0};
     WireRelay relay(handle.data(), [&](const WireRelay::Passing& passing) {

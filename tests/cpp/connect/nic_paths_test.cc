@@ -1,9 +1,7 @@
 // Which pairs of network interfaces a comm's connections use.
 #include "transport/connect/nic_paths.h"
 
-#include <sys/socket.h>
-
-#include "support/check.h"
+#include "support/connection_ends.h"
 
 namespace bagua_net {
 namespace {
@@ -13,13 +11,6 @@ constexpr NicPairing kRouted{false, true};
 constexpr NicPairing kFar{false, false};
 
 using Pairs = std::vector<std::pair<std::size_t, std::size_t>>;
-
-NicPath path_to(const char* interface, std::uint8_t last_byte) {
-  NicPath path;
-  path.interface.name = interface;
-  path.address = SocketAddress(AF_INET, {10, 0, 0, last_byte}, 1, 0);
-  return path;
-}
 
 }  // namespace
 

@@ -19,14 +19,6 @@ namespace {
 
 const Status no_answer = Status::system_error("connect", ETIMEDOUT);
 
-NicPath path_to(const char* interface, std::uint8_t last_byte) {
-  NicPath path;
-  path.interface.name = interface;
-  path.address = SocketAddress(AF_INET, {10, 0, 0, last_byte}, 1, 0);
-  return path;
-}
-NicPath path_to(const SocketAddress& address) { return {loopback(), address, 0}; }
-
 using Indices = std::vector<std::size_t>;
 
 }  // namespace

@@ -4,25 +4,18 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <map>
 #include <thread>
 
 #include "support/check.h"
 #include "support/temporary_tree.h"
+#include "support/variables.h"
 
 using bagua_net::CpuBudget;
 using bagua_net::default_worker_count;
+using bagua_net::reader;
+using bagua_net::Variables;
 
 namespace {
-
-using Variables = std::map<std::string, std::string>;
-
-bagua_net::EnvironmentReader reader(const Variables& variables) {
-  return [variables](const std::string& name) -> std::optional<std::string> {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt : std::optional<std::string>(found->second);
-  };
-}
 
 // A host with /proc and /sys/fs/cgroup below one directory.
 class Host {

@@ -1,22 +1,13 @@
 // What launchers say of a process, over made-up environments.
 #include "os/launcher.h"
 
-#include <map>
 #include <string>
 
 #include "support/check.h"
+#include "support/variables.h"
 
 namespace bagua_net {
 namespace {
-
-using Variables = std::map<std::string, std::string>;
-
-EnvironmentReader reader(const Variables& variables) {
-  return [variables](const std::string& name) -> std::optional<std::string> {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt : std::optional<std::string>(found->second);
-  };
-}
 
 JobPosition position(const Variables& variables) { return job_position(reader(variables)); }
 

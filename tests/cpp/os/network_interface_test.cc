@@ -4,26 +4,20 @@
 #include <arpa/inet.h>
 #include <net/if.h>
 
-#include <map>
-
 #include "support/check.h"
+#include "support/variables.h"
 
 using bagua_net::InterfaceAddress;
 using bagua_net::InterfaceVerdict;
+using bagua_net::reader;
 using bagua_net::SocketAddress;
 using bagua_net::Status;
+using bagua_net::Variables;
+using check::contains;
 
 namespace {
 
-using Variables = std::map<std::string, std::string>;
 constexpr unsigned kRunning = IFF_UP | IFF_RUNNING;
-
-bagua_net::EnvironmentReader reader(const Variables& variables) {
-  return [variables](const std::string& name) -> std::optional<std::string> {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt : std::optional<std::string>(found->second);
-  };
-}
 
 SocketAddress ip(const std::string& text, unsigned scope = 0) {
   sockaddr_in ipv4{};
@@ -97,8 +91,6 @@ std::string failure(const Machine& machine, const Variables& variables = {}) {
   CHECK_EQ(outcome.used(), std::string());
   return outcome.status.message();
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 Machine workstation() {
   return Machine()

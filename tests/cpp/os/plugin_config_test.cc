@@ -2,28 +2,21 @@
 #include "config/plugin_config.h"
 
 #include <cstdlib>
-#include <map>
-#include <optional>
 #include <set>
 #include <tuple>
 
 #include "support/check.h"
+#include "support/variables.h"
 
 using bagua_net::CongestionControl;
 using bagua_net::PluginConfig;
+using bagua_net::reader;
 using bagua_net::Recovery;
 using bagua_net::Status;
+using bagua_net::Variables;
+using check::contains;
 
 namespace {
-
-using Variables = std::map<std::string, std::string>;
-
-bagua_net::EnvironmentReader reader(const Variables& variables) {
-  return [variables](const std::string& name) -> std::optional<std::string> {
-    const auto found = variables.find(name);
-    return found == variables.end() ? std::nullopt : std::optional<std::string>(found->second);
-  };
-}
 
 PluginConfig parsed(const Variables& variables) {
   PluginConfig config;
@@ -52,8 +45,6 @@ auto members(const PluginConfig& config) {
                     config.zero_copy, config.msg_zerocopy, config.stats, config.trace, config.socket_buffer_bytes,
                     config.congestion_control);
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

@@ -44,6 +44,10 @@ constexpr int rounds(int usual) {
 #endif
 }
 
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+inline bool is_close(double value, double expected) { return value > 0.99 * expected && value < 1.01 * expected; }
+
 [[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + what);
 }

@@ -24,6 +24,15 @@ inline HandshakeSettings settings_with(std::optional<int> streams) {
   return settings;
 }
 
+// By an interface of this host to 10.0.0.<last_byte>.
+inline NicPath path_to(const char* interface, std::uint8_t last_byte) {
+  NicPath path;
+  path.interface.name = interface;
+  path.address = SocketAddress(AF_INET, {10, 0, 0, last_byte}, 1, 0);
+  return path;
+}
+inline NicPath path_to(const SocketAddress& address) { return {loopback(), address, 0}; }
+
 // The bytes of a handle, of which those behind ours are the state of its connect.
 using HandleBytes = std::array<std::uint8_t, 128>;
 

@@ -6,6 +6,8 @@
 namespace bagua_net {
 namespace {
 
+using check::is_close;
+
 constexpr std::int64_t kStepNs = 2'000'000;
 
 // Looks every 2 ms at one connection after the other.
@@ -32,8 +34,6 @@ struct Watched {
   double least() const { return rate.least() * kStepNs; }
   double most() const { return rate.most() * kStepNs; }
 };
-
-bool is_close(double value, double expected) { return value > 0.99 * expected && value < 1.01 * expected; }
 
 }  // namespace
 

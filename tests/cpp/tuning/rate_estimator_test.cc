@@ -7,16 +7,18 @@
 namespace bagua_net {
 namespace {
 
+using check::is_close;
+
 constexpr double kMegabytesPerSecond = 1e-3;  // in bytes per ns
 constexpr std::int64_t kStepUs = 2000;
 
 // A stream that is looked at every 2 ms while it is busy.
-struct Watched {
+struct WatchedStream {
   RateEstimator meter;
   Delivery delivery;
   std::int64_t now_ns = 1'000'000'000;
 
-  Watched(std::int64_t round_trip_us, double permitted) {
+  WatchedStream(std::int64_t round_trip_us, double permitted) {
     delivery.round_trip_us = delivery.least_round_trip_us = round_trip_us;
     delivery.permitted_bytes_per_ns = permitted * kMegabytesPerSecond;
   }
@@ -33,21 +35,19 @@ struct Watched {
   double pace() const { return meter.pace().bytes_per_ns / kMegabytesPerSecond; }
 };
 
-bool is_close(double value, double expected) { return value > 0.99 * expected && value < 1.01 * expected; }
-
 }  // namespace
 
 TEST_CASE(nothing_is_known_at_first) { CHECK_EQ(RateEstimator().pace().bytes_per_ns, 0.0); }
 
 TEST_CASE(without_a_queue_what_tcp_permits_counts_on_a_long_path) {
-  Watched stream(2000, 1000);
+  WatchedStream stream(2000, 1000);
   stream.run(1000, 5, 0);
   CHECK(is_close(stream.pace(), 1000));
   CHECK_EQ(stream.meter.pace().round_trip_ns, 2e6);
 }
 
 TEST_CASE(without_a_queue_what_was_delivered_is_a_lower_bound_on_a_short_path) {
-  Watched stream(100, 1000);
+  WatchedStream stream(100, 1000);
   stream.run(500, 5, 0);
   CHECK(is_close(stream.pace(), 5));
   stream.run(100, 50, 0);
@@ -57,13 +57,13 @@ TEST_CASE(without_a_queue_what_was_delivered_is_a_lower_bound_on_a_short_path) {
 }
 
 TEST_CASE(a_queue_in_the_socket_makes_a_rate_of_what_is_delivered) {
-  Watched stream(100, 1000);
+  WatchedStream stream(100, 1000);
   stream.run(200, 25, 100'000);
   CHECK(is_close(stream.pace(), 25));
 }
 
 TEST_CASE(a_queue_in_the_network_does_so_too) {
-  Watched stream(100, 1000);
+  WatchedStream stream(100, 1000);
   stream.run(200, 25, 0);
   stream.delivery.round_trip_us = 6500;
   stream.run(1000, 2.5, 0);
@@ -71,7 +71,7 @@ TEST_CASE(a_queue_in_the_network_does_so_too) {
 }
 
 TEST_CASE(jitter_is_no_queue) {
-  Watched stream(40'000, 1000);
+  WatchedStream stream(40'000, 1000);
   stream.delivery.round_trip_us = 46'000;
   stream.run(1000, 2.5, 0);
   CHECK(is_close(stream.pace(), 1000));
@@ -79,7 +79,7 @@ TEST_CASE(jitter_is_no_queue) {
 
 TEST_CASE(a_path_that_has_yet_to_fill_is_no_rate) {
   // 50 ms of which the first round trip brings nothing would be a fifth of the rate.
-  Watched stream(40'000, 1000);
+  WatchedStream stream(40'000, 1000);
   stream.run(40, 0, 100'000);
   stream.run(40, 100, 100'000);
   CHECK(is_close(stream.pace(), 1000));
@@ -88,7 +88,7 @@ TEST_CASE(a_path_that_has_yet_to_fill_is_no_rate) {
 }
 
 TEST_CASE(tcp_permitting_less_now_counts_at_once_on_a_long_path) {
-  Watched stream(2000, 1000);
+  WatchedStream stream(2000, 1000);
   stream.run(200, 25, 100'000);
   CHECK(is_close(stream.pace(), 25));
   stream.delivery.permitted_bytes_per_ns = 1 * kMegabytesPerSecond;
@@ -98,7 +98,7 @@ TEST_CASE(tcp_permitting_less_now_counts_at_once_on_a_long_path) {
 
 TEST_CASE(a_rate_grows_old) {
   for (const std::int64_t round_trip_us : {100, 2000}) {
-    Watched stream(round_trip_us, 1000);
+    WatchedStream stream(round_trip_us, 1000);
     stream.run(200, 25, 100'000);
     stream.run(900, 1, 0);
     CHECK(!stream.meter.pace().is_old);
@@ -111,7 +111,7 @@ TEST_CASE(a_rate_grows_old) {
 }
 
 TEST_CASE(what_tcp_permits_does_not_grow_old) {
-  Watched stream(2000, 10);
+  WatchedStream stream(2000, 10);
   stream.run(200, 25, 100'000);
   stream.run(2000, 1, 0);
   CHECK(is_close(stream.pace(), 10));
@@ -119,7 +119,7 @@ TEST_CASE(what_tcp_permits_does_not_grow_old) {
 }
 
 TEST_CASE(a_rate_follows_the_stream) {
-  Watched stream(100, 1000);
+  WatchedStream stream(100, 1000);
   stream.run(200, 25, 100'000);
   stream.run(500, 50, 100'000);
   CHECK(is_close(stream.pace(), 50));
@@ -128,7 +128,7 @@ TEST_CASE(a_rate_follows_the_stream) {
 // Otherwise a slow stream delays a chunk of each small message, which never keep it busy for long enough to be
 // measured.
 TEST_CASE(an_old_rate_is_tried_with_one_chunk_at_a_time) {
-  Watched stream(100, 1000);
+  WatchedStream stream(100, 1000);
   stream.run(500, 5, 1);
   stream.run(1100, 0, 0);
   CHECK(stream.meter.pace().is_old);
