@@ -120,7 +120,7 @@ CMAKE_FLAGS_asan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_UNITY_BUILD=ON -DBAGUA
 # With a clang that has libFuzzer, one tree serves the tests under ASan and the fuzzers. With -O0, which builds faster,
 # these try 20 times fewer inputs in a second.
 CMAKE_FLAGS_fuzz = -DCMAKE_COMPILE_WARNING_AS_ERROR=OFF -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_UNITY_BUILD=ON -DBAGUA_BUILD_FUZZERS=ON \
-  -DBAGUA_SANITIZE=fuzzer-no-link,address,undefined \
+  -DBAGUA_SANITIZE=address,undefined \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_C_COMPILER=$(subst clang++,clang,$(FUZZ_CXX))
 # ThreadSanitizer ignores fences. Those of the statistics page are for readers in other processes.
 CMAKE_FLAGS_tsan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_UNITY_BUILD=ON -DBAGUA_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1 -Wno-tsan"
