@@ -50,7 +50,8 @@ void carries_every_size(const Session& session) {
     exchange(net, connection, bytes, bytes, seed % 9, (seed * 5) % 13, seed);
     ++seed;
   }
-  exchange(net, connection, 64 * kMiB + 1, 64 * kMiB + 1, 3, 1, seed);
+  const std::size_t most = static_cast<std::size_t>(check::rounds(64)) * kMiB + 1;
+  exchange(net, connection, most, most, 3, 1, seed);
   for (const int tag : {0, -1, 1, INT_MIN, INT_MAX}) exchange(net, connection, 100, 100, 1, 2, ++seed, tag);
   close_both_ends(net, &connection);
 }
@@ -223,7 +224,7 @@ void moves_both_directions_at_once(const Session& session) {
   const Net& net = session.net();
   Connection there = connect_both_ends(net, session.ctx());
   Connection back = connect_both_ends(net, session.ctx());
-  constexpr int kMessages = 64;
+  constexpr int kMessages = 16 + check::rounds(48);  // each buffer is used again
   std::string failure;
   std::thread other([&] {
     try {

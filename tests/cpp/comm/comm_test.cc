@@ -82,7 +82,7 @@ Status receive_hostile_frame(const FrameHeader& header) {
 }  // namespace
 
 TEST_CASE(messages_survive_streams_that_move_few_bytes_interrupt_and_refuse) {
-  for (unsigned seed = 1; seed <= 20; ++seed) {
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(check::rounds(20)); ++seed) {
     std::mt19937 random(seed);
     std::vector<std::size_t> sizes;
     TwoWayBehaviour behaviour{1, 1, 20, 30, 64};

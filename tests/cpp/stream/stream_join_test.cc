@@ -25,7 +25,7 @@ namespace bagua_net {
 namespace {
 
 void streams_join_on_both_ends(int workers, std::size_t first_streams) {
-  for (unsigned seed = 1; seed <= 3; ++seed) {
+  for (unsigned seed = 1; seed <= check::seeds(3); ++seed) {
     std::mt19937 random(seed);
     constexpr std::size_t kMax = 8;
     GrowingComms connection(workers, first_streams, kMax, kMax);

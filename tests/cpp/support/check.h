@@ -44,6 +44,15 @@ constexpr int rounds(int usual) {
 #endif
 }
 
+// How many seeds are tried where one takes seconds with a sanitizer: then it is one.
+constexpr unsigned seeds([[maybe_unused]] unsigned usual) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return 1;
+#else
+  return usual;
+#endif
+}
+
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 inline bool is_close(double value, double expected) { return value > 0.99 * expected && value < 1.01 * expected; }
