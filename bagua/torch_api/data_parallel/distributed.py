@@ -304,24 +304,23 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         self._before_forward()
         if self.device_ids:
             inputs, kwargs = _moved((inputs, kwargs), self.device)
-        output = self._run_module(inputs, kwargs)
+        if self._mixed is None:
+            output = self._split_graphs.call(self.module, inputs, kwargs)
+        else:
+            inputs, kwargs = self._mixed.cast_inputs((inputs, kwargs))
+            with self._mixed.cast_parameters():
+                output = self.module(*inputs, **kwargs)
         if self._has_buffer_hook:
             self._after_forward()
         return output if self.output_device is None else _moved(output, self.output_device)
 
-    def _run_module(self, inputs: Any, kwargs: Any) -> Any:
-        mixed = self._mixed
-        if mixed is None:
-            return self._split_graphs.call(self.module, inputs, kwargs)
-        inputs, kwargs = mixed.cast_inputs((inputs, kwargs))
-        with mixed.cast_parameters():
-            return self.module(*inputs, **kwargs)
-
     def _begin_forward(self) -> None:
-        if self._engine is None and not torch.is_grad_enabled():
-            return  # a copy that is evaluated, on one rank perhaps
-        inner = self.inner
-        makes_them_differ = torch.is_grad_enabled() and self.require_backward_grad_sync
+        has_graph, inner = torch.is_grad_enabled(), self._engine
+        if inner is None:
+            if not has_graph:
+                return  # a copy that is evaluated, on one rank perhaps
+            inner = self.inner
+        makes_them_differ = has_graph and inner.require_backward_grad_sync
         if is_in_backward():
             # Of a forward pass that is repeated. The first time, gradients may have been off.
             self.forward_buffers.differ |= makes_them_differ
@@ -334,18 +333,17 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         if not self._has_looked_for_optimizers:
             self._has_looked_for_optimizers = True
             take_over_optimizers(inner, self._given_algorithm)
-        self._uneven.before_forward()
+        if self._join_config.enable:
+            self._uneven.before_forward()
+        given = self.broadcast_buffers, self._uneven.source, makes_them_differ
         regrouping = coordinator.current()
-        if regrouping is not None:
-            if self.module.training and torch.is_grad_enabled():
-                regrouping.begin_forward()
-            # The broadcast alone is repeated; what else is done before a forward pass communicates nothing then.
-            regrouping.repeat(lambda: self._broadcast_buffers(makes_them_differ))
-        else:
-            self._broadcast_buffers(makes_them_differ)
-
-    def _broadcast_buffers(self, makes_them_differ: bool) -> None:
-        self.forward_buffers.before_forward(self.broadcast_buffers, self._uneven.source, makes_them_differ)
+        if regrouping is None:
+            self.forward_buffers.before_forward(*given)
+            return
+        if self.module.training and has_graph:
+            regrouping.begin_forward()
+        # The broadcast alone is repeated; what else is done before a forward pass communicates nothing then.
+        regrouping.repeat(lambda: self.forward_buffers.before_forward(*given))
 
     def _end_forward(self) -> None:
         self.forward_buffers.after_forward(self._uneven.source)

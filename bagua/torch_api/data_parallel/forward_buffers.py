@@ -75,7 +75,7 @@ class ForwardBuffers:
 
     def will_run(self, is_wanted: bool) -> bool:
         """Whether the next forward pass synchronizes them, if the wrapper is to do that at all."""
-        return is_wanted and self.differ and self.has_buffers and self._engine.bagua_algorithm.ranks_in_step
+        return is_wanted and self.differ and self._broadcast.has_buffers and self._engine.bagua_algorithm.ranks_in_step
 
     def before_forward(self, is_wanted: bool, source: int, will_differ: bool) -> None:
         """

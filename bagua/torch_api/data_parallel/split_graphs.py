@@ -20,16 +20,13 @@ class SplitGraphs:
     """
     Attributes:
         bucket_bytes_cap: the name that the compiler reads: parameters of so many bytes make a graph.
+        call: `call(module, inputs, kwargs)` is `module(*inputs, **kwargs)`.
     """
 
     def __init__(self, bucket_bytes: int) -> None:
         self.bucket_bytes_cap = max(bucket_bytes, FIRST_BUCKET_BYTES)  # the compiler takes no smaller one
         # This call runs as it is, so that what it sets is there when the compiler meets the module.
-        self._run: Any = torch.compiler.disable(self._call, recursive=False)  # type: ignore[no-untyped-call]
-
-    def call(self, module: nn.Module, inputs: Any, kwargs: Any) -> Any:
-        """`module(*inputs, **kwargs)`."""
-        return self._run(module, inputs, kwargs)
+        self.call: Any = torch.compiler.disable(self._call, recursive=False)  # type: ignore[no-untyped-call]
 
     def _call(self, module: nn.Module, inputs: Any, kwargs: Any) -> Any:
         ddp: Any = TorchDDP

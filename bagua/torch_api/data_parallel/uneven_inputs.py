@@ -128,10 +128,8 @@ class UnevenInputs:
         return _ShadowStep(self._wrapper, self)
 
     def before_forward(self) -> None:
-        """On a rank that has inputs: tell those that have none what this step will do."""
+        """Within `join`, on a rank that has inputs: tell those that have none what this step will do."""
         wrapper = self._wrapper
-        if not wrapper._join_config.enable:
-            return
         backward = torch.is_grad_enabled() and wrapper.inner.require_backward_grad_sync
         buffers = wrapper.forward_buffers.will_run(wrapper.broadcast_buffers)
         self.exchange(active=True, backward=backward, buffers=buffers)
