@@ -22,7 +22,7 @@ from bagua.engine.incomplete_step import (
 from bagua.engine.parameters import TrainableWatch
 from bagua.engine.setup import ActiveRanks
 from bagua.engine.static_graph import StaticGraph
-from bagua.engine.step_state import PASS_TRANSITIONS, PassEvent, PassState, StateMachine
+from bagua.engine.step_state import PassEvent, PassState
 from bagua.engine.tensor import mark_ready, record_of
 from bagua.engine.training_plan import AlgorithmHooks, TrainingPlan
 from bagua.engine.unused_parameters import Presence, agree_on_unused, forget_unused
@@ -32,11 +32,12 @@ from bagua.engine.unused_parameters import Presence, agree_on_unused, forget_unu
 _PASSES_BETWEEN_LOOKS = 100
 
 
-class BackwardPasses(StateMachine[PassState, PassEvent]):
+class BackwardPasses:
     """
     Args:
         active_ranks: which ranks take part.
         weights: what batches count for; None: all ranks alike.
+        open_pass: called with the first gradient of a pass.
 
     Attributes:
         state: between and in backward passes.
@@ -47,8 +48,9 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
             first, and without `find_unused_parameters`.
     """
 
-    def __init__(self, active_ranks: ActiveRanks, weights: BatchWeights | None = None) -> None:
-        super().__init__(PassState.CLOSED, PASS_TRANSITIONS)
+    def __init__(self, active_ranks: ActiveRanks, weights: BatchWeights | None, open_pass: Callable[[], None]) -> None:
+        self.state = PassState.CLOSED
+        self.open_pass = open_pass
         self.communicates = True
         self.on_gradient: list[Callable[[Tensor], None] | None] = []
         self.used_anywhere: set[str] | None = None
@@ -132,7 +134,7 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         if self._static is not None:
             self._static.begin_pass()
         self._passes += 1
-        self.on(PassEvent.BEGINS)
+        self.state = PassEvent.BEGINS[self.state]
 
     def end(self) -> bool:
         """The pass is over: the algorithm waits for its results.
@@ -141,12 +143,14 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
             whether parameters should be looked for that the module did not have before.
         """
         # Asked first, for what follows sets flags as well.
-        nothing_came = not self._used and not (self._sends_in_pass and self._plan.scheduler.has_begun)
-        has_fewer = len(self._used) < self._fewest_used
-        self._fewest_used = min(self._fewest_used, len(self._used))
+        used = len(self._used)
+        nothing_came = not used and not (self._sends_in_pass and self._plan.scheduler.has_begun)
+        has_fewer = used < self._fewest_used
+        if has_fewer:
+            self._fewest_used = used
         if self._static is not None:
             self._complete_static(self._static)
-        self.on(PassEvent.ENDS)
+        self.state = PassEvent.ENDS[self.state]
         self._end()
         return nothing_came or has_fewer or self._passes % _PASSES_BETWEEN_LOOKS == 1
 
@@ -156,7 +160,7 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         try:
             static.end_pass({id(parameter): name for name, parameter in plan.parameters})
         except RuntimeError:
-            self.on(PassEvent.ENDS)
+            self.state = PassEvent.ENDS[self.state]
             plan.scheduler.abandon_pass()
             plan.scheduler.reset()
             raise
@@ -209,7 +213,7 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
     def note_frozen(self, all_frozen: bool) -> None:
         """What a forward pass has found: whether all parameters are frozen."""
         if self.state is (PassState.CLOSED if all_frozen else PassState.FROZEN):
-            self.on(PassEvent.ALL_FROZEN if all_frozen else PassEvent.SOME_TRAINED)
+            self.state = (PassEvent.ALL_FROZEN if all_frozen else PassEvent.SOME_TRAINED)[self.state]
 
     def _presence(self, parameter: nn.Parameter) -> Presence:
         if id(parameter) in self._used:
@@ -225,14 +229,14 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
     def drop(self) -> None:
         """The pass that is open, if there is one, and what was launched in this step are forgotten."""
         if self.state in (PassState.OPEN, PassState.INTERRUPTED):
-            self.on(PassEvent.TOLD)
+            self.state = PassEvent.TOLD[self.state]
         self._plan.scheduler.drop_pass()
 
     # --- what is refused ---------------------------------------------------------------------------------------------
 
     def synchronizes(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer steps a parameter that is synchronized."""
-        return any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"])
+        return any(not self._ids.isdisjoint(map(id, group["params"])) for group in optimizer.param_groups)
 
     def refuse_unsynchronized(self, position: int, parameter: Tensor) -> None:
         """A parameter that was frozen when buckets were made has got a gradient: it was unfrozen where nobody looks.
@@ -264,9 +268,11 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         """
         scheduler, parameters = self._plan.scheduler, self._plan.parameters
         interrupted = self.state is PassState.OPEN or self.state is PassState.INTERRUPTED
+        if not interrupted and not scheduler.has_begun and scheduler.is_whole:
+            return  # nothing has happened since the last call
         is_unfinished = False
         if interrupted:
-            self.on(PassEvent.TOLD)
+            self.state = PassEvent.TOLD[self.state]
             # Even if all was sent: nobody has waited for it, and the end of the pass is missing.
             is_unfinished = self._sends_in_pass and scheduler.has_begun
             scheduler.abandon_pass()

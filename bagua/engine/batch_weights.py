@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from bagua.engine.module_hooks import call_at_end
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named
 from bagua.misuse import shown
@@ -54,8 +55,6 @@ class BatchWeights:
         setup: how the module is trained; `loss` and `counts_batch` are in it.
         parameters: gives (name, parameter) of what is synchronized now.
         communicates: whether backward passes do now, and what: gradients, or no more than that replicas have moved.
-        at_end_of_pass: `at_end_of_pass(function)` within a backward pass: calls `function(is_complete)` when that has
-            ended. It is not complete if it raised.
 
     Attributes:
         samples: of this rank's passes so far whose gradients were its own.
@@ -66,12 +65,11 @@ class BatchWeights:
         setup: Setup,
         parameters: Callable[[], Sequence[tuple[str, nn.Parameter]]],
         communicates: Callable[[], tuple[bool, bool]],
-        at_end_of_pass: Callable[[Callable[[bool], None]], None],
     ) -> None:
         self._group, self._communicator = setup.group, setup.communicator
         self._is_mean = setup.loss == "mean"
         self._name = setup.name
-        self._parameters, self._communicates, self._at_end_of_pass = parameters, communicates, at_end_of_pass
+        self._parameters, self._communicates = parameters, communicates
         self.samples = 0.0
         self._weight: float | None = None  # of the next pass
         self._is_counted = False  # not given
@@ -84,7 +82,7 @@ class BatchWeights:
         self._refused_since_exchange: float | None = None  # of passes whose gradients were this rank's own
         self._unit = 0.0  # the weight in units of which gradients are; 0: there are none
         self._versions: list[int] = []  # of gradients, when the last of these passes had ended
-        self._is_in_uncommunicated = False
+        self._uncommunicated: object | None = None  # the end of such a pass, which autograd will call
         # Gradients of passes that have communicated, until others are added.
         self._set_aside: list[tuple[nn.Parameter, Tensor]] = []
         self._was_sent = False  # since the last optimizer step
@@ -186,16 +184,16 @@ class BatchWeights:
 
     def note_gradient(self) -> None:
         """Of a pass that does not communicate."""
-        if not self._is_in_uncommunicated:
-            self._is_in_uncommunicated = True
-            self._at_end_of_pass(self._end_uncommunicated)
+        if self._uncommunicated is None:
+            self._uncommunicated = call_at_end(self._end_uncommunicated, 0, self._drop_uncommunicated)
 
-    def _end_uncommunicated(self, is_complete: bool) -> None:
-        self._is_in_uncommunicated = self._has_forward = False
+    def _drop_uncommunicated(self, _: object = None) -> None:
+        self._uncommunicated, self._has_forward, self._weight = None, False, None
         self._stop_zeroing()
-        weight, self._weight = self._weight, None
-        if not is_complete:
-            return
+
+    def _end_uncommunicated(self, _: int) -> None:
+        weight = self._weight
+        self._drop_uncommunicated()
         if weight is None:
             self._refused = _NONE_GIVEN
         elif not _is_weight(weight):

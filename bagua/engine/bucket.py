@@ -60,11 +60,16 @@ class FunctionOp(PrescaledOp):
 
 
 class Bucket(BucketMemory):
-    """As BucketMemory, whose arguments and errors it has, with operations."""
+    """As BucketMemory, whose arguments and errors it has, with operations.
+
+    Attributes:
+        inline_op: its only operation, if that goes on in the background by itself.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], name: str, flatten: bool = True, alignment: int = 1) -> None:
         super().__init__(tensors, name, flatten, alignment)
         self._ops: list[BucketOp] = []
+        self.inline_op: BucketOp | None = None
         # What the elements are multiplied by before each operation. Before the first one: `prescale`.
         self._scales: list[float | None] = []
 
@@ -90,6 +95,7 @@ class Bucket(BucketMemory):
         else:
             self.prescale = scale
             self._scales.append(None)
+        self.inline_op = op if op.inline and not self._ops else None
         self._ops.append(op)
         return self
 
@@ -101,17 +107,8 @@ class Bucket(BucketMemory):
 
     def clear_ops(self) -> Bucket:
         """Forget all operations. Returns the bucket."""
-        self._ops, self._scales, self.prescale = [], [], None
+        self._ops, self._scales, self.prescale, self.inline_op = [], [], None, None
         return self
-
-    @property
-    def runs_inline(self) -> bool:
-        """Whether its only operation goes on in the background by itself."""
-        return len(self._ops) == 1 and self._ops[0].inline
-
-    def start_inline_op(self) -> dist.Work | None:
-        """Start the only operation, where `runs_inline`."""
-        return self._ops[0].run(self)
 
     def run_ops(self) -> None:
         """All operations, one after the other, on this thread and the current stream. `copy_in` comes first."""

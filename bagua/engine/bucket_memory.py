@@ -187,12 +187,9 @@ class BucketMemory:
         A gradient that does not exist counts as zeros. All are multiplied by `prescale`. On the current stream."""
         if torch.is_grad_enabled():  # not on autograd's threads, as a rule; the context costs half as much as the rest
             with torch.no_grad():
-                self._copy_in()
-        else:
-            self._copy_in()
-
-    def _copy_in(self) -> None:
-        scale = self._scale
+                BucketMemory.copy_in(self)
+            return
+        scale = self.prescale if self.weight is None else self._scale
         if self.padding_tensor is not None:
             # Where values were not finite, a compressed sum has left that here, and would spread it from now on.
             self.padding_tensor.zero_()
@@ -241,7 +238,8 @@ class BucketMemory:
         views: list[Tensor] = []
         gradients: list[Tensor] = []
         absent: list[Tensor] = []
-        dtype, strided, flatten = self._flat.dtype, torch.strided, self.flatten
+        dtype, strided, flatten = self.dtype, torch.strided, self.flatten
+        _, gpus, numels = self._kinds
         for index, (tensor, view, address) in enumerate(zip(self.tensors, self.views, self._addresses, strict=True)):
             # `p.grad.data = ...`, or a conversion of the module: the view, which the gradient is, has other memory.
             gradient = tensor.grad
@@ -252,7 +250,12 @@ class BucketMemory:
             if gradient is None:
                 absent.append(view)
             else:
-                if gradient.dtype is not dtype or gradient.layout is not strided or not gradients:
+                if (
+                    gradient.dtype is not dtype
+                    or gradient.layout is not strided
+                    # Of one, all: whoever moves a module moves all of it.
+                    or (not gradients and (gradient.get_device() != gpus[index] or gradient.numel() != numels[index]))
+                ):
                     self._check(gradient, index)
                 views.append(view)
                 gradients.append(gradient)

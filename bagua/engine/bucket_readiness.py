@@ -11,18 +11,32 @@ waits for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from bagua.engine.bucket import Bucket
-from bagua.engine.step_state import BUCKET_TRANSITIONS, BucketEvent, BucketState, StateMachine
+from bagua.engine.step_state import BucketEvent, BucketState
 from bagua.job import torch_internals
 
 
-class BucketReadiness(StateMachine[BucketState, BucketEvent]):
+class Launcher(Protocol):
+    """What launches buckets.
+
+    has_begun: a ready flag was set, or a bucket launched, since the step began. What sets a flag says so.
+    """
+
+    has_begun: bool
+
+    def launch_complete(self) -> None:
+        """The last ready flag of a bucket was set."""
+
+
+class BucketReadiness:
     """Of one bucket, with its state in the step.
 
     Attributes:
+        state: in the step.
         ready: a flag for each tensor.
         is_left_out: the bucket is not in the launch set of this step.
         flagged_on: with CUDA, the streams of the flags, as the driver knows them, each when another one was current
@@ -31,10 +45,10 @@ class BucketReadiness(StateMachine[BucketState, BucketEvent]):
         current_stream: with CUDA, tells the one that is current.
     """
 
-    __slots__ = ("_streams", "bucket", "current_stream", "flagged_on", "is_left_out", "last_stream", "ready")
+    __slots__ = ("_streams", "bucket", "current_stream", "flagged_on", "is_left_out", "last_stream", "ready", "state")
 
     def __init__(self, bucket: Bucket) -> None:
-        super().__init__(BucketState.WAITING, BUCKET_TRANSITIONS)
+        self.state = BucketState.WAITING
         self.bucket = bucket
         self.current_stream = torch_internals.raw_stream_of(bucket.device) if bucket.is_on_gpu else None
         # All that flags were ever set on, by these numbers: to make such an object takes longer than to set a flag.
@@ -88,14 +102,13 @@ class BucketReadiness(StateMachine[BucketState, BucketEvent]):
         """
         ids = [id(tensor) for tensor in self.bucket.tensors]
         if sent.issuperset(ids):
-            self.on(BucketEvent.LAUNCH)
-            self.on(BucketEvent.WAITED_FOR)
+            self.state = BucketEvent.WAITED_FOR[BucketEvent.LAUNCH[self.state]]
             return
         for index, one in enumerate(ids):
             if one in made:
                 self.ready[index] = 1
         if self.is_flagged or not sent.isdisjoint(ids):
-            self.on(BucketEvent.LEFT_PARTLY)
+            self.state = BucketEvent.LEFT_PARTLY[self.state]
 
     def note_stream(self, stream: int) -> None:
         """A flag is set on this stream, which is current, and is not that of the last flag."""
@@ -112,12 +125,12 @@ class BucketReadiness(StateMachine[BucketState, BucketEvent]):
         return [self._streams[stream] for stream in dict.fromkeys(self.flagged_on) if stream != current]
 
 
-def flag_setter(state: BucketReadiness, index: int, launch: Callable[[], None]) -> Callable[[object], None]:
-    """What sets the flag of a tensor of the bucket, and calls `launch` with the last one; it ignores its argument. Runs
-    once per tensor and step, between kernels: it is short, and calls little. Without a lock: the tensors of a bucket
-    are of one device, whose gradients one thread makes, and reentrant passes wait for each other."""
+def flag_setter(state: BucketReadiness, index: int, launcher: Launcher) -> Callable[[object], None]:
+    """What sets the flag of a tensor of the bucket, and launches with the last one; it ignores its argument. Runs once
+    per tensor and step, between kernels: it is short, and calls little. Without a lock: the tensors of a bucket are of
+    one device, whose gradients one thread makes, and reentrant passes wait for each other."""
     if state.current_stream is not None:
-        return _flag_setter_on_gpu(state, index, launch, state.current_stream)
+        return _flag_setter_on_gpu(state, index, launcher, state.current_stream)
     bucket = state.bucket
     is_copied_now = bucket.gathers_alone(index)
     launched, held = BucketState.LAUNCHED, BucketState.HELD
@@ -128,16 +141,17 @@ def flag_setter(state: BucketReadiness, index: int, launch: Callable[[], None]) 
         ready = state.ready
         if not ready[index]:
             ready[index] = 1
+            launcher.has_begun = True
             if is_copied_now and state.state is not held:
                 bucket.copy_in_one(index)
             if 0 not in ready:
-                launch()
+                launcher.launch_complete()
 
     return set_flag
 
 
 def _flag_setter_on_gpu(
-    state: BucketReadiness, index: int, launch: Callable[[], None], current_stream: Callable[[], int]
+    state: BucketReadiness, index: int, launcher: Launcher, current_stream: Callable[[], int]
 ) -> Callable[[object], None]:
     """Notes the stream, too, and copies nothing."""
     launched = BucketState.LAUNCHED
@@ -151,8 +165,9 @@ def _flag_setter_on_gpu(
         ready = state.ready
         if not ready[index]:
             ready[index] = 1
+            launcher.has_begun = True
             if 0 not in ready:
-                launch()
+                launcher.launch_complete()
 
     return set_flag
 

@@ -16,12 +16,12 @@ the host never waits. On CPU the group's communication thread runs them (bagua.e
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,9 +38,10 @@ from bagua.job.nccl_watch import watch
 from bagua.job.regrouped import Regrouped
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
-
     from bagua.collectives.process_group import BaguaProcessGroup
+
+# A launched bucket, what waits for it, and whether its results are where they are wanted then.
+_Started = tuple[Bucket, Callable[[], object], bool]
 
 
 class CommScheduler:
@@ -54,8 +55,9 @@ class CommScheduler:
         join_helps: for errors: ranks with fewer batches than others can take part by `join`.
 
     Attributes:
-        what: is communicated, for errors and logs; the same on all ranks.
         sent: the buckets of the pass that was waited for last.
+        has_begun: a ready flag was set or a bucket launched since the last `end_step`.
+        is_whole: the launch set of this step has all buckets.
 
     Raises:
         ValueError: a tensor, or its name, is in two buckets.
@@ -71,15 +73,18 @@ class CommScheduler:
         join_helps: bool = False,
     ) -> None:
         _check_distinct(buckets)
-        self.what = _contents(buckets)
+        self._what = _contents(buckets)
+        # Of the end of a pass.
+        self._failures: failures_named | None = None
         self._join_helps = join_helps
         self._group = group
         self._recorder = recorder or PassRecorder()
         self._states = [BucketReadiness(bucket) for bucket in buckets]
         self._queue = deque(self._states)
-        self._is_whole = True  # the launch set has all buckets
+        self.is_whole = True
         self._started: list[_Started] = []
         self.sent: list[Bucket] = []
+        self.has_begun = False
         # Guards all below, and the states of the buckets but for their ready flags.
         self.lock = threading.RLock()
         self._thread: CommThread | None = None
@@ -87,12 +92,22 @@ class CommScheduler:
         # Tells the watch over NCCL that a pass was queued.
         self._has_passed = watch(group) if any(bucket.is_on_gpu for bucket in buckets) else None
         self._setters: list[tuple[TensorRecord, Callable[[object], None]]] = [
-            (record, flag_setter(state, index, self.launch_complete))
+            (record, flag_setter(state, index, self))
             for state in self._states
             for index, record in enumerate(state.bucket.records)
         ]
         if sees_flags:
             self.register()
+
+    @property
+    def what(self) -> str:
+        """Is communicated, for errors and logs; the same on all ranks. May be set."""
+        return self._what
+
+    @what.setter
+    def what(self, what: str) -> None:
+        if what != self._what:
+            self._what, self._failures = what, None
 
     @property
     def recorder(self) -> PassRecorder:
@@ -134,7 +149,7 @@ class CommScheduler:
             if self.has_begun:
                 raise RuntimeError("choose_buckets: this step has begun to communicate; choose at its beginning")
             self._choose_all()
-            self._is_whole = chosen.issuperset(id(state.bucket) for state in self._states)
+            self.is_whole = chosen.issuperset(id(state.bucket) for state in self._states)
             self._queue = deque(state for state in self._states if id(state.bucket) in chosen)
             for state in self._states:
                 if id(state.bucket) not in chosen:
@@ -146,6 +161,7 @@ class CommScheduler:
         with self.lock:
             if {id(bucket) for bucket in buckets} != {id(state.bucket) for state in self._queue}:
                 self.choose_buckets(buckets)
+            self.has_begun = True
             for state in self._queue:
                 state.set_all_flags()
             self.launch_complete()
@@ -153,49 +169,51 @@ class CommScheduler:
     def launch_complete(self, pass_is_over: bool = False) -> None:
         """The last ready flag of a bucket was set: launch it and those behind it, as far as they are complete."""
         with self.lock:
-            while self._queue and self._queue[0].may_launch(pass_is_over):
+            while self._queue and 0 not in self._queue[0].ready and self._queue[0].may_launch(pass_is_over):
                 self._launch(self._queue[0])
 
     def _launch(self, state: BucketReadiness) -> None:
         self._queue.rotate(-1)
-        streams = state.other_streams()
+        streams = state.other_streams() if state.current_stream is not None else ()
         state.clear_flags()
-        state.on(BucketEvent.LAUNCH)
+        state.state = BucketEvent.LAUNCH[state.state]
         bucket = state.bucket
         if not self._started:
             self._recorder.begin_pass(bucket)
-        if self._recorder.is_sampling:
+        is_sampling = self._recorder.is_sampling
+        if is_sampling:
             self._recorder.launched(bucket)
-        what = f"starting to communicate {self.what}"
         # The backend's first call makes connections, and waits for the other ranks; no later one does. What the group's
         # thread runs may wait: it is told here that what fails is named by others.
-        if not (self.sent and (bucket.is_on_gpu or bucket.runs_inline)):
-            with failures_named(self._group, what, join_helps=self._join_helps):
-                self._started.append(self._start(bucket, streams))
+        what = "starting to communicate "
+        if not (self.sent and (bucket.is_on_gpu or bucket.inline_op is not None)):
+            with failures_named(self._group, what + self._what, join_helps=self._join_helps):
+                self._started.append(self._start(bucket, streams, is_sampling))
             return
         try:
-            self._started.append(self._start(bucket, streams))
+            self._started.append(self._start(bucket, streams, is_sampling))
         except Exception as error:
-            self._group.get_global_communicator().name_failure(error, what, join_helps=self._join_helps)
+            communicator = self._group.get_global_communicator()
+            communicator.name_failure(error, what + self._what, join_helps=self._join_helps)
             raise
 
-    def _start(self, bucket: Bucket, streams: Sequence[torch.cuda.Stream]) -> _Started:
+    def _start(self, bucket: Bucket, streams: Sequence[torch.cuda.Stream], is_sampling: bool) -> _Started:
         if streams:
             _wait_for(streams, bucket)
-        is_inline = bucket.runs_inline
-        is_on_gpu, is_sampling = bucket.is_on_gpu, self._recorder.is_sampling
-        if is_on_gpu and (is_sampling or not is_inline):
+        inline_op, is_on_gpu = bucket.inline_op, bucket.is_on_gpu
+        if is_on_gpu and (is_sampling or inline_op is None):
             return self._start_on_stream(bucket)
         bucket.copy_in()
         # Once there is a thread, all that is on CPU goes there: it may still have to start operations that come before
         # this one. What is on a GPU has another order, and what its streams wait for is known on this thread alone.
-        if is_inline and (is_on_gpu or not has_thread(self._group)):
-            return _Started(bucket, work=bucket.start_inline_op())
+        if inline_op is not None and (is_on_gpu or not has_thread(self._group)):
+            work = inline_op.run(bucket)
+            return bucket, _nothing if work is None else work.wait, bucket.flatten
         if self._thread is None:
             self._thread = join_thread(self._group)
             self._leave_thread = weakref.finalize(self, self._thread.leave)
         run = self._recorder.timed(bucket, bucket.run_ops) if is_sampling else bucket.run_ops
-        return _Started(bucket, future=self._thread.submit(run))
+        return bucket, self._thread.submit(run).result, bucket.flatten
 
     def _start_on_stream(self, bucket: Bucket) -> _Started:
         stream = self._group.stream_on(bucket.device)
@@ -215,11 +233,12 @@ class CommScheduler:
         except BaseException as error:
             current.wait_stream(stream)  # some operations may be under way, and nobody waits for them any more
             if isinstance(error, Regrouped):
-                return _Started(bucket, error=error)  # the pass comes to its end, as the others' does
+                # The pass comes to its end, as the others' does.
+                return bucket, functools.partial(_fail, error), False
             raise
         if begin is not None:
             self._recorder.queued(bucket, begin, event)
-        return _Started(bucket, event=event)
+        return bucket, functools.partial(_wait_for_event, bucket.device, event), True
 
     # --- the end of a pass -------------------------------------------------------------------------------------------
 
@@ -230,8 +249,9 @@ class CommScheduler:
         Raises:
             RuntimeError: communication failed; names the ranks that are gone, where that can be found out.
         """
-        for one in self._end_pass():
-            one.copy_out()
+        for bucket, _, is_in_place in self._end_pass():
+            if not is_in_place:
+                bucket.copy_out()
 
     def abandon_pass(self) -> None:
         """As `wait_pending_comm_ops`, of a pass that raised: its results are of no use. They must not come back as
@@ -242,46 +262,42 @@ class CommScheduler:
         """What was launched has failed, or will: forget it, and all ready flags. Raises nothing."""
         with self.lock:
             started, self._started = self._started, []
-        for one in started:
+        for _, wait, _ in started:
             with contextlib.suppress(Exception):
-                one.wait()
+                wait()
         self.sent = []
         self.reset()
 
     def _end_pass(self) -> list[_Started]:
         """What was launched, and is over."""
         with self.lock:
-            self.launch_complete(pass_is_over=True)
+            if len(self._started) < len(self._states):
+                self.launch_complete(pass_is_over=True)
             started, self._started = self._started, []
             for state in self._states:
                 if state.state is BucketState.LAUNCHED:
-                    state.on(BucketEvent.WAITED_FOR)
-                if state.is_flagged:
-                    state.on(BucketEvent.LEFT_PARTLY)
+                    state.state = BucketEvent.WAITED_FOR[state.state]
+                if 1 in state.ready and not state.is_left_out:
+                    state.state = BucketEvent.LEFT_PARTLY[state.state]
                     state.bucket.unscale()
-            self.sent = [one.bucket for one in started]
+            self.sent = [bucket for bucket, _, _ in started]
         if self._has_passed is not None:
             self._has_passed()
         if started:
-            is_on_gpu = started[-1].bucket.is_on_gpu
+            last = self.sent[-1]
             is_sampling = self._recorder.is_sampling
-            gradients_done = _timed_event(started[-1].bucket.device) if is_on_gpu and is_sampling else None
+            gradients_done = _timed_event(last.device) if last.is_on_gpu and is_sampling else None
             begin = time.perf_counter()
-            what = f"waiting for {self.what}"
-            with failures_named(self._group, what, in_order=True, join_helps=self._join_helps):
-                for one in started:
-                    one.wait()
+            if self._failures is None:
+                what = f"waiting for {self._what}"
+                self._failures = failures_named(self._group, what, in_order=True, join_helps=self._join_helps)
+            with self._failures:
+                for bucket, wait, _ in started:
+                    wait()
                     if is_sampling:
-                        self._recorder.is_over(one.bucket)
-            self._recorder.end_pass(None if is_on_gpu else time.perf_counter() - begin, gradients_done)
+                        self._recorder.is_over(bucket)
+            self._recorder.end_pass(None if last.is_on_gpu else time.perf_counter() - begin, gradients_done)
         return started
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a ready flag was set or a bucket launched since the last `end_step`."""
-        return bool(self._started) or any(
-            state.state is not BucketState.WAITING or state.is_flagged for state in self._states
-        )
 
     @property
     def holds_back(self) -> bool:
@@ -293,26 +309,29 @@ class CommScheduler:
         complete step, or none at all, gives an empty list. The next step communicates all buckets."""
         with self.lock:
             names = self._missing()
-            for state in self._states:
-                if state.state is BucketState.SENT:
-                    state.on(BucketEvent.STEP_ENDS)
-            if not self._is_whole:
+            if self.has_begun:
+                for state in self._states:
+                    if state.state is BucketState.SENT:
+                        state.state = BucketEvent.STEP_ENDS[state.state]
+                # What outlives the step: an exchange of weights, and what makes the step incomplete.
+                self.has_begun = bool(self._started or names)
+            if not self.is_whole:
                 self._choose_all()
             return names
 
     def _choose_all(self) -> None:
-        self._is_whole, self._queue = True, deque(self._states)
+        self.is_whole, self._queue = True, deque(self._states)
         for state in self._states:
             if state.is_left_out:
                 state.clear_flags()
 
     def _missing(self) -> list[str]:
-        is_complete, has_begun = True, False
+        if not self.has_begun:
+            return []
         for state in self._states:
-            is_flagged = state.is_flagged
-            is_complete &= state.state is BucketState.SENT and not is_flagged
-            has_begun |= state.state is not BucketState.WAITING or is_flagged
-        if is_complete or not has_begun:
+            if state.state is not BucketState.SENT or 1 in state.ready:
+                break
+        else:
             return []
         # Of an earlier pass, but not reached again in front of one that was: that one's gradients were not sent.
         blocking: set[BucketReadiness] = set()
@@ -333,6 +352,7 @@ class CommScheduler:
         not sent, are taken as they are, and what is missing is still missing. What it has launched was waited for."""
         if not other._missing():
             return
+        self.has_begun = True
         made: set[int] = set()
         sent: set[int] = set()
         for state in other._states:
@@ -348,7 +368,7 @@ class CommScheduler:
         """Forget all ready flags and restore the order: after an error, before re-initialization. What was launched was
         waited for."""
         with self.lock:
-            self._is_whole, self._queue = True, deque(self._states)
+            self.is_whole, self._queue, self.has_begun = True, deque(self._states), False
             for state in self._states:
                 state.reset()
 
@@ -360,39 +380,16 @@ class CommScheduler:
             self._thread = self._leave_thread = None
 
 
-class _Started:
-    """A launched bucket: exactly one of its four ways to be waited for."""
+def _nothing() -> None:
+    """To wait for."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        work: dist.Work | None = None,
-        future: Future[None] | None = None,
-        event: torch.cuda.Event | None = None,
-        error: Regrouped | None = None,
-    ) -> None:
-        self.bucket = bucket
-        self._error = error
-        self._work = work
-        self._future = future
-        self._event = event
 
-    def wait(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._event is not None:
-            torch.cuda.current_stream(self.bucket.device).wait_event(self._event)
-            return
-        if self._future is not None:
-            self._future.result()
-        if self._work is not None:
-            self._work.wait()
+def _wait_for_event(device: torch.device, event: torch.cuda.Event) -> None:
+    torch.cuda.current_stream(device).wait_event(event)
 
-    def copy_out(self) -> None:
-        """Bring the results where they are wanted, if they are not there: on the group's stream they were brought at
-        once."""
-        if self._event is None:
-            self.bucket.copy_out()
+
+def _fail(error: Regrouped) -> None:
+    raise error
 
 
 def _timed_event(device: torch.device) -> torch.cuda.Event:

@@ -11,10 +11,11 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
@@ -70,10 +71,17 @@ def _do_nothing_of() -> Callable[..., None]:
 
 # Of an optimizer, and the arguments of its step.
 StepHook = Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]
-_StepHook = weakref.WeakMethod[Callable[[torch.optim.Optimizer], None]]
+
+
+class StepWatch(Protocol):
+    """What is told of the steps of all optimizers."""
+
+    def before_any_step(self, optimizer: torch.optim.Optimizer) -> None: ...
+
+
 # Of all engines. torch has one hook for them, which stays: garbage collection ends an engine anywhere, also while torch
 # goes through its hooks.
-_before_any_step: list[_StepHook] = []
+_before_any_step: list[weakref.ref[StepWatch]] = []
 
 
 @functools.cache  # once
@@ -83,9 +91,9 @@ def _install_once() -> None:
 
 def _call_before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for one in tuple(_before_any_step):
-        method = one()
-        if method is not None:
-            method(optimizer)
+        watch = one()
+        if watch is not None:
+            watch.before_any_step(optimizer)
 
 
 class ModuleHooks:
@@ -93,7 +101,7 @@ class ModuleHooks:
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
-        self._before_any_step: list[_StepHook] = []
+        self._before_any_step: list[weakref.ref[StepWatch]] = []
 
     def before_forward(self, module: nn.Module, hook: Callable[[nn.Module, tuple[Any, ...]], None]) -> None:
         """`hook(module, positional arguments)` before each forward."""
@@ -124,22 +132,22 @@ class ModuleHooks:
             finally:
                 parameter.requires_grad = False
 
-    def around_step(
-        self,
-        optimizers: Iterable[torch.optim.Optimizer],
-        before: StepHook,
-        after: StepHook,
-    ) -> None:
-        """`before` and `after` each `step`."""
+    def before_each_step(self, optimizers: Iterable[torch.optim.Optimizer], hook: StepHook) -> None:
+        """`hook(optimizer, ...)` before each `step` of these."""
         for optimizer in optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(HookCallable(before)))
-            self._handles.append(optimizer.register_step_post_hook(HookCallable(after)))
+            self._handles.append(optimizer.register_step_pre_hook(HookCallable(hook)))
 
-    def before_steps_of_others(self, hook: _StepHook) -> None:
-        """`hook(optimizer)` before each `step` of any optimizer in the process, as long as its object lives."""
+    def after_each_step(self, optimizers: Iterable[torch.optim.Optimizer], hook: StepHook) -> None:
+        """`hook(optimizer, ...)` after each `step` of these."""
+        for optimizer in optimizers:
+            self._handles.append(optimizer.register_step_post_hook(HookCallable(hook)))
+
+    def before_all_steps(self, watch: StepWatch) -> None:
+        """Tell `watch`, as long as it lives, before each `step` of any optimizer in the process."""
         _install_once()
-        _before_any_step[:] = [one for one in _before_any_step if one() is not None] + [hook]
-        self._before_any_step.append(hook)
+        reference = weakref.ref(watch)
+        _before_any_step[:] = [one for one in _before_any_step if one() is not None] + [reference]
+        self._before_any_step.append(reference)
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -147,6 +155,22 @@ class ModuleHooks:
         self._handles.clear()
         _before_any_step[:] = [one for one in _before_any_step if one not in self._before_any_step]
         self._before_any_step.clear()
+
+
+def call_at_end(on_end: Callable[[int], None], number: int, on_exception: Callable[[object], None]) -> object:
+    """
+    Autograd calls at the end of the running backward pass. If that ends with an exception, it drops what it would have
+    called. Neither object is one of Python's own classes: this runs in every step.
+
+    Args:
+        on_end: called at the end, with `number`.
+        number: of the pass.
+        on_exception: called instead, if the pass has ended with an exception, with what is returned here; only as long
+            as that lives.
+    """
+    end = functools.partial(on_end, number)
+    Variable._execution_engine.queue_callback(end)
+    return weakref.ref(end, on_exception)
 
 
 def tensors_with_gradient(output: Any) -> list[Tensor]:

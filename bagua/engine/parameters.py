@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import warnings
 from collections.abc import Iterable
 
@@ -17,6 +18,8 @@ _DEVICE_TYPES = ("cpu", "cuda")
 
 # Names that the warning about one that does not exist lists.
 _MOST_NEAR = 3
+
+_needs_gradient = operator.attrgetter("requires_grad")
 
 
 def ignored_names(module: nn.Module) -> list[str]:
@@ -134,19 +137,19 @@ class TrainableWatch:
 
     def remember(self) -> None:
         """`has_changed` means since now."""
-        self._flags = self._read()
+        self._flags = self.flags()
 
     def flags(self) -> tuple[bool, ...]:
         """Which of them need a gradient now."""
-        return tuple(self._read())
+        return tuple(map(_needs_gradient, self._parameters))
 
     def has_changed(self) -> bool:
         """Whether one was frozen or unfrozen."""
-        return self._read() != self._flags
+        return tuple(map(_needs_gradient, self._parameters)) != self._flags
 
     def all_frozen(self) -> bool:
         """Whether none needs a gradient now."""
-        return not any(self._read())
+        return not any(self.flags())
 
     def is_outdated(self) -> bool:
         """Whether parameters were added, removed, replaced or renamed since."""
@@ -163,6 +166,3 @@ class TrainableWatch:
         now = [one for one in replicated_parameters(self._module, self._ignored) if one[1].requires_grad]
         refuse_sharded(now, f"training {type(self._module).__name__}, which was wrapped before it was sharded")
         return [name for name, parameter in now if id(parameter) not in known]
-
-    def _read(self) -> list[bool]:
-        return [parameter.requires_grad for parameter in self._parameters]

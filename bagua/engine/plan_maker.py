@@ -43,6 +43,7 @@ class PlanMaker:
         current: the plan in use; None before `start` and after `release`.
         parameters: (name, parameter) that are synchronized, in the module's order.
         trainable: of the module, as it was when its parameters were last looked for.
+        unconfirmed: the comparison of a plan, which goes on while a forward pass runs; None: the ranks have agreed.
     """
 
     trainable: TrainableWatch
@@ -59,8 +60,7 @@ class PlanMaker:
         self._kept = KeptPlans()
         # Ids of parameters that all ranks had the same values of, from a broadcast on.
         self._broadcast: set[int] = set()
-        # Of the comparison of a plan, which goes on while a forward pass runs.
-        self._finish_check: tuple[failures_named, Callable[[], None]] | None = None
+        self.unconfirmed: tuple[failures_named, Callable[[], None]] | None = None
 
     @property
     def is_outdated(self) -> bool:
@@ -143,8 +143,9 @@ class PlanMaker:
         replica = plan.replica if plan is not None else self._describe(described)
         communicator = self.setup.communicator
         agreement = self._agreement()
+        agreement.begin()
         with failures_named(self.setup.group, _AGREEING):
-            self._finish_check = agreement, replica.start_check(communicator)
+            self.unconfirmed = agreement, replica.start_check(communicator)
         if plan is None or not in_background:
             self.confirm()
         self._put_away(before, is_replaced=before.key == key)
@@ -164,18 +165,13 @@ class PlanMaker:
             plan.scheduler.continue_step_of(before.scheduler)
         return plan
 
-    @property
-    def is_unconfirmed(self) -> bool:
-        """Whether the ranks are still comparing the plan."""
-        return self._finish_check is not None
-
     def confirm(self) -> None:
         """Wait for what the other ranks say of the plan. Nothing may be communicated before.
 
         Raises:
             RuntimeError: they want another one.
         """
-        begun, self._finish_check = self._finish_check, None
+        begun, self.unconfirmed = self.unconfirmed, None
         if begun is not None:
             agreement, finish = begun
             with agreement:

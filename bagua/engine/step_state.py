@@ -8,16 +8,35 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 
-class _Member(enum.Enum):
-    """Of a table below: found by identity, for the hash of enum's own members is a function in Python."""
+class State(enum.Enum):
+    """One of several. In tables it is found by identity, for the hash of enum's own members is a function in Python."""
 
     __hash__ = object.__hash__
 
 
-class PassState(_Member):
+_State = TypeVar("_State", bound=State)
+
+
+class Event(dict[_State, _State]):
+    """What happens: the state after it, by the state before it. A plain lookup, because buckets meet three in a step.
+
+    Args:
+        what: happens.
+        after: the table.
+    """
+
+    def __init__(self, what: str, after: Mapping[_State, _State]) -> None:
+        super().__init__(after)
+        self.what = what
+
+    def __missing__(self, state: _State) -> _State:
+        raise AssertionError(f"{state.name}: it cannot happen here that {self.what}")
+
+
+class PassState(State):
     """Of a module: where it is between its backward passes."""
 
     CLOSED = "no backward pass is open"
@@ -26,18 +45,7 @@ class PassState(_Member):
     FROZEN = "the last forward pass found no parameter that needs a gradient"
 
 
-class PassEvent(_Member):
-    """What happens to a module."""
-
-    BEGINS = "the first hook of a backward pass runs"
-    ENDS = "autograd calls at the end of the pass"
-    RAISES = "autograd drops that call: the pass ended with an exception"
-    TOLD = "it was said that the pass before has not ended"
-    ALL_FROZEN = "a forward pass finds all parameters frozen"
-    SOME_TRAINED = "a forward pass finds parameters that need a gradient"
-
-
-class BucketState(_Member):
+class BucketState(State):
     """Of a bucket in a step. Its ready flags are apart: some may be set in each state but LAUNCHED."""
 
     WAITING = "not communicated in this step"
@@ -46,65 +54,57 @@ class BucketState(_Member):
     SENT = "communicated in an earlier pass of this step"
 
 
-class BucketEvent(_Member):
+class PassEvent:
+    """What happens to a module."""
+
+    BEGINS = Event(
+        "the first hook of a backward pass runs",
+        {
+            PassState.CLOSED: PassState.OPEN,
+            # A graph that was made before everything was frozen is still gone through.
+            PassState.FROZEN: PassState.OPEN,
+        },
+    )
+    ENDS = Event("autograd calls at the end of the pass", {PassState.OPEN: PassState.CLOSED})
+    # The ranks may differ then: gradients were communicated, and nobody has waited for them.
+    RAISES = Event(
+        "autograd drops that call: the pass ended with an exception", {PassState.OPEN: PassState.INTERRUPTED}
+    )
+    TOLD = Event(
+        "it was said that the pass before has not ended",
+        {
+            PassState.INTERRUPTED: PassState.CLOSED,
+            # A forward pass before autograd has dropped the call of a pass that raised: the same, a little earlier.
+            PassState.OPEN: PassState.CLOSED,
+        },
+    )
+    # Not of OPEN and INTERRUPTED: evaluation without gradients tells nobody, the next pass in training does.
+    ALL_FROZEN = Event("a forward pass finds all parameters frozen", {PassState.CLOSED: PassState.FROZEN})
+    SOME_TRAINED = Event("a forward pass finds parameters that need a gradient", {PassState.FROZEN: PassState.CLOSED})
+
+
+class BucketEvent:
     """What happens to a bucket."""
 
-    LAUNCH = "all flags are set, and it is its turn"
-    WAITED_FOR = "the pass is over: results are in place"
-    LEFT_PARTLY = "the pass is over, and only some of its flags are set"
-    STEP_ENDS = "the optimizer steps, or the next forward pass begins"
-
-
-_State = TypeVar("_State", bound=enum.Enum)
-_Event = TypeVar("_Event", bound=enum.Enum)
-
-PASS_TRANSITIONS: Mapping[tuple[PassState, PassEvent], PassState] = {
-    (PassState.CLOSED, PassEvent.BEGINS): PassState.OPEN,
-    # A graph that was made before everything was frozen is still gone through.
-    (PassState.FROZEN, PassEvent.BEGINS): PassState.OPEN,
-    (PassState.OPEN, PassEvent.ENDS): PassState.CLOSED,
-    # The ranks may differ now: gradients were communicated, and nobody has waited for them.
-    (PassState.OPEN, PassEvent.RAISES): PassState.INTERRUPTED,
-    (PassState.INTERRUPTED, PassEvent.TOLD): PassState.CLOSED,
-    # A forward pass before autograd has dropped the call of a pass that raised: the same, a little earlier.
-    (PassState.OPEN, PassEvent.TOLD): PassState.CLOSED,
-    # Not of the two above: evaluation without gradients tells nobody, the next pass in training does.
-    (PassState.CLOSED, PassEvent.ALL_FROZEN): PassState.FROZEN,
-    (PassState.FROZEN, PassEvent.SOME_TRAINED): PassState.CLOSED,
-}
-
-BUCKET_TRANSITIONS: Mapping[tuple[BucketState, BucketEvent], BucketState] = {
-    (BucketState.WAITING, BucketEvent.LAUNCH): BucketState.LAUNCHED,
-    # At the end of a pass: nothing more can be added to its gradients.
-    (BucketState.HELD, BucketEvent.LAUNCH): BucketState.LAUNCHED,
-    # Another backward pass of the same step.
-    (BucketState.SENT, BucketEvent.LAUNCH): BucketState.LAUNCHED,
-    (BucketState.LAUNCHED, BucketEvent.WAITED_FOR): BucketState.SENT,
-    (BucketState.WAITING, BucketEvent.LEFT_PARTLY): BucketState.HELD,
-    (BucketState.SENT, BucketEvent.LEFT_PARTLY): BucketState.HELD,
-    (BucketState.HELD, BucketEvent.LEFT_PARTLY): BucketState.HELD,
+    LAUNCH = Event(
+        "all flags are set, and it is its turn",
+        {
+            BucketState.WAITING: BucketState.LAUNCHED,
+            # At the end of a pass: nothing more can be added to its gradients.
+            BucketState.HELD: BucketState.LAUNCHED,
+            # Another backward pass of the same step.
+            BucketState.SENT: BucketState.LAUNCHED,
+        },
+    )
+    WAITED_FOR = Event("the pass is over: results are in place", {BucketState.LAUNCHED: BucketState.SENT})
+    LEFT_PARTLY = Event(
+        "the pass is over, and only some of its flags are set",
+        {
+            BucketState.WAITING: BucketState.HELD,
+            BucketState.SENT: BucketState.HELD,
+            BucketState.HELD: BucketState.HELD,
+        },
+    )
     # Not of LAUNCHED: exchanges of weights go on across steps, and are waited for in the next one. Nor of HELD:
     # complete, but behind one that is not; the step is refused, and the scheduler reset.
-    (BucketState.SENT, BucketEvent.STEP_ENDS): BucketState.WAITING,
-}
-
-
-class StateMachine(Generic[_State, _Event]):
-    """A state, and what is allowed to happen to it.
-
-    Args:
-        first: the state in the beginning.
-        transitions: the state after each event, by state and event.
-    """
-
-    __slots__ = ("_transitions", "state")
-
-    def __init__(self, first: _State, transitions: Mapping[tuple[_State, _Event], _State]) -> None:
-        self.state = first
-        self._transitions = transitions
-
-    def on(self, event: _Event) -> None:
-        """Go to the state after `event`."""
-        after = self._transitions.get((self.state, event))
-        assert after is not None, f"{self.state.name}: {event.name} cannot happen here"
-        self.state = after
+    STEP_ENDS = Event("the optimizer steps, or the next forward pass begins", {BucketState.SENT: BucketState.WAITING})

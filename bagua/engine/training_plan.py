@@ -20,25 +20,44 @@ from bagua.engine.setup import Setup
 from bagua.replicas.replica_check import Replica
 
 
+def no_hook(*_: Any) -> None:
+    """What an algorithm gives that has nothing to do there. It is not called."""
+
+
 @dataclass(eq=False)
 class AlgorithmHooks:
-    """An algorithm's functions for one plan; see bagua.torch_api.algorithms.base for their arguments."""
+    """An algorithm's functions for one plan; see bagua.torch_api.algorithms.base for their arguments. None: it has
+    nothing to do there.
 
-    before_forward: Callable[[tuple[Any, ...]], None]
+    may_replan: it may ask for another plan, by what it defines of `phase` and `kept_in_plan`.
+    """
+
+    may_replan: bool
+    need_reset: Callable[[], bool] | None
+    settle: Callable[[object], None] | None
+    before_forward: Callable[[tuple[Any, ...]], None] | None
     on_gradient: Callable[[str, Tensor], None]
     after_backward: Callable[[], None]
-    before_step: Callable[[torch.optim.Optimizer], None]
-    after_step: Callable[[torch.optim.Optimizer], None]
+    before_step: Callable[[torch.optim.Optimizer], None] | None
+    after_step: Callable[[torch.optim.Optimizer], None] | None
 
     @classmethod
     def of(cls, algorithm: Any, facade: object) -> AlgorithmHooks:
         """Asks the algorithm, when its buckets are there. `facade` is what it is told of the engine."""
+        before_forward = algorithm.init_forward_pre_hook(facade)
+        on_gradient = algorithm.init_backward_hook(facade)
+        after_backward = algorithm.init_post_backward_hook(facade)
+        before_step = algorithm.init_pre_optimizer_step_hook(facade)
+        after_step = algorithm.init_post_optimizer_step_hook(facade)
         return cls(
-            algorithm.init_forward_pre_hook(facade),
-            algorithm.init_backward_hook(facade),
-            algorithm.init_post_backward_hook(facade),
-            algorithm.init_pre_optimizer_step_hook(facade),
-            algorithm.init_post_optimizer_step_hook(facade),
+            algorithm.defines("phase", "kept_in_plan"),
+            algorithm.need_reset if algorithm.defines("need_reset") else None,
+            algorithm.settle if algorithm.defines("settle") else None,
+            None if before_forward is no_hook else before_forward,
+            on_gradient,
+            after_backward,
+            None if before_step is no_hook else before_step,
+            None if after_step is no_hook else after_step,
         )
 
 

@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 from bagua.engine.backward_passes import BackwardPasses
 from bagua.engine.batch_weights import BatchWeights
-from bagua.engine.gradient_hooks import EndOfPass, gradient_hook
+from bagua.engine.gradient_hooks import gradient_hook
 from bagua.engine.incomplete_step import compiled_autograd, failed_reinitialization, step_in_backward
-from bagua.engine.module_hooks import ModuleHooks, tensors_with_gradient
+from bagua.engine.module_hooks import ModuleHooks, call_at_end, tensors_with_gradient
 from bagua.engine.plan_maker import PlanMaker
 from bagua.engine.plan_tuner import PlanTuner
 from bagua.engine.regrouping import (
@@ -96,7 +95,7 @@ class TrainingSteps:
         self.recorder = PassRecorder()
         self.plans = PlanMaker(setup, facade, self.recorder)
         self.weights = self._batch_weights(setup)
-        self.passes = BackwardPasses(active_ranks, self.weights)
+        self.passes = BackwardPasses(active_ranks, self.weights, self._open_pass)
         self.tuner: PlanTuner | None = None
         self.after_backward: list[Callable[[], None]] = []
         self.count = 0
@@ -115,8 +114,8 @@ class TrainingSteps:
         # Guards the beginning of a pass: autograd has a thread for each device.
         self._opening = threading.Lock()
         # Autograd will call at the end of the running backward pass, be it one that counts or not. Such calls are
-        # numbered.
-        self._is_end_queued = False
+        # numbered: one that is late is of no pass.
+        self._end: object | None = None
         self._last_queued = 0
         # Of that pass, while unused parameters are looked for.
         self._first_node: Node | None = None
@@ -126,10 +125,6 @@ class TrainingSteps:
     def _batch_weights(self, setup: Setup) -> BatchWeights | None:
         if setup.loss is None:
             return None
-
-        def at_end_of_pass(on_end: Callable[[bool], None]) -> None:
-            end = EndOfPass(0, lambda _: on_end(True), lambda _: on_end(False))
-            Variable._execution_engine.queue_callback(end)
 
         steps = weakref.ref(self)
 
@@ -142,7 +137,7 @@ class TrainingSteps:
             assert alive is not None  # it asks in a pass of the module
             return alive.passes.communicates, alive.plans.algorithm.ranks_in_step
 
-        return BatchWeights(setup, parameters, communicates, at_end_of_pass)
+        return BatchWeights(setup, parameters, communicates)
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
@@ -223,11 +218,10 @@ class TrainingSteps:
             hooks.before_forward_with_keywords(self._module, self._count_batch)
         hooks.before_forward(self._module, self._before_forward)
         hooks.after_forward(self._module, self._after_forward)
-        open_pass = weakref.WeakMethod(self._open_pass)
         for position, (_, parameter) in enumerate(self.plans.trainable.named):
-            hooks.after_gradient(parameter, gradient_hook(self.passes, position, open_pass))
-        hooks.around_step(optimizers, self._before_step, self._after_step)
-        hooks.before_steps_of_others(weakref.WeakMethod(self._before_foreign_step))
+            hooks.after_gradient(parameter, gradient_hook(self.passes, position))
+        hooks.before_all_steps(self)
+        hooks.after_each_step(optimizers, self._after_step)
 
     def detach(self) -> None:
         """Remove every hook and give the tensors memory of their own: the module is ordinary again."""
@@ -264,7 +258,7 @@ class TrainingSteps:
                 self.detach()
             self.failure = failed_reinitialization(setup.name, error)
             self._hooks.before_forward(self._module, self._refuse_after_failure)
-            self._hooks.around_step(setup.optimizers, self._refuse_after_failure, lambda *_: None)
+            self._hooks.before_each_step(setup.optimizers, self._refuse_after_failure)
             raise
 
     def _refuse_after_failure(self, *_: object) -> None:
@@ -320,21 +314,23 @@ class TrainingSteps:
             self.weights.count(arguments, keywords)
 
     def _before_forward(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if is_in_backward() or self.is_within_forward:
+        if self.is_within_forward or is_in_backward():
             return
-        if self.regrouping is not None and module.training and torch.is_grad_enabled():
+        has_graph = torch.is_grad_enabled()
+        if self.regrouping is not None and module.training and has_graph:
             self.regrouping.begin_forward()
-        plans = self.plans
-        if plans.is_unconfirmed:
+        plans, passes = self.plans, self.passes
+        if plans.unconfirmed is not None:
             self._confirm_plan()  # of a forward pass that no backward pass followed
-        needs_reset = plans.algorithm.need_reset()
-        if torch.is_grad_enabled():
+        hooks = self._of_algorithm
+        needs_reset = hooks.need_reset is not None and hooks.need_reset()
+        if has_graph:
             self._refuse_incomplete("before the next forward pass")
-        trainable = plans.trainable
-        is_changed = trainable.has_changed()
+        is_changed = plans.trainable.has_changed()
         # Buckets and hooks are left as they are: if the same parameters are unfrozen, all goes on as before.
-        is_frozen = is_changed and trainable.all_frozen()
-        self.passes.note_frozen(is_frozen)
+        is_frozen = is_changed and plans.trainable.all_frozen()
+        if is_frozen or passes.state is PassState.FROZEN:
+            passes.note_frozen(is_frozen)
         if not module.training:
             return
         self.count += 1
@@ -345,20 +341,26 @@ class TrainingSteps:
             self._reset_is_due = False
             self.start_again()
         else:
-            self.recorder.log(plans.setup.name, self.count - 1)
-            plans.algorithm.settle(self._facade)
-            setup = self._due_setup(self.passes.misses_trained(is_changed))
-            if setup is not None:
-                self._replan_in_training(setup)
-        self._of_algorithm.before_forward(arguments)
-        if self.weights is not None and torch.is_grad_enabled():
+            if self.recorder.log_every:
+                self.recorder.log(plans.setup.name, self.count - 1)
+            if hooks.settle is not None:
+                hooks.settle(self._facade)
+            if is_changed or hooks.may_replan or self.tuner is not None:
+                setup = self._due_setup(passes.misses_trained(is_changed), has_graph)
+                if setup is not None:
+                    self._replan_in_training(setup)
+        # Of the plan that is in use by now.
+        before_forward = self._of_algorithm.before_forward
+        if before_forward is not None:
+            before_forward(arguments)
+        if self.weights is not None and has_graph:
             self.weights.begin_forward()
 
-    def _due_setup(self, is_changed: bool) -> Setup | None:
+    def _due_setup(self, is_changed: bool, has_graph: bool) -> Setup | None:
         """The setup by which to replan, if that is due."""
         setup = None
         # Only then do all ranks make this pass.
-        if torch.is_grad_enabled() and self.passes.communicates:
+        if has_graph and self.passes.communicates:
             if self.tuner is not None and not self._tunes_after_pass:
                 setup = self._tuned_setup()
             is_changed |= self.plans.is_outdated
@@ -370,7 +372,7 @@ class TrainingSteps:
 
     def _after_forward(self, _module: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:
         if not self.is_within_forward:
-            self._expect_backward(tensors_with_gradient(output))
+            self._expect_backward(tensors_with_gradient(output) if type(output) is not Tensor else (output,))
 
     def before_backward(self, loss: Tensor) -> None:
         """See DataParallelEngine.before_backward."""
@@ -385,11 +387,12 @@ class TrainingSteps:
                 self._replan_in_training()
         self._expect_backward([loss])
 
-    def _expect_backward(self, outputs: list[Tensor]) -> None:
+    def _expect_backward(self, outputs: Sequence[Tensor]) -> None:
         if self.passes.communicates and self.passes.state is not PassState.FROZEN:
             hook = self._on_backward_start if self._module.training else self._on_backward_start_of_eval
             for output in outputs:
-                # A parameter would collect a hook in every step. What torch.func differentiates is no backward pass.
+                # A leaf needs no gradient, or is a parameter, which would collect a hook in every step. What torch.func
+                # differentiates is no backward pass.
                 if not output.is_leaf and not torch._C._functorch.is_functorch_wrapped_tensor(output):
                     call_with_gradient(output, hook)
 
@@ -399,7 +402,7 @@ class TrainingSteps:
         """The outputs come first. The callback belongs to the backward pass that queues it: without this, one that
         checkpointing starts within another would end it too early. Whether this is a pass that counts shows when a
         gradient is accumulated: torch.autograd.grad accumulates none."""
-        if self.passes.communicates and not self._is_end_queued:
+        if self.passes.communicates and self._end is None:
             self._queue_end()
             if self.plans.setup.find_unused_parameters:
                 self._first_node = torch._C._current_autograd_node()
@@ -407,7 +410,7 @@ class TrainingSteps:
     def _on_backward_start_of_eval(self, _: Tensor) -> None:
         """One that reaches no parameter may be this rank's own business: the gradients of inputs, for instance. In
         training it counts, for where unused parameters are looked for, the others wait for what this rank says."""
-        if self.passes.communicates and not self._is_end_queued:
+        if self.passes.communicates and self._end is None:
             self._queue_end()
 
     def _open_pass(self) -> None:
@@ -420,13 +423,13 @@ class TrainingSteps:
         with self._opening:
             if self.passes.state is PassState.OPEN:
                 return  # the thread of another device was first
-            if self.plans.is_unconfirmed:
+            if self.plans.unconfirmed is not None:
                 self._confirm_plan()
             if self.passes.state is PassState.INTERRUPTED:
                 self._refuse_incomplete("at the beginning of a backward pass")
             if self.regrouping is not None:
                 self.regrouping.begin_pass()
-            if not self._is_end_queued:
+            if self._end is None:
                 self._queue_end()
             self.passes.begin()
 
@@ -434,10 +437,9 @@ class TrainingSteps:
         if is_autograd_compiled():
             raise RuntimeError(compiled_autograd(self.plans.setup.name))
         self._last_queued += 1
-        self._is_end_queued = True
         self._stepped_in_pass.clear()
         end = self._end_pass if self.regrouping is None else self._end_or_drop_pass
-        Variable._execution_engine.queue_callback(EndOfPass(self._last_queued, end, self._note_interruption))
+        self._end = call_at_end(end, self._last_queued, self._note_interruption)
 
     def _end_pass(self, number: int) -> None:
         """The backward pass is over for which this call was queued; called by autograd.
@@ -450,16 +452,18 @@ class TrainingSteps:
         node, self._first_node = self._first_node, None
         if self.passes.state is not PassState.OPEN:
             if node is None or not accumulates_everywhere(node):
-                self._is_end_queued = False
+                self._end = None
                 self.passes.refuse_unregistered()  # whose gradients nobody sees
                 return
             self._open_pass()
-        self._is_end_queued = False
+        self._end = None
         if self.passes.end():
             self.passes.refuse_unregistered()
-        stepped, self._stepped_in_pass = self._stepped_in_pass, []
-        for optimizer in stepped:
-            self._of_algorithm.after_step(optimizer)
+        if self._stepped_in_pass:
+            stepped, self._stepped_in_pass = self._stepped_in_pass, []
+            for optimizer in stepped:
+                if self._of_algorithm.after_step is not None:
+                    self._of_algorithm.after_step(optimizer)
         for function in tuple(self.after_backward):
             function()
         # All ranks make it. Forward passes one may make alone.
@@ -478,12 +482,12 @@ class TrainingSteps:
         except Regrouped:
             self.regrouping.settle()
 
-    def _note_interruption(self, number: int) -> None:
-        """The backward pass of this number has ended with an exception."""
-        if number == self._last_queued:
-            self._is_end_queued, self._first_node = False, None
+    def _note_interruption(self, end: object) -> None:
+        """The backward pass has ended with an exception at whose end autograd would have called."""
+        if end is self._end:
+            self._end, self._first_node = None, None
             if self.passes.state is PassState.OPEN:
-                self.passes.on(PassEvent.RAISES)
+                self.passes.state = PassEvent.RAISES[PassState.OPEN]
 
     # --- regrouping: see bagua.regroup.coordinator.Participant ------------------------------------------------------
 
@@ -500,7 +504,7 @@ class TrainingSteps:
         return self.plans.current is not None and self.passes.synchronizes(optimizer)
 
     def drop_step(self) -> None:
-        self._is_end_queued, self._first_node = False, None
+        self._end, self._first_node = None, None
         self._stepped_in_pass.clear()
         if self.plans.current is not None:
             self.passes.drop()
@@ -558,45 +562,46 @@ class TrainingSteps:
     @property
     def is_in_pass(self) -> bool:
         """Whether this thread is in a backward pass of the module."""
-        return is_in_backward() and (self._is_end_queued or self.passes.state is PassState.OPEN)
+        return (self._end is not None or self.passes.state is PassState.OPEN) and is_in_backward()
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._refuse_step("before optimizer.step()")
+    def before_any_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Any optimizer of the process is about to step. One that the engine was not given may step its parameters: as
+        with torch's wrapper, which is given none. Without this, a gradient that is missing in the last step would be
+        found by the other ranks' deadline alone. A step within the backward pass, of a hook, does not wait for
+        gradients: it is right where the pass communicates nothing."""
+        setup = self.plans.setup
+        is_listed = False
+        for one in setup.optimizers:
+            is_listed |= one is optimizer
+        if not (is_listed or self.passes.synchronizes(optimizer)):
+            return
+        if not self.is_in_pass:
+            self._refuse_incomplete("before optimizer.step()")
+        elif (plan := self.plans.current) is not None and plan.buckets and plan.algorithm.kept_in_plan is None:
+            raise RuntimeError(step_in_backward(setup.name))
         if self.weights is not None:
             self.weights.before_step()
-        self._of_algorithm.before_step(optimizer)
+        before_step = self._of_algorithm.before_step
+        if is_listed and before_step is not None:
+            before_step(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        after_step = self._of_algorithm.after_step
+        if after_step is None:
+            return
         if not self.is_in_pass:
-            self._of_algorithm.after_step(optimizer)
+            after_step(optimizer)
         elif all(one is not optimizer for one in self._stepped_in_pass):
             self._stepped_in_pass.append(optimizer)
 
-    def _before_foreign_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Any optimizer of the process is about to step. One that the engine was not given may step its parameters: as
-        with torch's wrapper, which is given none. Without this, a gradient that is missing in the last step would be
-        found by the other ranks' deadline alone."""
-        for one in self.plans.setup.optimizers:
-            if one is optimizer:
-                return  # it has a hook of its own
-        if self.passes.synchronizes(optimizer):
-            self._refuse_step("before optimizer.step()")
-            if self.weights is not None:
-                self.weights.before_step()
-
-    def _refuse_step(self, when: str) -> None:
-        """A step that has to wait for gradients. One within the backward pass, of a hook, is none where the pass
-        communicates nothing."""
-        plan = self.plans.current
-        if not self.is_in_pass:
-            self._refuse_incomplete(when)
-        elif plan is not None and plan.buckets and plan.algorithm.kept_in_plan is None:
-            raise RuntimeError(step_in_backward(self.plans.setup.name))
-
     def _refuse_incomplete(self, when: str) -> None:
-        self._is_end_queued, self._first_node = False, None
+        self._end, self._first_node = None, None
         self.passes.refuse_incomplete(when)
 
 
+# Compiled code may run backward passes.
+hide_from_compiler(TrainingSteps._end_pass)
+hide_from_compiler(TrainingSteps._end_or_drop_pass)
+hide_from_compiler(TrainingSteps._note_interruption)
 hide_from_compiler(TrainingSteps._on_backward_start)
 hide_from_compiler(TrainingSteps._on_backward_start_of_eval)

@@ -84,7 +84,8 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
     members have to use it, since whoever is inside also answers for this process. The collectives of communicators,
     which name ranks as well, leave it to this where they are within: it knows what they are part of.
 
-    Entered for every bucket of every step, between kernels whose data has taken the caches: not made of generators.
+    Entered in every step, between kernels whose data has taken the caches: not made of generators. May be entered again
+    when it is over, for the next operation of the same kind.
 
     Args:
         group: those that take part.
@@ -93,7 +94,8 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         can_give_up: an exchange of a few bytes, which is aborted if it is proven that it cannot end, because other
             ranks wait for something else (bagua.job.deadlock).
         in_order: one of the group's operations that all members begin in the same order, under this name. Not: what is
-            only begun here, or by some, or by several threads. It counts as begun from the call on.
+            only begun here, or by some, or by several threads. It counts as begun when this is entered, or from `begin`
+            on.
         position: in that order, of an operation that has been begun.
         join_helps: for the message: ranks with fewer batches than others can take part by `join`.
 
@@ -103,8 +105,8 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
     """
 
     __slots__ = (
-        *("_can_give_up", "_group", "_join_helps", "_operations", "_position", "_ranks", "_waiting", "_was_named"),
-        "_what",
+        *("_can_give_up", "_group", "_in_order", "_join_helps", "_operations", "_position", "_ranks", "_waiting"),
+        *("_was_named", "_what"),
     )
 
     def __init__(
@@ -121,14 +123,22 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         self._group, self._what, self._ranks, self._can_give_up = group, what, ranks or group.ranks, can_give_up
         self._waiting: Waiting | None = None
         self._operations = operations_of(group) if in_order or position is not None else None
-        if in_order and self._operations is not None:
-            position = self._operations.begin(what)
+        self._in_order = in_order
         self._position = position
 
+    def begin(self) -> None:
+        """Of an operation in order."""
+        if self._in_order and self._operations is not None and self._position is None:
+            self._position = self._operations.begin(self._what)
+
     def __enter__(self) -> None:
-        self._waiting = waiting_for(
-            self._ranks, self._what, self._group, self._operations, self._position, self._can_give_up
-        )
+        self.begin()
+        if self._waiting is not None:
+            self._waiting.position = self._position
+        elif len(self._ranks) > 1:
+            self._waiting = waiting_for(
+                self._ranks, self._what, self._group, self._operations, self._position, self._can_give_up
+            )
         if self._waiting is not None:
             self._waiting.__enter__()
         self._was_named, _around.is_named = _around.is_named, True
@@ -140,6 +150,8 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         operations, position = self._operations, self._position
         if error is None and operations is not None and position is not None and position > operations.done:
             operations.done = position
+        if self._in_order:
+            self._position = None
         try:
             if isinstance(error, Exception):
                 waiting = self._waiting

@@ -73,14 +73,14 @@ def called_for(what: str) -> Iterator[None]:
 
 class Waiting:
     """A collective under way in this process, while it is entered. Begins and ends without a lock: what it does to the
-    dictionary is one step.
+    dictionary is one step. May be entered again for the next one of the same kind.
 
     Args:
         all_of_them: of the process.
         ranks: global, that take part.
         what: is waited for.
         group: which carries it, and is aborted to end the wait. None: no thread waits in it; others watch over it.
-        order, position: of the operation. None: it is in no order.
+        order, position: of the operation. None: it is in no order. The position may be set before it is entered.
         can_give_up: an exchange of a few bytes, which only other ranks can delay: it is ended if it is deadlocked.
         is_ended_by_abort: False: it is within another one, which is, or nobody can end it.
 
@@ -91,7 +91,7 @@ class Waiting:
     """
 
     __slots__ = (
-        *("_all", "_group", "_is_ended_by_abort", "_order", "_position", "can_give_up", "gone", "is_deadlocked"),
+        *("_all", "_group", "_is_ended_by_abort", "_order", "can_give_up", "gone", "is_deadlocked", "position"),
         *("ranks", "since", "thread", "what"),
     )
 
@@ -107,7 +107,7 @@ class Waiting:
         is_ended_by_abort: bool = True,
     ) -> None:
         self._all, self.ranks, self.what = all_of_them, tuple(ranks), what
-        self._group, self._order, self._position, self.can_give_up = group, order, position, can_give_up
+        self._group, self._order, self.position, self.can_give_up = group, order, position, can_give_up
         self._is_ended_by_abort = is_ended_by_abort
         self.is_deadlocked = False
         self.gone: Gone | None = None
@@ -127,7 +127,7 @@ class Waiting:
     @property
     def operation(self) -> tuple[OperationOrder, int] | None:
         """Order and position. None: it is in none."""
-        return None if self._order is None or self._position is None else (self._order, self._position)
+        return None if self._order is None or self.position is None else (self._order, self.position)
 
     def end(self, gone: Gone | None = None) -> None:
         """On any thread. None: it is deadlocked."""

@@ -222,8 +222,9 @@ class ShardExchange:
         # Optimizers that are not listed and have stepped since a listed one did.
         self._strangers: set[int] = set()
         self._hooks = ModuleHooks()
-        self._hooks.around_step(view.bagua_optimizers, self._before_step, self._after_step)
-        self._hooks.before_steps_of_others(weakref.WeakMethod(self._before_any_step))
+        self._hooks.before_each_step(view.bagua_optimizers, self._before_step)
+        self._hooks.after_each_step(view.bagua_optimizers, self._after_step)
+        self._hooks.before_all_steps(self)
         _exchanges.add(self)
 
     @property
@@ -257,8 +258,13 @@ class ShardExchange:
         self._rounds.note_backward(self._view.shards.trained)
         self._note_step(optimizer)
 
-    def _before_any_step(self, optimizer: torch.optim.Optimizer) -> None:
-        # One that is not listed may be what a listed one steps by: then the listed one's step follows.
+    def before_any_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Any optimizer of the process is about to step.
+
+        Raises:
+            RuntimeError: one that is not listed steps the shards, and none that is.
+        """
+        # It may be what a listed one steps by: then the listed one's step follows.
         if any(one is optimizer for one in self._view.bagua_optimizers):
             return
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

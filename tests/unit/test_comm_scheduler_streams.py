@@ -200,7 +200,8 @@ def test_a_launch_that_fails_is_named_in_every_pass(device: _Device, is_named: b
     device.mark(tensor, "main")
     scheduler._started.clear()
     scheduler.sent = [scheduler._states[0].bucket]  # what waiting leaves, which needs a device
-    scheduler._states[0].on(BucketEvent.WAITED_FOR)
+    state = scheduler._states[0]
+    state.state = BucketEvent.WAITED_FOR[state.state]
     fails = True
     with pytest.raises(RuntimeError) as raised:
         device.mark(tensor, "main")

@@ -18,6 +18,7 @@ from torch import Tensor
 from bagua.codecs import codec_names, dtype_names
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import Getter, Setter, ensure_record, gradient_of, set_gradient
+from bagua.engine.training_plan import no_hook
 from bagua.misuse import nearest
 
 if TYPE_CHECKING:
@@ -80,8 +81,12 @@ class AlgorithmImpl:
     def may_change(self) -> bool:
         """Whether it communicates something else in some steps than in others: its class defines one of `phase`,
         `ranks_in_step` and `need_reset`. Then ranks cannot `join`."""
-        names = ("phase", "ranks_in_step", "need_reset")
-        return any(getattr(type(self), name) is not getattr(AlgorithmImpl, name) for name in names)
+        return self.defines("phase", "ranks_in_step", "need_reset")
+
+    @classmethod
+    def defines(cls, *names: str) -> bool:
+        """Whether the class has a method or a property of one of these names that is not this base class's."""
+        return any(getattr(cls, name) is not getattr(AlgorithmImpl, name) for name in names)
 
     def need_reset(self) -> bool:
         """Asked before every forward pass. True: in training, everything is initialized again, parameters and optimizer
@@ -121,7 +126,7 @@ class AlgorithmImpl:
     def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
         """A function of the positional arguments, called before each forward pass in training, unless all parameters
         are frozen."""
-        return _nothing
+        return no_hook
 
     def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
         """A function of name and parameter, called when the parameter's gradient is complete. By default it marks the
@@ -135,11 +140,11 @@ class AlgorithmImpl:
 
     def init_pre_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
         """A function of the optimizer, called before its step: the last moment before parameters change."""
-        return _nothing
+        return no_hook
 
     def init_post_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
         """A function of the optimizer, called after its step."""
-        return _nothing
+        return no_hook
 
     def finish(self, bagua_ddp: AlgorithmFacade) -> None:
         """Called before the buckets are taken away, because everything is initialized again, or the module wrapped
@@ -272,10 +277,6 @@ def idle_codec(option: str, codec: Codec | None, bagua_ddp: AlgorithmFacade) -> 
         return []
     why = f"parameters are {dtype_names(found)}, and it compresses {dtype_names(codec.dtypes)}"
     return [f"{option}={codec.name!r} has no effect: {why}"]
-
-
-def _nothing(*arguments: Any) -> None:
-    """The hook of an algorithm that has nothing to do there."""
 
 
 class UnknownAlgorithmError(ValueError, KeyError):

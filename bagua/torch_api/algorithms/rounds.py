@@ -12,12 +12,11 @@ evaluates, makes a trial or is late.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from bagua.collectives.purpose_groups import group_for
-from bagua.engine.step_state import StateMachine
+from bagua.engine.step_state import Event, State
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _MOST_UNHEARD_STEPS = 10
 
 
-class RoundState(enum.Enum):
+class RoundState(State):
     """Where a rank is in a round."""
 
     RESTING = "no round is open, and no exchange has to take effect"
@@ -45,42 +44,62 @@ class RoundState(enum.Enum):
 _WITH_GRADIENTS = (RoundState.REACHED, RoundState.DUE_REACHED)
 
 
-class RoundEvent(enum.Enum):
+class RoundEvent:
     """What happens in it."""
 
-    FORWARD = "a forward pass in training begins, whose backward pass will communicate"
-    GRADIENT = "the gradient of a parameter is complete"
-    BACKWARD_ENDS = "a backward pass that has made gradients is over"
-    EXCHANGED = "the exchange has taken effect on the weights"
+    FORWARD = Event(
+        "a forward pass in training begins, whose backward pass will communicate",
+        {
+            RoundState.RESTING: RoundState.OPEN,
+            # A trial: the forward pass that counts is still to come.
+            RoundState.OPEN: RoundState.OPEN,
+            # A backward pass that raised made some of its gradients.
+            RoundState.REACHED: RoundState.OPEN,
+        },
+    )
+    GRADIENT = Event(
+        "the gradient of a parameter is complete",
+        {
+            # After evaluation, or a forward pass of which we were not told.
+            RoundState.RESTING: RoundState.REACHED,
+            RoundState.OPEN: RoundState.REACHED,
+            RoundState.DUE: RoundState.DUE_REACHED,
+        },
+    )
+    BACKWARD_ENDS = Event(
+        "a backward pass that has made gradients is over",
+        {
+            RoundState.REACHED: RoundState.DUE,
+            # A second loss of the same forward pass.
+            RoundState.DUE_REACHED: RoundState.DUE,
+        },
+    )
+    EXCHANGED = Event(
+        "the exchange has taken effect on the weights",
+        {
+            RoundState.DUE: RoundState.RESTING,
+            RoundState.DUE_REACHED: RoundState.REACHED,
+            # An optimizer steps in the middle of a round: after a backward pass in no_sync, or within a closure.
+            RoundState.RESTING: RoundState.RESTING,
+            RoundState.OPEN: RoundState.OPEN,
+            RoundState.REACHED: RoundState.REACHED,
+        },
+    )
 
 
-ROUND_TRANSITIONS = {
-    (RoundState.RESTING, RoundEvent.FORWARD): RoundState.OPEN,
-    # A trial: the forward pass that counts is still to come.
-    (RoundState.OPEN, RoundEvent.FORWARD): RoundState.OPEN,
-    # A backward pass that raised made some of its gradients.
-    (RoundState.REACHED, RoundEvent.FORWARD): RoundState.OPEN,
-    # After evaluation, or a forward pass of which we were not told.
-    (RoundState.RESTING, RoundEvent.GRADIENT): RoundState.REACHED,
-    (RoundState.OPEN, RoundEvent.GRADIENT): RoundState.REACHED,
-    (RoundState.DUE, RoundEvent.GRADIENT): RoundState.DUE_REACHED,
-    (RoundState.REACHED, RoundEvent.BACKWARD_ENDS): RoundState.DUE,
-    # A second loss of the same forward pass.
-    (RoundState.DUE_REACHED, RoundEvent.BACKWARD_ENDS): RoundState.DUE,
-    (RoundState.DUE, RoundEvent.EXCHANGED): RoundState.RESTING,
-    (RoundState.DUE_REACHED, RoundEvent.EXCHANGED): RoundState.REACHED,
-    # An optimizer steps in the middle of a round: after a backward pass in no_sync, or within a closure.
-    (RoundState.RESTING, RoundEvent.EXCHANGED): RoundState.RESTING,
-    (RoundState.OPEN, RoundEvent.EXCHANGED): RoundState.OPEN,
-    (RoundState.REACHED, RoundEvent.EXCHANGED): RoundState.REACHED,
-}
+class Round:
+    """Of one module on this rank.
 
-
-class Round(StateMachine[RoundState, RoundEvent]):
-    """The state of one module's rounds on this rank."""
+    Attributes:
+        state: of its rounds.
+    """
 
     def __init__(self) -> None:
-        super().__init__(RoundState.RESTING, ROUND_TRANSITIONS)
+        self.state = RoundState.RESTING
+
+    def on(self, event: Event[RoundState]) -> None:
+        """Go to the state after `event`."""
+        self.state = event[self.state]
 
     @property
     def is_open(self) -> bool:
@@ -95,14 +114,14 @@ class Round(StateMachine[RoundState, RoundEvent]):
     def note_gradient(self, _name: str, _parameter: object) -> None:
         """The backward hook of these algorithms."""
         if self.state not in _WITH_GRADIENTS:
-            self.on(RoundEvent.GRADIENT)
+            self.state = RoundEvent.GRADIENT[self.state]
 
     def end_pass(self) -> bool:
         """A backward pass is over. Whether it belongs to the round: torch.autograd.grad makes no gradients but those
         that go into the loss of the round's own backward pass."""
         if self.state not in _WITH_GRADIENTS:
             return False
-        self.on(RoundEvent.BACKWARD_ENDS)
+        self.state = RoundEvent.BACKWARD_ENDS[self.state]
         return True
 
     def restart(self) -> None:
