@@ -42,6 +42,8 @@ class AllReduce(PrescaledOp):
                 self.prescale = 1.0 / communicator.nranks()
 
     def run(self, bucket: Bucket) -> dist.Work | None:
+        if len(self._communicator.ranks) == 1:
+            return None  # its own values are the sum
         # Not dist.all_reduce, whose checks and logging cost more than this once per bucket.
         work: dist.Work = self._communicator.torch_group.allreduce([bucket.flattened_tensor()], self._options)
         return work

@@ -63,6 +63,19 @@ def calls_in_a_step(how: str, parameters: int, device: torch.device) -> int:
     return min(counted)
 
 
+@on_ranks(1)
+def test_a_rank_alone_sends_nothing(device: torch.device) -> None:
+    model, bare = Product(FEW).to(device), Product(FEW).to(device)
+    wrapped = bagua.with_bagua(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    x = torch.arange(4.0, device=device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        wrapped(x).backward()
+    bare(x).backward()
+    for mine, other in zip(model.parameters(), bare.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)  # type: ignore[arg-type]
+    assert not [event.key for event in profile.key_averages() if "allreduce" in event.key.replace("_", "")]
+
+
 @on_ranks(2)
 def test_a_step_calls_little(device: torch.device) -> None:
     for how, most in MOST.items():
