@@ -128,3 +128,20 @@ def test_a_model_may_be_collected_while_an_optimizer_steps(rank: int, device: to
         collecting.remove()
     assert alive() is None
     assert stepped.tolist() == [0.5] * 3
+
+
+@on_ranks(1)
+def test_buckets_of_a_former_world_are_gone_without_the_collector(rank: int, device: torch.device) -> None:
+    """They have as much memory as all gradients, which a GPU may not have twice."""
+    net: Any = mlp(0, device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.with_bagua([optimizer], Algorithm.init("gradient_allreduce"))
+    train(net, optimizer, batches(rank, 2, device))
+    former = [weakref.ref(bucket) for bucket in net.bagua_buckets]
+    gc.disable()
+    try:
+        net.bagua_ddp._steps.follow_world()  # as after a lost rank
+        assert [one() for one in former] == [None] * len(former)
+    finally:
+        gc.enable()
+    train(net, optimizer, batches(rank, 2, device))
