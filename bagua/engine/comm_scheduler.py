@@ -373,14 +373,13 @@ class CommScheduler:
                 state.reset()
 
     def close(self) -> None:
-        """Leave tensors and thread alone from now on; it is of no use then. The memory of the buckets is free as soon
-        as nobody else has them, without Python's collector."""
+        """Leave tensors and thread alone from now on. The memory of the buckets is free as soon as nobody has it, also
+        without Python's collector."""
         self.unregister()
         if self._leave_thread is not None:
             self._leave_thread()
             self._thread = self._leave_thread = None
-        self._setters, self._states, self.sent = [], [], []
-        self._queue.clear()
+        self._setters = []  # which refer to it
 
 
 def _nothing() -> None:

@@ -8,7 +8,7 @@ EXITED = "exited"
 LEFT = "ended (end of script or sys.exit), after fewer collectives than others"
 NO_RESPONSE = "did not respond"
 _EQUAL = "give all ranks equal numbers of batches"
-_OR_ROUNDS = "(with shares of local steps: of rounds)"
+_OR_EXCHANGES = "(with shares of local steps: of exchanges)"
 _JOIN = "or use join() of bagua.torch_api.data_parallel.DistributedDataParallel"
 
 
@@ -32,7 +32,7 @@ def silent_for(seconds: float) -> str:
 
 def of_fewer_batches(join_helps: bool) -> str:
     """What to do if a rank had fewer batches. With `join_helps`, names `join` as well."""
-    return f"{_EQUAL}, {_JOIN}" if join_helps else f"{_EQUAL} {_OR_ROUNDS}"
+    return f"{_EQUAL}, {_JOIN}" if join_helps else f"{_EQUAL} {_OR_EXCHANGES}"
 
 
 def advice(how: str, rank: int, join_helps: bool) -> str:
