@@ -523,7 +523,9 @@ def test_without_its_store_a_job_trains_until_the_next_loss(tmp_path: Path) -> N
 
 def test_fewer_than_half_do_not_go_on() -> None:
     text, *_ = run_job(3, _too_few, expect_death={1, 2})
-    assert text.startswith("The job cannot go on: 1 of 3 ranks are left, and 2 are needed (more than half of them).")
+    # The second one may have agreed on a job of two before it died.
+    said = "The job cannot go on: 1 of {} ranks are left, and 2 are needed (more than half of them)."
+    assert text.startswith((said.format(3), said.format(2)))
 
 
 def _drop_what_is_not_synchronized() -> tuple[float, float]:
