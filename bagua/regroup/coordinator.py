@@ -46,7 +46,7 @@ from bagua.job.rendezvous import wait_for_all
 from bagua.rank_list import rank_list
 from bagua.regroup import grad_scaler, joining
 from bagua.regroup.detection import Mailbox, Watch
-from bagua.regroup.epochs import LEFT, PREFIX, Decision, Epoch, EpochStore, Member, Report, decide
+from bagua.regroup.epochs import PREFIX, Decision, Epoch, EpochStore, Member, Report, decide
 from bagua.regroup.following import Feed, Follower, Record, Source
 from bagua.regroup.groups import CONNECT_TIMEOUT, Groups, abort
 from bagua.regroup.joining import Guests
@@ -458,14 +458,7 @@ class Regrouping:
     def _why_waiting(self, epoch: Epoch, queued: int) -> str | None:
         """On a thread that looks after NCCL, whose kernels do not fail because a rank has left."""
         left: list[Member] = []
-
-        def ask(store: EpochStore) -> None:
-            lost = store.lost()
-            left.extend(
-                one for one in epoch.members if lost.get(one.token) == LEFT and store.queued(epoch, one.token) < queued
-            )
-
-        self._ask(ask)
+        self._ask(lambda store: left.extend(store.left_before(epoch, queued)))
         return f"{rank_list([epoch.rank_of(one.token) for one in left])} left the job" if left else None
 
     def _on_mail(self, epoch: Epoch, why: str) -> None:

@@ -215,8 +215,14 @@ class EpochStore:
         self.client.set(f"queued/{epoch.number}/{token}", str(queued))
         self.add_lost(token, LEFT)
 
-    def queued(self, epoch: Epoch, token: str) -> int:
-        """By a process that has left, in this epoch."""
+    def left_before(self, epoch: Epoch, queued: int) -> list[Member]:
+        """Who has left and will never be in the last of so many collectives with NCCL. One that has queued as many is
+        in it: what it gave may still be on its way."""
+        lost = self.lost()
+        left = [one for one in epoch.members if lost.get(one.token) == LEFT]
+        return [one for one in left if self._queued(epoch, one.token) < queued]
+
+    def _queued(self, epoch: Epoch, token: str) -> int:
         key = f"queued/{epoch.number}/{token}"
         return int(self.client.get(key)) if self.client.check([key]) else 0
 

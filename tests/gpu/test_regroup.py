@@ -18,6 +18,7 @@ from support.regrouped import (
     check_stopped_rank,
     die,
     drawn_joins,
+    ends_early,
     join_job,
     keep_ledger,
     run_job,
@@ -109,23 +110,9 @@ def test_a_rank_that_waits_for_its_gpu_drops_the_step(how: str) -> None:
     assert first == (1, [False, False, True, False, False])
 
 
-def _ends_early() -> int:
-    rank = join_job(min_ranks=1)
-    net = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    model = bagua.with_bagua(net, [optimizer])
-    while bagua.regroup_step() < (2 if rank == 1 else 4):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-    ranks = dist.get_world_size()
-    bagua.destroy_process_group()
-    return ranks
-
-
 @pytest.mark.parametrize("ranks", [2, 4])  # with P2P, which tells nothing of it, and sockets
 def test_others_go_on_without_a_rank_that_has_ended(ranks: int) -> None:
-    assert run_job(ranks, _ends_early) == [ranks - 1, ranks, *[ranks - 1] * (ranks - 2)]
+    assert run_job(ranks, ends_early) == [ranks - 1, ranks, *[ranks - 1] * (ranks - 2)]
 
 
 # --- innocents -------------------------------------------------------------------------------------------------------

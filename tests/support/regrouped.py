@@ -412,6 +412,22 @@ def check_stopped_rank(pids: Path, timeout_s: float, env: Mapping[str, str]) -> 
     assert "timed out" in text  # as torch's watchdog says it, or Bagua's
 
 
+def ends_early() -> int:
+    """Of a job whose rank 1 leaves in an orderly way, after two steps of four: how many ranks this one ends with."""
+    rank = join_job(min_ranks=1)
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    model = bagua.with_bagua(net, [optimizer])
+    while bagua.regroup_step() < (2 if rank == 1 else 4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    ranks = dist.get_world_size()
+    bagua.destroy_process_group()
+    assert not bagua.is_initialized()
+    return ranks
+
+
 def die_before_second_total(flag: str, store: Any) -> None:
     """From now on, this rank, the last of three, dies in a sum over ranks after it has sent its part of the sum to rank
     0, and rank 0 has set the flag; rank 1 never gets that part."""

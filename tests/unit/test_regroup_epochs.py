@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch.distributed as dist
 
@@ -107,3 +108,14 @@ def test_losses_and_reports_are_read_as_they_were_written() -> None:
     assert reader.reports(epoch, {"m1"}) == {"m0": Report(7, 1, False, ("m5",))}
     store.set_ready(epoch, "m0", [])
     assert [one.token for one in reader.not_ready(epoch)] == ["m1", "m2"]
+
+
+def test_one_that_has_left_is_missing_only_in_collectives_after_its_last() -> None:
+    store, epoch = EpochStore(dist.HashStore()), _epoch(4)  # type: ignore[attr-defined]
+    store.add_lost("m3", "exited")  # which all are told
+    assert store.left_before(epoch, 100) == []
+    store.leave(epoch, "m1", 7)
+    assert store.left_before(epoch, 7) == []
+    assert store.left_before(epoch, 8) == [epoch.members[1]]
+    store.leave(replace(epoch, number=2), "m2", 9)  # in an epoch before
+    assert store.left_before(epoch, 1) == [epoch.members[2]]
