@@ -14,6 +14,8 @@ constexpr double kSlowShare = 0.5;
 constexpr std::size_t kMinSlowBytes = 16384;
 // Rates are estimates, and chunks differ in size. A chunk that is late by no more than this does not count as late.
 constexpr double kSlackNs = 2e6;
+// The smallest chunk where there are several paths, in units of BAGUA_NET_MIN_CHUNKSIZE.
+constexpr std::size_t kOfSeveralPaths = 2;
 // If each connection is limited, the slack is shorter than a chunk takes: a stream that already has one counts as late.
 constexpr double kLimitedSlack = 0.5;
 
@@ -58,7 +60,11 @@ std::size_t ChunkScheduler::push(Request* request) {
 }
 
 std::size_t ChunkScheduler::least_chunk_bytes() const {
-  if (shares_.has_choice() || flows_are_limited_ || nearest_ns_ >= kLongPathNs) return policy_.min_bytes;
+  if (flows_are_limited_ || nearest_ns_ >= kLongPathNs) return policy_.min_bytes;
+  // Larger pieces would leave a path idle, and each piece is a decision, a thread to wake and a system call: over two
+  // interfaces of 10 or 25 Gb/s, all-reduce of 1 MiB is a fifth faster than with half of that.
+  if (shares_.has_choice())
+    return std::max(policy_.min_bytes, std::min(kOfSeveralPaths * policy_.min_bytes, policy_.max_bytes));
   return std::max(policy_.min_bytes, policy_.uncut_bytes);
 }
 

@@ -17,63 +17,83 @@ constexpr double kFaster = 1.25;
 // The nearest healthy situations: a peer whose CPUs are busy, and one lost packet, which the kernel sends again.
 constexpr double kHeldUp = 2;
 constexpr double kHeldUpNs = 100e6;
+// So often all connections are looked through for one.
+constexpr std::int64_t kHeldUpEveryNs = 1'000'000;
 
-void add(Backlog* sum, const Backlog& backlog) {
-  sum->under_way += backlog.under_way;
-  sum->unsent += backlog.unsent;
+std::size_t at_most(std::size_t bytes, double limit) {
+  return limit >= static_cast<double>(bytes) ? bytes : static_cast<std::size_t>(std::max(limit, 0.0));
 }
 
 }  // namespace
 
-Backlog PathLoad::left_of(const Connection& connection, double rate, std::int64_t now_ns) {
-  const double gone = rate * static_cast<double>(std::max<std::int64_t>(now_ns - connection.at_ns, 0));
-  const auto left = [gone](std::size_t bytes) {
-    return gone >= static_cast<double>(bytes) ? 0 : bytes - static_cast<std::size_t>(gone);
-  };
-  return {left(connection.backlog.under_way), left(connection.backlog.unsent)};
+Backlog PathLoad::left(double ends_ns, double rate, std::int64_t now_ns) const {
+  if (rate <= 0) return known_;
+  const double bytes = (ends_ns - static_cast<double>(now_ns)) * rate;
+  return {at_most(known_.under_way, bytes), at_most(known_.unsent, bytes)};
 }
 
-PathLoad::State PathLoad::state(double assumed_rate, std::int64_t now_ns) {
-  const MutexLock lock(mutex_);
-  // Who pulls a chunk asks several times at one moment. What is assumed counts only where nothing is certain.
-  if (is_known_ && known_at_ns_ == now_ns && (known_.certain > 0 || known_assumed_ == assumed_rate)) return known_;
-  State state;
-  state.told = told_rate_;
-  std::int64_t least_us = 0;
-  double permitted = 0;
-  double busy = 0;  // connections
+void PathLoad::set_backlog(Connection* connection, const Backlog& backlog) {
+  known_.under_way += backlog.under_way - connection->backlog.under_way;
+  known_.unsent += backlog.unsent - connection->backlog.unsent;
+  connection->backlog = backlog;
+}
+
+void PathLoad::find_least_round_trip() {
+  least_round_trip_us_ = 0;
   for (const Connection& connection : connections_) {
-    if (!connection.was_seen) continue;
-    if (connection.backlog.under_way > 0) ++busy;
-    permitted = std::max(permitted, connection.pace);
     const std::int64_t its_us = connection.delivery.least_round_trip_us;
-    if (least_us == 0 || (its_us > 0 && its_us < least_us)) least_us = its_us;
-  }
-  state.round_trip_ns = 1e3 * static_cast<double>(least_us);
-  if (rate_.least() > 0) {
-    state.most = rate_.most();
-    state.is_limit = rate_.is_limit();
-    state.certain = kCertain * rate_.least();
-    state.is_old = now_ns - rate_.measured_ns() > old_after_ns_;
-    if (state.round_trip_ns >= kLongPathNs) {
-      state.most = std::max(state.most, permitted);
-      state.certain = std::max(state.certain, std::min(kCertainOfPermitted * permitted, state.most));
+    if (connection.was_seen && its_us > 0 && (least_round_trip_us_ == 0 || its_us < least_round_trip_us_)) {
+      least_round_trip_us_ = its_us;
     }
   }
-  const double each = (state.certain > 0 ? state.certain : assumed_rate) / std::max(busy, 1.0);
-  for (const Connection& connection : connections_) {
-    if (!connection.was_seen) continue;
-    add(&state.least_left, left_of(connection, state.most, now_ns));
-    add(&state.most_left, left_of(connection, each, now_ns));
-    if (connection.backlog.under_way == 0 || state.most <= 0) continue;
+}
+
+double PathLoad::permitted_rate() const {
+  double permitted = 0;
+  for (const Connection& connection : connections_) permitted = std::max(permitted, connection.pace);
+  return permitted;
+}
+
+PathLoad::Rates PathLoad::rates() const {
+  if (rate_.least() <= 0) return {};
+  Rates rates{rate_.most(), kCertain * rate_.least()};
+  if (1e3 * static_cast<double>(least_round_trip_us_) < kLongPathNs) return rates;
+  const double permitted = permitted_rate();
+  rates.most = std::max(rates.most, permitted);
+  rates.certain = std::max(rates.certain, std::min(kCertainOfPermitted * permitted, rates.most));
+  return rates;
+}
+
+bool PathLoad::holds_up(const State& state, std::int64_t now_ns) const {
+  if (state.most <= 0) return false;
+  return std::any_of(connections_.begin(), connections_.end(), [&](const Connection& connection) {
+    if (!connection.was_seen || connection.backlog.under_way == 0) return false;
     const double expected_ns = state.round_trip_ns + static_cast<double>(connection.backlog.under_way) / state.most;
     const auto waits_ns = static_cast<double>(now_ns - connection.progress_ns);
-    state.is_held_up |= waits_ns > std::max(kHeldUp * expected_ns, kHeldUpNs);
+    return waits_ns > std::max(kHeldUp * expected_ns, kHeldUpNs);
+  });
+}
+
+PathLoad::State PathLoad::state(std::int64_t now_ns) {
+  const MutexLock lock(mutex_);
+  State state;
+  state.told = told_rate_;
+  state.round_trip_ns = 1e3 * static_cast<double>(least_round_trip_us_);
+  const Rates known = rates();
+  state.most = known.most;
+  state.certain = known.certain;
+  state.is_limit = known.most > 0 && rate_.is_limit();
+  state.is_old = known.most > 0 && now_ns - rate_.measured_ns() > old_after_ns_;
+  state.least_left = left(ends_at_most_ns_, known.most, now_ns);
+  state.most_left = left(ends_at_certain_ns_, known.certain, now_ns);
+  if (known_.under_way == 0) {
+    is_held_up_ = false;
+  } else if (is_held_up_ || now_ns - held_up_at_ns_ >= kHeldUpEveryNs) {
+    is_held_up_ = holds_up(state, now_ns);
+    held_up_at_ns_ = now_ns;
   }
-  is_known_ = true;
-  known_at_ns_ = now_ns;
-  known_assumed_ = assumed_rate;
-  return known_ = state;
+  state.is_held_up = is_held_up_;
+  return state;
 }
 
 std::size_t PathLoad::add_connection() {
@@ -88,14 +108,14 @@ std::size_t PathLoad::add_connection() {
 
 void PathLoad::remove_connection(std::size_t connection) {
   const MutexLock lock(mutex_);
+  set_backlog(&connections_[connection], {});
   connections_[connection] = {};
-  is_known_ = false;
+  find_least_round_trip();
 }
 
 void PathLoad::look(std::size_t connection, const Delivery& delivery, const Backlog& backlog, double pace, bool at_once,
                     std::int64_t now_ns) {
   const MutexLock lock(mutex_);
-  is_known_ = false;
   Connection& seen = connections_[connection];
   const bool was_seen = std::exchange(seen.was_seen, true);
   const bool is_over = backlog.under_way == 0;
@@ -115,21 +135,36 @@ void PathLoad::look(std::size_t connection, const Delivery& delivery, const Back
     }
   }
   if (!was_seen || is_over || delivery.bytes != seen.delivery.bytes) seen.progress_ns = now_ns;
-  seen.delivery = delivery;
-  seen.backlog = backlog;
+  const std::int64_t former_us = std::exchange(seen.delivery, delivery).least_round_trip_us;
+  if (!was_seen || former_us != delivery.least_round_trip_us) find_least_round_trip();
   seen.pace = pace;
-  seen.at_ns = now_ns;
+  set_backlog(&seen, backlog);
+  // These bytes at least are left now.
+  const Rates known = rates();
+  const auto extend = [&](double* ends_ns, double rate) {
+    if (rate > 0)
+      *ends_ns = std::max(*ends_ns, static_cast<double>(now_ns) + static_cast<double>(backlog.under_way) / rate);
+  };
+  extend(&ends_at_most_ns_, known.most);
+  extend(&ends_at_certain_ns_, known.certain);
 }
 
 void PathLoad::take(std::size_t connection, std::size_t bytes, std::int64_t now_ns) {
   const MutexLock lock(mutex_);
-  is_known_ = false;
   Connection& taking = connections_[connection];
   if (taking.busy_since_ns == 0) taking.busy_since_ns = now_ns;
   if (taking.backlog.under_way == 0) taking.progress_ns = now_ns;
-  taking.backlog = left_of(taking, rate_.most(), now_ns);
-  add(&taking.backlog, {bytes, bytes});
-  taking.at_ns = now_ns;
+  set_backlog(&taking, {taking.backlog.under_way + bytes, taking.backlog.unsent + bytes});
+  const Rates known = rates();
+  // Never later than all that is known to be under way takes: the path may be faster than it was.
+  const auto extend = [&](double* ends_ns, double rate) {
+    if (rate <= 0) return;
+    const auto now = static_cast<double>(now_ns);
+    *ends_ns = std::min(std::max(*ends_ns, now) + static_cast<double>(bytes) / rate,
+                        now + static_cast<double>(known_.under_way) / rate);
+  };
+  extend(&ends_at_most_ns_, known.most);
+  extend(&ends_at_certain_ns_, known.certain);
 }
 
 }  // namespace bagua_net

@@ -37,8 +37,7 @@ class PathLoad {
     Backlog least_left;
     Backlog most_left;
   };
-  // assumed_rate: instead of what is certain, if that is unknown.
-  State state(double assumed_rate, std::int64_t now_ns);
+  State state(std::int64_t now_ns);
 
   std::size_t add_connection();
   void remove_connection(std::size_t connection);
@@ -55,12 +54,21 @@ class PathLoad {
     bool was_seen = false;
     Delivery delivery;
     std::int64_t busy_since_ns = 0;  // not looked at, and something under way; 0: nothing is
-    Backlog backlog;
-    std::int64_t at_ns = 0;        // when the backlog was that
-    std::int64_t progress_ns = 0;  // when it was seen to have delivered more, or began
+    Backlog backlog;                 // taken, and not seen to have been delivered
+    std::int64_t progress_ns = 0;    // when it was seen to have delivered more, or began
     double pace = 0;
   };
-  static Backlog left_of(const Connection& connection, double rate, std::int64_t now_ns);
+  // What of the known backlog is left at `now_ns`, if the path is empty at `ends_ns`.
+  Backlog left(double ends_ns, double rate, std::int64_t now_ns) const REQUIRES(mutex_);
+  void set_backlog(Connection* connection, const Backlog& backlog) REQUIRES(mutex_);
+  void find_least_round_trip() REQUIRES(mutex_);
+  struct Rates {
+    double most = 0;
+    double certain = 0;
+  };
+  Rates rates() const REQUIRES(mutex_);
+  double permitted_rate() const REQUIRES(mutex_);
+  bool holds_up(const State& state, std::int64_t now_ns) const REQUIRES(mutex_);
 
   const double told_rate_;
   Mutex mutex_;
@@ -68,11 +76,14 @@ class PathLoad {
   static constexpr std::int64_t kFirstOldNs = 1'000'000'000;
   std::int64_t old_after_ns_ GUARDED_BY(mutex_) = kFirstOldNs;  // a rate that was measured longer ago is old
   std::vector<Connection> connections_ GUARDED_BY(mutex_);
-  // The last answer of state(), and to what.
-  bool is_known_ GUARDED_BY(mutex_) = false;
-  std::int64_t known_at_ns_ GUARDED_BY(mutex_) = 0;
-  double known_assumed_ GUARDED_BY(mutex_) = 0;
-  State known_ GUARDED_BY(mutex_);
+  // Of all connections. Kept and not summed up when it is asked for: who pulls a chunk asks several times.
+  Backlog known_ GUARDED_BY(mutex_);
+  std::int64_t least_round_trip_us_ GUARDED_BY(mutex_) = 0;
+  // When the path has delivered all that it took: its connections share it, so together they deliver at its rate.
+  double ends_at_most_ns_ GUARDED_BY(mutex_) = 0;
+  double ends_at_certain_ns_ GUARDED_BY(mutex_) = 0;
+  bool is_held_up_ GUARDED_BY(mutex_) = false;
+  std::int64_t held_up_at_ns_ GUARDED_BY(mutex_) = 0;  // when that was looked up
 };
 
 }  // namespace bagua_net

@@ -14,6 +14,13 @@ constexpr double kWakingNs = 50'000;
 // What a path of unknown rate counts as, of the best one. The nearest healthy situation: 1 and 10 Gb/s. A path that is
 // slower delays large messages until it is measured, which takes 40 ms of its time.
 constexpr double kUnknown = 0.125;
+// And if its interface is told to be as fast. The nearest healthy situation: a slower way beyond.
+constexpr double kUnknownOfEqual = 0.5;
+
+// The kernel says that its interface is no slower.
+bool is_told_as_fast(const PathLoad::State& path, const PathLoad::State& other) {
+  return path.told > 0 && path.told >= other.told;
+}
 
 double wait_ns(const Backlog& backlog, double rate, double round_trip_ns) {
   // A round trip's worth of bytes is in flight without waiting.
@@ -63,23 +70,27 @@ void PathShares::take(int stream, std::size_t bytes, std::int64_t now_ns) {
 }
 
 std::size_t PathShares::best(std::size_t bytes, std::int64_t now_ns) const {
-  const auto delivery_ns = [bytes](const PathLoad::State& path, double rate) {
-    return path.round_trip_ns + static_cast<double>(bytes) / rate;
+  const auto delivery_ns = [bytes](const PathLoad::State& path, const Backlog& left, double rate) {
+    return wait_ns(left, rate, path.round_trip_ns) + path.round_trip_ns + static_cast<double>(bytes) / rate;
   };
   std::size_t best = first_;
   for (std::size_t path = 0; streams_on_[best] == 0 && path < loads_.size(); ++path) best = path;
-  PathLoad::State state = loads_[best]->state(0, now_ns);
+  PathLoad::State state = loads_[best]->state(now_ns);
   const bool is_known = state.most > 0;
   double rate = is_known ? state.most : state.told;
   for (std::size_t path = 0; rate > 0 && path < loads_.size(); ++path) {
     if (path == best || streams_on_[path] == 0) continue;
-    const PathLoad::State other = loads_[path]->state(0, now_ns);
-    const double its_rate = other.certain > 0 ? other.certain : is_known ? 0 : other.told;
+    const PathLoad::State other = loads_[path]->state(now_ns);
+    double its_rate = other.certain;
+    if (its_rate == 0 && !is_known) its_rate = other.told;
+    if (its_rate == 0 && is_told_as_fast(other, state)) its_rate = kUnknownOfEqual * rate;
     if (its_rate == 0) continue;
     // Short bursts say little of a rate: without a queue, interfaces of equal speed count as equally fast.
-    const bool may_be_as_fast = !state.is_limit && state.told > 0 && state.told >= other.told;
+    const bool may_be_as_fast = !state.is_limit && is_told_as_fast(state, other);
     const double own_rate = may_be_as_fast ? std::max(rate, other.most) : rate;
-    if (delivery_ns(other, its_rate) + kWakingNs >= delivery_ns(state, own_rate)) continue;
+    if (delivery_ns(other, other.most_left, its_rate) + kWakingNs >= delivery_ns(state, state.least_left, own_rate)) {
+      continue;
+    }
     best = path;
     state = other;
     rate = state.most > 0 ? state.most : state.told;
@@ -88,12 +99,12 @@ std::size_t PathShares::best(std::size_t bytes, std::int64_t now_ns) const {
 }
 
 std::size_t PathShares::share(std::size_t path, std::size_t best, std::size_t bytes, std::int64_t now_ns) const {
-  const PathLoad::State fast = loads_[best]->state(0, now_ns);
+  const PathLoad::State fast = loads_[best]->state(now_ns);
   if (fast.most == 0) return 0;
-  const PathLoad::State asking = loads_[path]->state(kUnknown * fast.most, now_ns);
+  const PathLoad::State asking = loads_[path]->state(now_ns);
   if (asking.is_held_up && !fast.is_held_up) return 0;
-  const double rate =
-      asking.certain > 0 && !asking.is_old ? asking.certain : std::max(asking.certain, kUnknown * fast.most);
+  const double assumed = (is_told_as_fast(asking, fast) ? kUnknownOfEqual : kUnknown) * fast.most;
+  const double rate = asking.certain > 0 && !asking.is_old ? asking.certain : std::max(asking.certain, assumed);
   const double fast_ns = wait_ns(fast.least_left, fast.most, fast.round_trip_ns) + fast.round_trip_ns +
                          static_cast<double>(bytes) / fast.most;
   const double its_ns = wait_ns(asking.most_left, rate, asking.round_trip_ns) + asking.round_trip_ns + kWakingNs;

@@ -45,7 +45,7 @@ class PathShares {
             std::int64_t now_ns);
   void take(int stream, std::size_t bytes, std::int64_t now_ns);
 
-  // The path that would deliver so many bytes first if nothing else was sent. By what the kernel says of interfaces,
+  // The path that would deliver so many bytes first, behind what it has to send. By what the kernel says of interfaces,
   // until the path that it says that of was measured; and the one to begin with counts as no slower than another of its
   // speed, until something was queued over it.
   std::size_t best(std::size_t bytes, std::int64_t now_ns) const;

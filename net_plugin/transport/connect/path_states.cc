@@ -19,10 +19,11 @@ namespace {
 constexpr int kFailuresToLeaveOut = 2;
 // For hosts whose network changes while the job runs. Each time costs one comm 2.8 s.
 constexpr std::int64_t kRefusedPathMs = 60000;
-// Round trips of a single handshake vary by this much where the hosts are busy.
+// Round trips of a single handshake vary by this much where the hosts are busy, as at the start of a job.
 constexpr std::int64_t kNoiseUs = 500;
-// And by this much otherwise. A path that only seems longer misses a turn.
+// And the shortest of several by this much.
 constexpr std::int64_t kLittleNoiseUs = 100;
+constexpr int kSeveral = 4;
 
 // Comms ask once a second, and all are to get the same answer.
 constexpr std::int64_t kKnownMs = 1000;
@@ -147,6 +148,7 @@ void PathStates::on_connected(const NicPath& path, std::int64_t round_trip_us, s
   const MutexLock lock(mutex_);
   Record& connected = record(path);
   note_working(connected, now_ms);
+  if (round_trip_us > 0) ++connected.handshakes;
   const std::int64_t known_us = connected.round_trip_us;
   if (known_us > 0) round_trip_us = round_trip_us > 0 ? std::min(known_us, round_trip_us) : known_us;
   connected.round_trip_us = round_trip_us;
@@ -201,7 +203,9 @@ std::size_t PathStates::begin_comm(const std::vector<NicPath>& paths, std::int64
     const int its_mbps = paths[index].interface.speed_mbps;
     const int best_mbps = paths[fastest.front()].interface.speed_mbps;
     if (index == nearest || best_mbps == 0 || its_mbps < best_mbps) continue;
-    if (is_longer(paths[index], paths[nearest], kLittleNoiseUs)) continue;
+    const Record* const known = find(paths[index]);
+    const bool is_sure = known != nullptr && known->handshakes >= kSeveral;
+    if (is_longer(paths[index], paths[nearest], is_sure ? kLittleNoiseUs : kNoiseUs)) continue;
     if (its_mbps > best_mbps) fastest.clear();
     fastest.push_back(index);
   }

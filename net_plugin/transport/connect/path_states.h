@@ -128,6 +128,7 @@ class PathStates {
     bool has_worked = false;
     std::int64_t worked_ms = 0;      // when it connected last, or a packet was found to be answered
     std::int64_t round_trip_us = 0;  // the shortest of its handshakes; 0: unknown
+    int handshakes = 0;              // of known round trip
     int failures = 0;                // connections in a row
     std::int64_t refused_until_ms = 0;
     std::int64_t silent_ms = 0;

@@ -16,7 +16,7 @@ constexpr double kLossyBytes = 32 * 1448;
 constexpr std::int64_t kTickNs = 10'000'000;
 constexpr std::int64_t kOfKernel = 2;
 constexpr std::size_t kMostIntervals = 64;
-// Of what a path may reach, what is kept with each sample that had no queue: a sample that was too high is forgotten.
+// Of a rate, what is kept with each sample that had no queue: a sample that was too high is forgotten.
 constexpr double kKept = 0.99;
 
 }  // namespace
@@ -36,8 +36,12 @@ void PathRate::add(const Burst& burst) {
   merge({end_ns - counted_ns, end_ns});
   const std::int64_t taken_ns = std::min(busy_ns_, kOfKernel * kernel_busy_ns_);
   if (taken_ns < std::max(kMinBusyNs, kMinGaps * longest_ns_)) return;
+  const bool is_queued = queued_looks_ > 0 && 2 * queued_looks_ >= looks_;
+  const bool loses = lost_packets_ * kLossyBytes > bytes_;
   const Sample before = kept_[(samples_ + kept_.size() - 1) % kept_.size()];
-  const Sample last{bytes_ / static_cast<double>(taken_ns), busy_.back().end_ns, lost_packets_ * kLossyBytes > bytes_};
+  const double reached = bytes_ / static_cast<double>(taken_ns);
+  const double rate = is_queued || loses ? reached : std::max(reached, kKept * before.rate);
+  const Sample last{rate, busy_.back().end_ns, loses};
   kept_[samples_++ % kept_.size()] = last;
   least_ = std::max(before.rate, last.rate);
   double lowest = last.rate;
@@ -49,7 +53,6 @@ void PathRate::add(const Burst& burst) {
     is_lossy |= sample.is_lossy;
   }
   if (is_lossy) least_ = lowest;
-  const bool is_queued = queued_looks_ > 0 && 2 * queued_looks_ >= looks_;
   since_queued_ = is_queued ? 0 : since_queued_ + 1;
   most_ = is_queued ? least_ : std::max(least_, kKept * most_);
   measured_ns_ = counted_until_ns_ = busy_.back().end_ns;

@@ -8,7 +8,7 @@
 // A sample of a path that became slow takes long: what was kFreshNs before the last one counts no more. Where packets
 // are lost, samples are low because bytes have waited for retransmission, and the next may wait as long: the rate is
 // then the lowest of them. And if nothing was queued, short bursts have waited for the round trip: the path may be
-// faster, and is certainly as fast as that for who sends little over it.
+// faster, and is not known to be slower than before. What was known before is forgotten slowly.
 //
 // A peer whose program reads late is no slow path. The kernel knows when the peer's kernel has everything, but it
 // counts in ticks. So a burst lasts at most two ticks longer than the kernel says, and a sample at most twice as long

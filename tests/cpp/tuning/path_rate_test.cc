@@ -68,13 +68,15 @@ TEST_CASE(time_in_which_several_were_busy_counts_once) {
   CHECK(path.least() > 950 && path.least() < 1050);  // 4000 bytes in four steps
 }
 
-TEST_CASE(without_a_queue_a_path_may_be_as_fast_as_it_was) {
+// Short bursts wait for round trips. If they made a path slow, it would get less, in shorter bursts.
+TEST_CASE(without_a_queue_a_path_is_as_fast_as_it_was) {
   Watched path;
   path.alone(1000, 100, true);
   path.alone(10, 400, false);
-  CHECK(path.least() < 20);
+  CHECK(path.least() > 800);
   CHECK(path.most() > 800);
   path.alone(10, 20 * 500, false);  // it is not known for ever
+  CHECK(path.least() < 20);
   CHECK(path.most() < 20);
   path.alone(500, 400, true);
   CHECK(is_close(path.least(), 500));
