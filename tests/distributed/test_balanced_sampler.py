@@ -60,8 +60,25 @@ def test_parts_follow_the_speeds_and_every_sample_comes_once(rank: int) -> None:
     _compute_at((1.0, 1.02, 0.99), alike, rank)
     assert {len(batch) for batch in alike} == {len(next(iter(alike)))}
     assert next(iter(sampler)) != next(iter(resumed))
+    # With costs, all ranks have samples of similar cost; what is left at the end is not always the most expensive.
+    costs = [float(index * 7 % 1030) for index in range(1030)]
+    dear = BalancedSampler(costs, 40, every=8, shares=[2, 1, 1], complexity_fn=float)
+    lasts = set()
+    for epoch in range(3):
+        dear.set_epoch(epoch)
+        batches = _everybody(list(dear))
+        assert sorted(index for one in batches for batch in one for index in batch) == list(range(1030))
+        for parts in zip(*batches, strict=True):
+            of_batch = [costs[index] for part in parts for index in part]
+            assert len(parts[0]) == len(of_batch) // 2
+            assert max(of_batch) - min(of_batch) < 40 + 30  # the samples of the last batch may lie between them
+        lasts.add(min(of_batch))
+    assert len(lasts) == 3
+    in_order = BalancedSampler(costs, 40, every=8, complexity_fn=float, shuffle=False)
+    assert [costs[index] for index in next(iter(in_order))] == [[*range(14)], [*range(14, 27)], [*range(27, 40)]][rank]
     # Ranks that divide different batches are told when they agree for the first time.
     for different, text in (
+        ({"complexity_fn": lambda _: rank}, "costs is"),
         ({"seed": rank % 2}, "seed is 0 on rank 0, and 1 on rank 1"),
         ({"shares": [1, 1, 1 + rank]}, "shares is"),
     ):
@@ -78,7 +95,12 @@ def test_parts_follow_the_speeds_and_every_sample_comes_once(rank: int) -> None:
     ):
         with pytest.raises(ValueError, match=text):
             BalancedSampler(data, **wrong)  # type: ignore[arg-type]
-    for wrong in ({"batch_size": 8.5}, {"batch_size": 9, "shares": None}, {"batch_size": 9, "shares": ["2", "1", "1"]}):
+    for wrong in (
+        {"batch_size": 8.5},
+        {"batch_size": 9, "shares": None},
+        {"batch_size": 9, "shares": ["2", "1", "1"]},
+        {"batch_size": 9, "complexity_fn": 1},
+    ):
         with pytest.raises(TypeError, match="Pass "):
             BalancedSampler(data, **wrong)  # type: ignore[arg-type]
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Sized
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -28,6 +29,7 @@ from bagua.engine.step_statistics import COMPARABLE
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named
 from bagua.misuse import shown
+from bagua.torch_api.contrib.load_balancing_data_loader import costs_of, order_by_cost
 from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
 
 if TYPE_CHECKING:
@@ -53,12 +55,16 @@ class BalancedSampler(ResumableSampler[list[int]]):
         shuffle: otherwise in the order of the dataset.
         drop_last: leave out the last batch of an epoch if it is smaller. It is left out anyway if it has fewer samples
             than there are ranks.
+        complexity_fn: the cost of `dataset[index]`, as that of LoadBalancingDistributedSampler. Given, the samples of a
+            global batch have similar costs; without `shuffle`, from cheap to expensive. It is evaluated once, for all
+            samples on each rank.
 
     Raises:
         RuntimeError: torch.distributed is not initialized.
-        TypeError: `batch_size`, `every` or `seed` is not an integer, or `shares` are neither a word nor numbers.
-        ValueError: `batch_size` is below the number of ranks, `every` below 8, or `shares` are not as many positive
-            numbers. While it is iterated: the ranks have other arguments.
+        TypeError: `batch_size`, `every` or `seed` is not an integer, `shares` are neither a word nor numbers, or a cost
+            is not a number.
+        ValueError: `batch_size` is below the number of ranks, `every` below 8, `shares` are not as many positive
+            numbers, or a cost is not finite. While it is iterated: the ranks have other arguments.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class BalancedSampler(ResumableSampler[list[int]]):
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        complexity_fn: Callable[[Any], float] | None = None,
     ) -> None:
         super().__init__()
         if not (dist.is_available() and dist.is_initialized()):
@@ -90,6 +97,7 @@ class BalancedSampler(ResumableSampler[list[int]]):
         given = shares_of(shares, ranks)
         self.dataset, self.batch_size, self.every = dataset, batch_size, every
         self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
+        self._costs = None if complexity_fn is None else costs_of(dataset, complexity_fn)
         self.epoch = 0
         self._shares = given
         self._since_change = 0  # batches
@@ -121,10 +129,7 @@ class BalancedSampler(ResumableSampler[list[int]]):
     def _batches(self, epoch: int) -> Iterator[list[int]]:
         start = self._begin(epoch)
         self._warn_without_weights()
-        order: Sequence[int] = range(len(self.dataset))
-        if self.shuffle:
-            generator = torch.Generator("cpu").manual_seed(self.seed + epoch)
-            order = torch.randperm(len(self.dataset), generator=generator, device="cpu").tolist()
+        order = self._order(epoch)
         rank = self._group.get_global_communicator().rank()
         for number in range(start, len(self)):
             if self._since_change >= self.every:
@@ -135,6 +140,15 @@ class BalancedSampler(ResumableSampler[list[int]]):
             self._place = (epoch, number + 1)
             self._since_change += 1
             yield list(batch[begin : begin + parts[rank]])
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        generator = torch.Generator("cpu").manual_seed(self.seed + epoch) if self.shuffle else None
+        if self._costs is not None:
+            return order_by_cost(self._costs, self.batch_size, generator)
+        if generator is None:
+            return range(len(self.dataset))
+        shuffled: list[int] = torch.randperm(len(self.dataset), generator=generator, device="cpu").tolist()
+        return shuffled
 
     # --- shares ------------------------------------------------------------------------------------------------------
 
@@ -217,6 +231,7 @@ class BalancedSampler(ResumableSampler[list[int]]):
         return {
             "samples": len(self.dataset),
             "ranks": self._group.size,
+            "costs": None if self._costs is None else f"{zlib.crc32(repr(self._costs).encode()):08x}",  # a checksum
             **{name: getattr(self, name) for name in names},
         }
 

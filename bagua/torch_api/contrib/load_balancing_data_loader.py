@@ -80,13 +80,11 @@ class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[
             raise ValueError(
                 f"rank is {rank}, must be between 0 and {num_replicas - 1}, as num_replicas={num_replicas}"
             )
-        if not callable(complexity_fn):
-            raise TypeError(f"complexity_fn is {complexity_fn!r}. Pass a function of a sample that returns its cost.")
         if not 0 <= random_level <= 1:
             raise ValueError(f"random_level is {random_level}, must be between 0 and 1")
         DistributedSampler.__init__(self, dataset, num_replicas, rank, shuffle, seed, drop_last)
         self.random_level = random_level
-        self._costs = [_cost(complexity_fn, dataset, index) for index in range(len(dataset))]
+        self._costs = costs_of(dataset, complexity_fn)
 
     def set_epoch(self, epoch: int) -> None:
         """The order of iterators that begin from now on. The same on all ranks."""
@@ -201,6 +199,44 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
 
     def _settings(self) -> dict[str, Any]:
         return {**self.sampler._settings(), "drop_last": self.drop_last}
+
+
+def costs_of(dataset: Any, complexity_fn: Callable[[Any], Any]) -> list[int | float | Fraction]:
+    """Of each sample.
+
+    Raises:
+        TypeError: complexity_fn is no function, or did not return a number.
+        ValueError: a number is not finite.
+    """
+    if not callable(complexity_fn):
+        raise TypeError(f"complexity_fn is {complexity_fn!r}. Pass a function of a sample that returns its cost.")
+    return [_cost(complexity_fn, dataset, index) for index in range(len(dataset))]
+
+
+def order_by_cost(
+    costs: Sequence[float | Fraction], batch_size: int, generator: torch.Generator | None = None
+) -> list[int]:
+    """
+    The samples of an epoch, such that each batch of them has similar costs.
+
+    Args:
+        generator: of the order of the batches, of that in each, and of which samples are left for a smaller last one;
+            without, from cheap to expensive.
+    """
+    ordered = sorted(range(len(costs)), key=costs.__getitem__)  # stable
+    if generator is None:
+        return ordered
+
+    def drawn(number: int) -> list[int]:
+        found: list[int] = torch.randperm(number, generator=generator, device="cpu").tolist()
+        return found
+
+    batches, rest = divmod(len(ordered), batch_size)
+    begin = batch_size * drawn(batches + 1)[0]
+    left = ordered[begin : begin + rest]
+    del ordered[begin : begin + rest]
+    whole = [ordered[batch_size * number : batch_size * (number + 1)] for number in drawn(batches)]
+    return [batch[place] for batch in (*whole, left) for place in drawn(len(batch))]
 
 
 def _cost(complexity_fn: Callable[[Any], Any], dataset: Any, index: int) -> int | float | Fraction:
