@@ -91,8 +91,7 @@ WHEEL_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE $(PACKAGE_SOURC
 .PHONY: version-now
 build/version: version-now | $(VENV)/.python
 	@mkdir -p build
-	@$(BIN)/python tools/release/git_version.py >$@.now
-	@cmp -s $@.now $@ || cp $@.now $@
+	@now=$$($(BIN)/python tools/release/git_version.py); [ "$$now" = "$$(cat $@ 2>/dev/null)" ] || echo "$$now" >$@
 build/native/.wheel: $(WHEEL_SOURCES) build/version $(VENV)/.build-tools
 	@echo "== build bagua"
 	@rm -rf build/wheel
@@ -256,6 +255,14 @@ sanitize: $(VENV)/.packages ## Run each C++ test under a sanitizer: ASan + UBSan
 	@$(MAKE) --no-print-directory --keep-going -j 2 -O $(if $(CAN_FUZZ),asan-clang,asan) tsan # one builds while the other waits
 sanitize-all: $(VENV)/.packages ## Run all C++ tests under ASan + UBSan and under TSan
 	@$(MAKE) --no-print-directory --keep-going -j 2 -O asan-all tsan-all
+# What .ci/run does while the tests run.
+.PHONY: beside-tests sanitizer-trees
+beside-tests: lint sanitizer-trees
+sanitizer-trees: $(VENV)/.packages
+	@$(MAKE) --no-print-directory --keep-going $(if $(CAN_FUZZ),fuzz-tree,asan-tree) tsan-tree
+asan-tree tsan-tree fuzz-tree: %-tree: build/%/build.ninja
+	@echo "== build build/$*"
+	@$(BIN)/ninja -C build/$* -j $(JOBS) --quiet tests/cpp/all $(if $(filter fuzz,$*),$(FUZZ_TARGETS:%=%_fuzz))
 asan asan-clang: export BAGUA_CPP_SANITIZER := address
 tsan: export BAGUA_CPP_SANITIZER := thread
 # $(call run-sanitized,TREE,SLOWDOWN,PREFIX)
