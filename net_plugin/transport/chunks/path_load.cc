@@ -38,6 +38,19 @@ void PathLoad::set_backlog(Connection* connection, const Backlog& backlog) {
   connection->backlog = backlog;
 }
 
+void PathLoad::expect(std::size_t bytes, bool behind, std::int64_t now_ns) {
+  const Rates known = rates();
+  const auto extend = [&](double* ends_ns, double rate) {
+    if (rate <= 0) return;
+    const auto now = static_cast<double>(now_ns);
+    const double end_ns = (behind ? std::max(*ends_ns, now) : now) + static_cast<double>(bytes) / rate;
+    // No later than all that is known to be under way takes: the path may be faster than it was.
+    *ends_ns = std::min(std::max(*ends_ns, end_ns), now + static_cast<double>(known_.under_way) / rate);
+  };
+  extend(&ends_at_most_ns_, known.most);
+  extend(&ends_at_certain_ns_, known.certain);
+}
+
 void PathLoad::find_least_round_trip() {
   least_round_trip_us_ = 0;
   for (const Connection& connection : connections_) {
@@ -139,14 +152,7 @@ void PathLoad::look(std::size_t connection, const Delivery& delivery, const Back
   if (!was_seen || former_us != delivery.least_round_trip_us) find_least_round_trip();
   seen.pace = pace;
   set_backlog(&seen, backlog);
-  // These bytes at least are left now.
-  const Rates known = rates();
-  const auto extend = [&](double* ends_ns, double rate) {
-    if (rate > 0)
-      *ends_ns = std::max(*ends_ns, static_cast<double>(now_ns) + static_cast<double>(backlog.under_way) / rate);
-  };
-  extend(&ends_at_most_ns_, known.most);
-  extend(&ends_at_certain_ns_, known.certain);
+  expect(backlog.under_way, false, now_ns);
 }
 
 void PathLoad::take(std::size_t connection, std::size_t bytes, std::int64_t now_ns) {
@@ -155,16 +161,7 @@ void PathLoad::take(std::size_t connection, std::size_t bytes, std::int64_t now_
   if (taking.busy_since_ns == 0) taking.busy_since_ns = now_ns;
   if (taking.backlog.under_way == 0) taking.progress_ns = now_ns;
   set_backlog(&taking, {taking.backlog.under_way + bytes, taking.backlog.unsent + bytes});
-  const Rates known = rates();
-  // Never later than all that is known to be under way takes: the path may be faster than it was.
-  const auto extend = [&](double* ends_ns, double rate) {
-    if (rate <= 0) return;
-    const auto now = static_cast<double>(now_ns);
-    *ends_ns = std::min(std::max(*ends_ns, now) + static_cast<double>(bytes) / rate,
-                        now + static_cast<double>(known_.under_way) / rate);
-  };
-  extend(&ends_at_most_ns_, known.most);
-  extend(&ends_at_certain_ns_, known.certain);
+  expect(bytes, true, now_ns);
 }
 
 }  // namespace bagua_net

@@ -61,6 +61,8 @@ class PathLoad {
   // What of the known backlog is left at `now_ns`, if the path is empty at `ends_ns`.
   Backlog left(double ends_ns, double rate, std::int64_t now_ns) const REQUIRES(mutex_);
   void set_backlog(Connection* connection, const Backlog& backlog) REQUIRES(mutex_);
+  // The path has so many bytes to deliver now, behind all others or among them.
+  void expect(std::size_t bytes, bool behind, std::int64_t now_ns) REQUIRES(mutex_);
   void find_least_round_trip() REQUIRES(mutex_);
   struct Rates {
     double most = 0;

@@ -141,7 +141,10 @@ TEST_CASE(streams_of_the_best_path_take_what_those_of_another_would_deliver_late
   ChunkScheduler scheduler({1, 65536, 524288}, loads);
   std::array<std::size_t, kMaxStreams> path_of{};
   path_of[1] = path_of[3] = 1;
+  scheduler.set_streams(0, 4, 0, {}, 0);
+  CHECK_EQ(scheduler.chunks_in(1u << 20), std::size_t{16});
   scheduler.set_streams(0, 4, 0, path_of, 0);
+  CHECK_EQ(scheduler.chunks_in(1u << 20), std::size_t{8});
   std::array<Delivery, 4> deliveries;
   std::int64_t now_ns = 1'000'000'000;
   for (int step = 0; step < 100; ++step, now_ns += 2'000'000) {

@@ -128,8 +128,16 @@ TEST_CASE(what_several_connections_have_under_way_is_delivered_at_the_rate_of_th
   // It is faster than it was: what is seen to have arrived is not under way.
   for (std::size_t i = 0; i < 7; ++i) load.look(connections[i], delivery, {}, 0, true, now_ns + 100'000);
   CHECK_EQ(load.state(now_ns + 100'000).least_left.under_way, std::size_t{100'000});
+  for (int round = 0; round < 50; ++round) {
+    load.take(connections[0], 100'000, now_ns + 100'000);
+    load.look(connections[0], delivery, {}, 0, true, now_ns + 100'000);
+  }
+  CHECK_EQ(load.state(now_ns + 200'000).least_left.under_way, std::size_t{0});
+  // It is slower than it was: what is seen to be under way is not gone.
+  load.look(connections[7], delivery, {60'000, 0}, 0, true, now_ns + kMs);
+  CHECK_EQ(load.state(now_ns + kMs).least_left.under_way, std::size_t{60'000});
   load.remove_connection(connections[7]);
-  CHECK_EQ(load.state(now_ns + 100'000).most_left.under_way, std::size_t{0});
+  CHECK_EQ(load.state(now_ns + kMs).most_left.under_way, std::size_t{0});
 }
 
 TEST_CASE(a_slow_path_gets_what_it_delivers_meanwhile) {
