@@ -70,7 +70,7 @@ def test_a_run_moves_every_byte_and_reports_its_cost(start_driver: StartDriver, 
         for result in results:
             assert result["bytes"] == size
             assert 0 < result["seconds"] < wall
-    assert all(result["cpu_user_s"] + result["cpu_system_s"] > 0 for result in results)
+    assert all(result["cpu_s"] > 0 for result in results)
     quit_all(ends)
 
 
@@ -134,9 +134,7 @@ def test_raw_runs_of_different_sizes_get_an_error(start_driver: StartDriver) -> 
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("raw", "--role", "referee", "--streams", "1"), ['"referee"', "server, client"]),
-        ((*SERVER, "--connect", "127.0.0.1:1"), ["--address", "--connect"]),
-        (("raw", "--role", "client", "--streams", "1", "--connect", "127.0.0.1"), ["the port is missing"]),
+        (("raw", "--role", "client", "--streams", "1"), ["--connect is missing"]),
         ((*SERVER, "--memory-bytes", "0"), ['--memory-bytes is "0"', "from 1 to 1099511627776"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -106,8 +106,8 @@ def run_ring(arguments: dict[str, str], faults: Faults) -> None:
             size, iterations = int(words[1]), int(words[2])
             count = iterations - 1 if faults.kind("run") == "short" else iterations
             seconds = scale * (SECONDS_PER_MESSAGE + size * SECONDS_PER_BYTE)
-            cpu = scale * size * iterations * CPU_SECONDS_PER_BYTE
-            emit("result", bytes=size, iterations=count, seconds=[seconds] * count, cpu_user_s=cpu, cpu_system_s=cpu)
+            cpu = 2 * scale * size * iterations * CPU_SECONDS_PER_BYTE
+            emit("result", bytes=size, seconds=[seconds] * count, cpu_s=cpu)
         elif words[0] == "verify":
             wrong = 3 if faults.kind("verify") == "wrong" else 0
             first = {"index": 17, "expected": 5, "found": 6} if wrong else None
@@ -133,7 +133,7 @@ def run_raw(arguments: dict[str, str], faults: Faults) -> None:
                 return
             # More streams are faster here.
             seconds = moved * SECONDS_PER_BYTE / (4 * streams)
-            emit("result", bytes=moved, seconds=seconds, cpu_user_s=moved * 0.1e-9, cpu_system_s=0.0)
+            emit("result", bytes=moved, seconds=seconds, cpu_s=moved * 0.1e-9)
         elif words[0] == "quit":
             emit("bye")
             return

@@ -6,7 +6,8 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <utility>
+
+#include "bench/driver_protocol.h"
 
 namespace bagua_net::bench {
 namespace {
@@ -25,26 +26,24 @@ std::size_t available_bytes() {
 
 }  // namespace
 
-Status PageBuffer::allocate(std::size_t bytes, const std::string& purpose) {
-  reset();
+void PageBuffer::allocate(std::size_t bytes, const std::string& purpose) {
   const std::size_t available = available_bytes();
   if (bytes > available) {
-    return Status::invalid_usage(purpose + " needs " + std::to_string(bytes) + " bytes of memory, and this host has " +
-                                 std::to_string(available) + " available: use a smaller size");
+    throw Failure(purpose + " needs " + std::to_string(bytes) + " bytes of memory, and this host has " +
+                  std::to_string(available) + " available: use a smaller size");
   }
   void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) {
-    return Status::system_error("mmap of " + std::to_string(bytes) + " bytes for " + purpose, errno);
+    throw system_failure("mmap of " + std::to_string(bytes) + " bytes for " + purpose, errno);
   }
   data_ = static_cast<std::uint8_t*>(pages);
   bytes_ = bytes;
   // All ones: as float32 not a number, so an element that nobody writes cannot pass for a result.
   std::memset(data_, 0xff, bytes_);
-  return Status::ok();
 }
 
-void PageBuffer::reset() {
-  if (data_ != nullptr) munmap(std::exchange(data_, nullptr), std::exchange(bytes_, 0));
+PageBuffer::~PageBuffer() {
+  if (data_ != nullptr) munmap(data_, bytes_);
 }
 
 }  // namespace bagua_net::bench

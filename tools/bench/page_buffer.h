@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "base/status.h"
-
 namespace bagua_net::bench {
 
 class PageBuffer {
@@ -15,11 +13,11 @@ class PageBuffer {
   PageBuffer() = default;
   PageBuffer(const PageBuffer&) = delete;
   PageBuffer& operator=(const PageBuffer&) = delete;
-  ~PageBuffer() { reset(); }
+  ~PageBuffer();
 
-  // Refuses what the host has no memory for, instead of being killed for it. `purpose` is for the error.
-  Status allocate(std::size_t bytes, const std::string& purpose);
-  void reset();
+  // Once. Refuses what the host has no memory for, instead of being killed for it: throws a Failure, which names
+  // `purpose`.
+  void allocate(std::size_t bytes, const std::string& purpose);
 
   std::uint8_t* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }

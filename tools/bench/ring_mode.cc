@@ -1,167 +1,220 @@
-#include "bench/ring_mode.h"
+// Ring mode: this process is one rank of a ring all-reduce over one transport, commanded over stdin.
+#include <sched.h>
+#include <unistd.h>
 
+#include <charconv>
+#include <chrono>
 #include <memory>
-#include <utility>
+#include <thread>
 
-#include "bench/all_reduce_kernel.h"
-#include "bench/channel_connection.h"
-#include "bench/command_line.h"
+#include "base/monotonic_clock.h"
 #include "bench/driver_protocol.h"
-#include "bench/resource_meter.h"
-#include "bench/ring_options.h"
+#include "bench/modes.h"
 #include "bench/ring_schedule.h"
-#include "bench/stall_watch.h"
 
 namespace bagua_net::bench {
 namespace {
 
 constexpr std::int64_t kMaxIterations = 1'000'000;
+// Idle passes between two looks at the clock, so that the busy loop makes no clock call per pass. Few, because giving
+// the CPU away takes milliseconds where others want it, and the deadline is to hold there, too.
+constexpr int kPassesPerClockLook = 16;
+// In a long stall, and where a message takes so long in any case, each of these looks leaves the CPU to others.
+constexpr std::int64_t kSleepAfterMs = 100;
+constexpr useconds_t kSleepUs = 5000;
+
+std::string to_hex(const RingTransport::Handle& handle) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const std::uint8_t byte : handle) text += {kDigits[byte >> 4], kDigits[byte & 15]};
+  return text;
+}
+
+RingTransport::Handle from_hex(const std::string& text) {
+  RingTransport::Handle handle(text.size() / 2);
+  const char* next = text.data();
+  for (std::uint8_t& byte : handle) {
+    const auto [stop, error] = std::from_chars(next, next + 2, byte, 16);
+    next += 2;
+    if (error != std::errc() || stop != next) throw Failure("handle \"" + text + "\" is not hexadecimal");
+  }
+  return handle;
+}
+
+RingGeometry geometry_of(const Options& options) {
+  RingGeometry geometry;
+  geometry.nranks = static_cast<int>(options.integer("--nranks", 2, kMaxRanks));
+  geometry.rank = static_cast<int>(options.integer("--rank", 0, geometry.nranks - 1));
+  geometry.channels = static_cast<int>(options.integer("--channels", 1, kMaxChannels, geometry.channels));
+  geometry.depth = static_cast<int>(options.integer("--depth", 1, kMaxDepth, geometry.depth));
+  const auto slice = static_cast<std::int64_t>(geometry.slice_bytes);
+  const std::int64_t bytes = options.integer("--slice-bytes", 16, kMaxSliceBytes, slice);
+  if (bytes % 16 != 0) {
+    throw Failure("--slice-bytes is " + std::to_string(bytes) +
+                  ", but must be a multiple of 16, so that no slice cuts an element");
+  }
+  geometry.slice_bytes = static_cast<std::size_t>(bytes);
+  return geometry;
+}
+
+std::unique_ptr<RingTransport> transport_of(const Options& options, int channels) {
+  const std::string name = options.text("--transport");
+  if (name == "bare") return make_bare_transport(options.text("--address", "127.0.0.1"), channels);
+  if (name != "plugin") throw Failure("--transport is \"" + name + "\", but must be plugin or bare");
+  const std::string device = options.text("--device", "0");
+  const auto number = device == "all" ? -1 : parse_integer("--device (if not all)", device, 0, 65535);
+  return make_plugin_transport(options.text("--library"), static_cast<int>(number), channels);
+}
 
 class RingSession {
  public:
-  explicit RingSession(RingOptions options) : options_(std::move(options)) {}
-  ~RingSession();
+  explicit RingSession(const Options& options)
+      : geometry_(geometry_of(options)), timeout_ms_(options.integer("--timeout-ms", 100, 3'600'000, 60000)) {}
+  RingSession(const RingSession&) = delete;
+  RingSession& operator=(const RingSession&) = delete;
+  ~RingSession() {
+    quietly([this] { close(); });
+  }
 
-  Status start();
-  Status serve();  // until quit
+  void serve(const Options& options) {
+    transport_ = transport_of(options, geometry_.channels);
+    std::vector<std::string> handles;
+    for (const RingTransport::Handle& handle : transport_->listen()) handles.push_back(to_hex(handle));
+    JsonLine("listening")
+        .add("handles", handles)
+        .add("table", transport_->table_name())
+        .add("net_name", transport_->net_name())
+        .add("devices", transport_->device_names())
+        .send();
+    bench::serve({{"connect HANDLE ...", [this](const Words& words) { connect(words); }},
+                  {"run BYTES ITERATIONS WARMUP", [this](const Words& words) { run(words); }},
+                  {"verify BYTES", [this](const Words& words) { verify(words); }}},
+                 [this] { close(); });
+  }
 
  private:
-  Status connect(const std::vector<std::string>& words);
-  Status run(const std::vector<std::string>& words);
-  Status verify(const std::vector<std::string>& words);
-  Status quit();
+  // The slots may go only when the transport has let go of them.
+  void close() {
+    if (transport_ == nullptr) return;
+    transport_->deregister_buffers();
+    schedule_.reset();
+    transport_->close();
+  }
+
+  // Until every channel is connected both ways. Both directions at once, as NCCL: a rank that waits for one before it
+  // starts the other would stop the ring.
+  void connect(const Words& words) {
+    const auto channels = static_cast<std::size_t>(geometry_.channels);
+    if (schedule_ != nullptr || words.size() != channels + 1) {
+      throw Failure("connect has " + std::to_string(words.size() - 1) +
+                    " handles, but comes once, with one for each of " + std::to_string(channels) + " channels");
+    }
+    std::vector<RingTransport::Handle> handles;
+    for (std::size_t i = 0; i < channels; ++i) handles.push_back(from_hex(words[i + 1]));
+    std::vector<bool> connected(channels, false);
+    std::vector<bool> accepted(channels, false);
+    for (const std::int64_t deadline = monotonic_ms() + timeout_ms_;;) {
+      std::string missing;
+      for (std::size_t i = 0; i < channels; ++i) {
+        const auto channel = static_cast<int>(i);
+        connected[i] = connected[i] || transport_->connect(channel, &handles[i]);
+        accepted[i] = accepted[i] || transport_->accept(channel);
+        if (!connected[i]) missing += " send " + std::to_string(i);
+        if (!accepted[i]) missing += " receive " + std::to_string(i);
+      }
+      if (missing.empty()) break;
+      if (monotonic_ms() > deadline) {
+        throw Failure("the ring is not connected after " + std::to_string(timeout_ms_) + " ms at " + neighbours() +
+                      "; missing channels:" + missing +
+                      ": see whether those ranks run and their addresses can be reached, or raise --timeout-ms");
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    schedule_ = std::make_unique<RingSchedule>(transport_.get(), geometry_);
+    schedule_->allocate_slots();
+    JsonLine("connected").send();
+  }
+
+  void run(const Words& words) {
+    const RingPlan plan = plan_of(words);
+    std::vector<double> seconds(static_cast<std::size_t>(parse_integer("ITERATIONS", words[2], 1, kMaxIterations)));
+    const std::int64_t warmup = parse_integer("WARMUP", words[3], 0, kMaxIterations);
+    for (std::int64_t i = 0; i < warmup; ++i) all_reduce(plan, nullptr);
+
+    const double cpu_before = cpu_seconds();
+    double began = monotonic_seconds();
+    for (double& taken : seconds) {
+      all_reduce(plan, nullptr);
+      const double ended = monotonic_seconds();
+      taken = ended - began;
+      began = ended;
+    }
+    const double cpu = cpu_seconds() - cpu_before;
+    JsonLine("result").add("bytes", plan.buffer_bytes()).add("seconds", seconds).add("cpu_s", cpu).send();
+  }
+
+  void verify(const Words& words) {
+    const RingPlan plan = plan_of(words);
+    AllReduceKernel kernel(plan, verify_round_++);
+    all_reduce(plan, &kernel);
+    const Pattern::Verdict verdict = kernel.check();
+    JsonLine("verified")
+        .add("bytes", plan.buffer_bytes())
+        .add("wrong_elements", verdict.wrong_elements)
+        .add("first_wrong", verdict.first_wrong)
+        .send();
+  }
+
+  RingPlan plan_of(const Words& words) const {
+    if (schedule_ == nullptr) throw Failure("command \"" + words[0] + R"(" came before "connect")");
+    return {geometry_, static_cast<std::size_t>(parse_integer("BYTES", words[1], 1, kMaxBufferBytes))};
+  }
 
   // One all-reduce, from begin to the last completion.
-  Status all_reduce(const RingPlan& plan, RingKernel* kernel);
-  Status require_connected(const std::string& command) const;
-  std::string neighbours() const;
+  void all_reduce(const RingPlan& plan, AllReduceKernel* kernel) {
+    schedule_->begin(plan, kernel);
+    std::int64_t idle_since_ms = 0;
+    for (int idle_passes = 0; !schedule_->finished();) {
+      if (schedule_->pass()) {
+        idle_passes = 0;
+        idle_since_ms = 0;
+        continue;
+      }
+      // NCCL's progress thread: it gives the CPU away after a pass in which nothing moved.
+      sched_yield();
+      if (++idle_passes % kPassesPerClockLook != 0) continue;
+      const std::int64_t now = monotonic_ms();
+      if (idle_since_ms == 0) idle_since_ms = now;
+      if (now - idle_since_ms > kSleepAfterMs) ::usleep(kSleepUs);
+      if (now - idle_since_ms > timeout_ms_) {
+        throw Failure("no message completed for " + std::to_string(timeout_ms_) + " ms at " + neighbours() + "; " +
+                      schedule_->describe() +
+                      ": see whether the other ranks run the same command, or raise --timeout-ms");
+      }
+    }
+  }
 
-  const RingOptions options_;
+  std::string neighbours() const {
+    const int nranks = geometry_.nranks;
+    const int rank = geometry_.rank;
+    return "rank " + std::to_string(rank) + " (receives from rank " + std::to_string((rank + nranks - 1) % nranks) +
+           ", sends to rank " + std::to_string((rank + 1) % nranks) + ")";
+  }
+
+  const RingGeometry geometry_;
+  const std::int64_t timeout_ms_;
   std::unique_ptr<RingTransport> transport_;
   std::unique_ptr<RingSchedule> schedule_;  // exists once connected
   std::uint64_t verify_round_ = 0;          // the same on all ranks: every round has data of its own
 };
 
-RingSession::~RingSession() {
-  if (transport_ == nullptr) return;
-  // After an error as well: the slots may go only when the transport has let go of them.
-  static_cast<void>(transport_->deregister_buffers());
-  schedule_.reset();
-  static_cast<void>(transport_->close());
-}
-
-std::string RingSession::neighbours() const {
-  const int nranks = options_.geometry.nranks;
-  const int rank = options_.geometry.rank;
-  return "rank " + std::to_string(rank) + " (receives from rank " + std::to_string((rank + nranks - 1) % nranks) +
-         ", sends to rank " + std::to_string((rank + 1) % nranks) + ")";
-}
-
-Status RingSession::start() {
-  BAGUA_NET_RETURN_IF_ERROR(open_transport(options_.transport, options_.geometry.channels, &transport_));
-  JsonLine line("listening");
-  BAGUA_NET_RETURN_IF_ERROR(listen_on_channels(options_.transport.name, transport_.get(), &line));
-  write_event(line);
-  return Status::ok();
-}
-
-Status RingSession::serve() {
-  BAGUA_NET_RETURN_IF_ERROR(
-      serve_commands("ring", {{"connect", [this](const std::vector<std::string>& words) { return connect(words); }},
-                              {"run", [this](const std::vector<std::string>& words) { return run(words); }},
-                              {"verify", [this](const std::vector<std::string>& words) { return verify(words); }}}));
-  return quit();
-}
-
-Status RingSession::connect(const std::vector<std::string>& words) {
-  if (schedule_ != nullptr) return Status::invalid_usage("command \"connect\" came twice: the ring is connected");
-  BAGUA_NET_RETURN_IF_ERROR(
-      connect_channels(words, options_.geometry.channels, options_.timeout_ms, neighbours(), transport_.get()));
-  schedule_ = std::make_unique<RingSchedule>(transport_.get(), options_.geometry);
-  BAGUA_NET_RETURN_IF_ERROR(schedule_->allocate_slots());
-  write_event(JsonLine("connected"));
-  return Status::ok();
-}
-
-Status RingSession::require_connected(const std::string& command) const {
-  if (schedule_ != nullptr) return Status::ok();
-  return Status::invalid_usage("command \"" + command + R"(" came before "connect")");
-}
-
-Status RingSession::all_reduce(const RingPlan& plan, RingKernel* kernel) {
-  schedule_->begin(plan, kernel);
-  return pass_until_finished(schedule_.get(), options_.timeout_ms, neighbours());
-}
-
-Status RingSession::run(const std::vector<std::string>& words) {
-  BAGUA_NET_RETURN_IF_ERROR(require_connected("run"));
-  BAGUA_NET_RETURN_IF_ERROR(expect_arguments(words, 3, "run BYTES ITERATIONS WARMUP"));
-  std::int64_t bytes = 0;
-  std::int64_t iterations = 0;
-  std::int64_t warmup = 0;
-  BAGUA_NET_RETURN_IF_ERROR(
-      parse_integer("BYTES of run", words[1], 1, static_cast<std::int64_t>(kMaxBufferBytes), &bytes));
-  BAGUA_NET_RETURN_IF_ERROR(parse_integer("ITERATIONS of run", words[2], 1, kMaxIterations, &iterations));
-  BAGUA_NET_RETURN_IF_ERROR(parse_integer("WARMUP of run", words[3], 0, kMaxIterations, &warmup));
-
-  const RingPlan plan(options_.geometry, static_cast<std::size_t>(bytes));
-  std::vector<double> seconds(static_cast<std::size_t>(iterations), 0.0);
-  for (std::int64_t i = 0; i < warmup; ++i) BAGUA_NET_RETURN_IF_ERROR(all_reduce(plan, nullptr));
-
-  const ResourceUsage before = ResourceUsage::now();
-  double began = monotonic_seconds();
-  for (double& taken : seconds) {
-    BAGUA_NET_RETURN_IF_ERROR(all_reduce(plan, nullptr));
-    const double ended = monotonic_seconds();
-    taken = ended - began;
-    began = ended;
-  }
-  const ResourceUsage used = ResourceUsage::now().since(before);
-
-  JsonLine line("result");
-  line.add("bytes", bytes).add("iterations", iterations).add("seconds", seconds);
-  used.add_to(&line);
-  write_event(line);
-  return Status::ok();
-}
-
-Status RingSession::verify(const std::vector<std::string>& words) {
-  BAGUA_NET_RETURN_IF_ERROR(require_connected("verify"));
-  BAGUA_NET_RETURN_IF_ERROR(expect_arguments(words, 1, "verify BYTES"));
-  std::int64_t bytes = 0;
-  BAGUA_NET_RETURN_IF_ERROR(
-      parse_integer("BYTES of verify", words[1], 1, static_cast<std::int64_t>(kMaxBufferBytes), &bytes));
-
-  const RingPlan plan(options_.geometry, static_cast<std::size_t>(bytes));
-  AllReduceKernel kernel(plan, verify_round_++);
-  BAGUA_NET_RETURN_IF_ERROR(kernel.allocate_result());
-  BAGUA_NET_RETURN_IF_ERROR(all_reduce(plan, &kernel));
-  const Pattern::Verdict verdict = kernel.check();
-
-  JsonLine line("verified");
-  line.add("bytes", bytes).add("wrong_elements", static_cast<std::int64_t>(verdict.wrong_elements));
-  if (verdict.first_wrong) {
-    line.add("first_wrong", static_cast<std::int64_t>(*verdict.first_wrong));
-  } else {
-    line.add_null("first_wrong");
-  }
-  write_event(line);
-  return Status::ok();
-}
-
-Status RingSession::quit() {
-  limit_closing_time();
-  BAGUA_NET_RETURN_IF_ERROR(transport_->deregister_buffers());
-  if (schedule_ != nullptr) schedule_->free_slots();
-  BAGUA_NET_RETURN_IF_ERROR(transport_->close());
-  write_event(JsonLine("bye"));
-  return Status::ok();
-}
-
 }  // namespace
 
-Status run_ring_mode(const std::vector<std::string>& words) {
-  return run_mode<RingSession, RingOptions>(words, &parse_ring_options);
+void run_ring_mode(const Words& words) {
+  const Options options(words, {"--transport", "--library", "--device", "--address", "--rank", "--nranks", "--channels",
+                                "--slice-bytes", "--depth", "--timeout-ms"});
+  RingSession session(options);
+  reported([&] { session.serve(options); });
 }
 
 }  // namespace bagua_net::bench

@@ -9,8 +9,6 @@
 
 #include <cstddef>
 
-#include "base/status.h"
-
 namespace bagua_net::bench {
 
 struct RingGeometry {
@@ -43,7 +41,6 @@ class RingPlan {
   std::size_t buffer_bytes() const { return buffer_bytes_; }
   // Channels that carry data: a small buffer does not use all.
   int active_channels() const { return active_channels_; }
-  int steps() const { return 2 * (geometry_.nranks - 1); }
   // 4 (float32) if the buffer is a whole number of them, else 1. No message cuts an element.
   std::size_t element_bytes() const { return element_bytes_; }
   std::size_t channel_begin(int channel) const;

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include "bench/driver_protocol.h"
+
 namespace bagua_net::bench {
 
 RingSchedule::RingSchedule(RingTransport* transport, const RingGeometry& geometry)
@@ -11,30 +13,20 @@ RingSchedule::RingSchedule(RingTransport* transport, const RingGeometry& geometr
       last_step_(2 * (geometry.nranks - 1) - 1),
       channels_(static_cast<std::size_t>(geometry.channels)) {}
 
-Status RingSchedule::allocate_slots() {
+void RingSchedule::allocate_slots() {
   // Slots begin on pages, as NCCL's do: no two of them share a cache line.
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const std::size_t stride = (geometry_.slice_bytes + page - 1) / page * page;
   for (std::size_t index = 0; index < channels_.size(); ++index) {
     Channel& channel = channels_[index];
-    BAGUA_NET_RETURN_IF_ERROR(
-        channel.memory.allocate(2 * depth_ * stride, "slots of channel " + std::to_string(index)));
+    channel.memory.allocate(2 * depth_ * stride, "slots of channel " + std::to_string(index));
     for (std::size_t slot = 0; slot < 2 * depth_; ++slot)
       channel.free_slots.push(channel.memory.data() + slot * stride);
-    BAGUA_NET_RETURN_IF_ERROR(
-        transport_->register_buffer(static_cast<int>(index), channel.memory.data(), channel.memory.bytes()));
-  }
-  return Status::ok();
-}
-
-void RingSchedule::free_slots() {
-  for (Channel& channel : channels_) {
-    channel.free_slots.clear();
-    channel.memory.reset();
+    transport_->register_buffer(static_cast<int>(index), channel.memory.data(), channel.memory.bytes());
   }
 }
 
-void RingSchedule::begin(const RingPlan& plan, RingKernel* kernel) {
+void RingSchedule::begin(const RingPlan& plan, AllReduceKernel* kernel) {
   kernel_ = kernel;
   active_channels_ = plan.active_channels();
   unfinished_channels_ = active_channels_;
@@ -48,52 +40,46 @@ void RingSchedule::begin(const RingPlan& plan, RingKernel* kernel) {
   }
 }
 
-Status RingSchedule::pass(bool* progressed) {
-  *progressed = false;
+bool RingSchedule::pass() {
+  bool progressed = false;
   for (int index = 0; index < active_channels_; ++index) {
     Channel& channel = channels_[static_cast<std::size_t>(index)];
     if (channel.finished) continue;
-    BAGUA_NET_RETURN_IF_ERROR(post_receive(index, &channel, progressed));
-    BAGUA_NET_RETURN_IF_ERROR(test_receive(index, &channel, progressed));
-    BAGUA_NET_RETURN_IF_ERROR(post_send(index, &channel, progressed));
-    BAGUA_NET_RETURN_IF_ERROR(test_send(index, &channel, progressed));
+    progressed |= post_receive(index, &channel);
+    progressed |= test_receive(index, &channel);
+    progressed |= post_send(index, &channel);
+    progressed |= test_send(index, &channel);
     if (channel.next_receive.at_end() && channel.next_send.at_end() && channel.receives.empty() &&
         channel.sends.empty()) {
       channel.finished = true;
       --unfinished_channels_;
-      *progressed = true;
+      progressed = true;
     }
   }
-  return Status::ok();
+  return progressed;
 }
 
-Status RingSchedule::post_receive(int index, Channel* channel, bool* progressed) {
-  if (channel->next_receive.at_end() || channel->receives.size() + channel->ready_slots.size() >= depth_) {
-    return Status::ok();
-  }
+bool RingSchedule::post_receive(int index, Channel* channel) {
+  if (channel->next_receive.at_end() || channel->receives.size() + channel->ready_slots.size() >= depth_) return false;
   Transfer transfer{nullptr, channel->free_slots.front(), channel->next_receive.message()};
   // The whole slot, as NCCL posts it: the sender decides how much comes.
-  BAGUA_NET_RETURN_IF_ERROR(transport_->irecv(index, transfer.slot, geometry_.slice_bytes, &transfer.request));
-  if (transfer.request == nullptr) return Status::ok();
+  transfer.request = transport_->irecv(index, transfer.slot, geometry_.slice_bytes);
+  if (transfer.request == nullptr) return false;
   channel->free_slots.pop();
   channel->receives.push(transfer);
   channel->next_receive.advance();
-  *progressed = true;
-  return Status::ok();
+  return true;
 }
 
-Status RingSchedule::test_receive(int index, Channel* channel, bool* progressed) {
-  if (channel->receives.empty()) return Status::ok();
+bool RingSchedule::test_receive(int index, Channel* channel) {
+  if (channel->receives.empty()) return false;
   const Transfer transfer = channel->receives.front();
-  bool done = false;
-  std::size_t bytes = 0;
-  BAGUA_NET_RETURN_IF_ERROR(transport_->test(transfer.request, &done, &bytes));
-  if (!done) return Status::ok();
-  if (bytes != transfer.message.bytes) {
-    return Status::invalid_usage("channel " + std::to_string(index) + " received a message of " +
-                                 std::to_string(bytes) + " bytes where step " + std::to_string(transfer.message.step) +
-                                 " has " + std::to_string(transfer.message.bytes) +
-                                 ": give all ranks the same sizes and options");
+  const std::optional<std::size_t> bytes = transport_->test(transfer.request);
+  if (!bytes) return false;
+  if (*bytes != transfer.message.bytes) {
+    throw Failure("channel " + std::to_string(index) + " received a message of " + std::to_string(*bytes) +
+                  " bytes where step " + std::to_string(transfer.message.step) + " has " +
+                  std::to_string(transfer.message.bytes) + ": give all ranks the same sizes and options");
   }
   channel->receives.pop();
   ++channel->received;
@@ -103,19 +89,18 @@ Status RingSchedule::test_receive(int index, Channel* channel, bool* progressed)
   } else {
     channel->ready_slots.push(transfer.slot);
   }
-  *progressed = true;
-  return Status::ok();
+  return true;
 }
 
-Status RingSchedule::post_send(int index, Channel* channel, bool* progressed) {
-  if (channel->next_send.at_end() || channel->sends.size() >= depth_) return Status::ok();
+bool RingSchedule::post_send(int index, Channel* channel) {
+  if (channel->next_send.at_end() || channel->sends.size() >= depth_) return false;
   const RingMessage& message = channel->next_send.message();
   const bool is_own = message.step == 0;
-  if (!is_own && channel->ready_slots.empty()) return Status::ok();
+  if (!is_own && channel->ready_slots.empty()) return false;
   Transfer transfer{nullptr, is_own ? channel->free_slots.front() : channel->ready_slots.front(), message};
   if (is_own && kernel_ != nullptr) kernel_->fill(message, transfer.slot);
-  BAGUA_NET_RETURN_IF_ERROR(transport_->isend(index, transfer.slot, message.bytes, &transfer.request));
-  if (transfer.request == nullptr) return Status::ok();
+  transfer.request = transport_->isend(index, transfer.slot, message.bytes);
+  if (transfer.request == nullptr) return false;
   if (is_own) {
     channel->free_slots.pop();
   } else {
@@ -123,27 +108,22 @@ Status RingSchedule::post_send(int index, Channel* channel, bool* progressed) {
   }
   channel->sends.push(transfer);
   channel->next_send.advance();
-  *progressed = true;
-  return Status::ok();
+  return true;
 }
 
-Status RingSchedule::test_send(int index, Channel* channel, bool* progressed) {
-  if (channel->sends.empty()) return Status::ok();
+bool RingSchedule::test_send(int index, Channel* channel) {
+  if (channel->sends.empty()) return false;
   const Transfer transfer = channel->sends.front();
-  bool done = false;
-  std::size_t bytes = 0;
-  BAGUA_NET_RETURN_IF_ERROR(transport_->test(transfer.request, &done, &bytes));
-  if (!done) return Status::ok();
-  if (bytes != transfer.message.bytes) {
-    return Status::internal_error("channel " + std::to_string(index) + ": test reports " + std::to_string(bytes) +
-                                  " bytes for a send of " + std::to_string(transfer.message.bytes) +
-                                  ": a defect of the transport");
+  const std::optional<std::size_t> bytes = transport_->test(transfer.request);
+  if (!bytes) return false;
+  if (*bytes != transfer.message.bytes) {
+    throw Failure("channel " + std::to_string(index) + ": test reports " + std::to_string(*bytes) +
+                  " bytes for a send of " + std::to_string(transfer.message.bytes) + ": a defect of the transport");
   }
   channel->sends.pop();
   ++channel->sent;
   channel->free_slots.push(transfer.slot);
-  *progressed = true;
-  return Status::ok();
+  return true;
 }
 
 std::string RingSchedule::describe() const {

@@ -18,23 +18,12 @@
 #include <string>
 #include <vector>
 
-#include "base/status.h"
+#include "bench/all_reduce_kernel.h"
 #include "bench/page_buffer.h"
 #include "bench/ring_plan.h"
 #include "bench/ring_transport.h"
 
 namespace bagua_net::bench {
-
-// What NCCL's GPU kernel does to the data. Timed runs have none.
-class RingKernel {
- public:
-  virtual ~RingKernel() = default;
-  // A message of step 0 is about to be sent: write this rank's contribution into its slot. May be called again for the
-  // same message if the transport had no room.
-  virtual void fill(const RingMessage& message, std::uint8_t* slot) = 0;
-  // A message has arrived in `slot`, before it is passed on.
-  virtual void receive(const RingMessage& message, std::uint8_t* slot) = 0;
-};
 
 // First in, first out, of fixed capacity: the timed loop must not allocate.
 template <typename Item, std::size_t kCapacity>
@@ -51,7 +40,6 @@ class FixedQueue {
     first_ = (first_ + 1) % kCapacity;
     --size_;
   }
-  void clear() { first_ = size_ = 0; }
 
  private:
   std::array<Item, kCapacity> items_{};
@@ -64,15 +52,15 @@ class RingSchedule {
   // `transport` has to outlive this and be connected before allocate_slots.
   RingSchedule(RingTransport* transport, const RingGeometry& geometry);
 
-  Status allocate_slots();
-  // The transport must have deregistered them.
-  void free_slots();
+  // The transport must have deregistered them when this is destroyed.
+  void allocate_slots();
 
-  // Starts one all-reduce; the one before must be finished. `kernel` may be nullptr.
-  void begin(const RingPlan& plan, RingKernel* kernel);
+  // Starts one all-reduce; the one before must be finished. `kernel` does what NCCL's GPU kernel does to the data;
+  // timed runs have none.
+  void begin(const RingPlan& plan, AllReduceKernel* kernel);
   bool finished() const { return unfinished_channels_ == 0; }
-  // One pass over the channels. *progressed: something was posted or completed.
-  Status pass(bool* progressed);
+  // One pass over the channels: whether something was posted or completed.
+  bool pass();
 
   // "channel 0: 3 messages received and 2 sent, 4 receives and 1 send under way; ...", for errors.
   std::string describe() const;
@@ -96,17 +84,18 @@ class RingSchedule {
     bool finished = true;
   };
 
-  Status post_receive(int index, Channel* channel, bool* progressed);
-  Status test_receive(int index, Channel* channel, bool* progressed);
-  Status post_send(int index, Channel* channel, bool* progressed);
-  Status test_send(int index, Channel* channel, bool* progressed);
+  // Whether there was something to do.
+  bool post_receive(int index, Channel* channel);
+  bool test_receive(int index, Channel* channel);
+  bool post_send(int index, Channel* channel);
+  bool test_send(int index, Channel* channel);
 
   RingTransport* const transport_;
   const RingGeometry geometry_;
   const std::size_t depth_;
   const int last_step_;
   std::vector<Channel> channels_;
-  RingKernel* kernel_ = nullptr;
+  AllReduceKernel* kernel_ = nullptr;
   int active_channels_ = 0;
   int unfinished_channels_ = 0;
 };

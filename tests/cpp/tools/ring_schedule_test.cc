@@ -10,13 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "bench/all_reduce_kernel.h"
-#include "bench/ring_plan.h"
+#include "bench/driver_protocol.h"
 #include "support/check.h"
 
 namespace {
 
-using namespace bagua_net;
 using namespace bagua_net::bench;
 
 std::vector<RingMessage> messages(const RingPlan& plan, int channel, RingDirection direction) {
@@ -79,48 +77,33 @@ class FakeTransport final : public RingTransport {
       : outgoing_(*outgoing), incoming_(*incoming), random_(*random) {}
 
   std::string net_name() const override { return "fake"; }
-  std::string table_name() const override { return ""; }
   std::vector<std::string> device_names() const override { return {}; }
-  Status listen(std::vector<Handle>*) override { return Status::ok(); }
-  Status connect(int, Handle*, bool*) override { return Status::ok(); }
-  Status accept(int, bool*) override { return Status::ok(); }
-  Status register_buffer(int, void* data, std::size_t bytes) override {
-    begin = static_cast<std::uint8_t*>(data);
-    end = begin + bytes;
-    return Status::ok();
-  }
+  std::vector<Handle> listen() override { return {}; }
+  bool connect(int, Handle*) override { return true; }
+  bool accept(int) override { return true; }
 
-  Status isend(int channel, const void* data, std::size_t bytes, void** request) override {
-    *request = nullptr;
-    if (chance(0.3)) return Status::ok();
-    *request = outgoing_[static_cast<std::size_t>(channel)].post(
-        true, static_cast<std::uint8_t*>(const_cast<void*>(data)), bytes);
-    return Status::ok();
+  void* isend(int channel, const void* data, std::size_t bytes) override {
+    if (chance(0.3)) return nullptr;
+    return outgoing_[static_cast<std::size_t>(channel)].post(true, static_cast<std::uint8_t*>(const_cast<void*>(data)),
+                                                             bytes);
   }
-  Status irecv(int channel, void* data, std::size_t bytes, void** request) override {
-    *request = nullptr;
-    if (chance(0.3)) return Status::ok();
-    *request = incoming_[static_cast<std::size_t>(channel)].post(false, static_cast<std::uint8_t*>(data), bytes);
-    return Status::ok();
+  void* irecv(int channel, void* data, std::size_t bytes) override {
+    if (chance(0.3)) return nullptr;
+    return incoming_[static_cast<std::size_t>(channel)].post(false, static_cast<std::uint8_t*>(data), bytes);
   }
-  Status test(void* request, bool* done, std::size_t* bytes) override {
+  std::optional<std::size_t> test(void* request) override {
     auto* operation = static_cast<Link::Operation*>(request);
-    *done = false;
     if (chance(0.3)) operation->link->match_one();
-    if (!operation->is_matched || chance(0.3)) return Status::ok();
+    if (!operation->is_matched || chance(0.3)) return {};
     auto& queue = operation->is_send ? operation->link->sends : operation->link->receives;
     CHECK(queue.front().get() == operation);  // NCCL tests the oldest request only
-    *done = true;
-    *bytes = operation->bytes + extra_bytes;
+    const std::size_t bytes = operation->bytes + extra_bytes;
     queue.pop_front();
-    return Status::ok();
+    return bytes;
   }
-  Status deregister_buffers() override { return Status::ok(); }
-  Status close() override { return Status::ok(); }
+  void close() override {}
 
   std::size_t extra_bytes = 0;  // makes test() report wrong sizes
-  std::uint8_t* begin = nullptr;
-  std::uint8_t* end = nullptr;
 
  private:
   bool chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
@@ -141,7 +124,7 @@ struct Ring {
       transports.push_back(
           std::make_unique<FakeTransport>(&links[rank], &links[(rank + nranks - 1) % nranks], &random));
       schedules.push_back(std::make_unique<RingSchedule>(transports.back().get(), geometries.back()));
-      CHECK_OK(schedules.back()->allocate_slots());
+      schedules.back()->allocate_slots();
     }
   }
 
@@ -152,7 +135,6 @@ struct Ring {
     for (std::size_t rank = 0; rank < schedules.size(); ++rank) plans.emplace_back(geometries[rank], bytes);
     for (std::size_t rank = 0; rank < schedules.size(); ++rank) {
       kernels.push_back(std::make_unique<AllReduceKernel>(plans[rank], round));
-      CHECK_OK(kernels.back()->allocate_result());
       CHECK(kernels.back()->check().wrong_elements == bytes / plans[rank].element_bytes());
       schedules[rank]->begin(plans[rank], kernels.back().get());
     }
@@ -161,9 +143,7 @@ struct Ring {
       bool any_progress = false;
       finished = 0;
       for (auto& schedule : schedules) {
-        bool progressed = false;
-        CHECK_OK(schedule->pass(&progressed));
-        any_progress |= progressed;
+        any_progress |= schedule->pass();
         finished += schedule->finished() ? 1 : 0;
       }
       idle_rounds = any_progress ? 0 : idle_rounds + 1;
@@ -236,14 +216,16 @@ TEST_CASE(a_message_of_the_wrong_size_is_an_error) {
   const RingPlan plan1(ring.geometries[1], 64);
   ring.schedules[0]->begin(plan0, nullptr);
   ring.schedules[1]->begin(plan1, nullptr);
-  Status status;
-  for (int i = 0; i < 10000 && status.is_ok(); ++i) {
-    bool progressed = false;
-    CHECK_OK(ring.schedules[0]->pass(&progressed));
-    status = ring.schedules[1]->pass(&progressed);
+  std::string message;
+  for (int i = 0; i < 10000 && message.empty(); ++i) {
+    ring.schedules[0]->pass();
+    try {
+      ring.schedules[1]->pass();
+    } catch (const Failure& failure) {
+      message = failure.what();
+    }
   }
-  CHECK(!status.is_ok());
-  CHECK(status.message().find("36 bytes") != std::string::npos);
+  CHECK(message.find("36 bytes") != std::string::npos);
 }
 
 TEST_CASE(the_pattern_notices_every_kind_of_damage) {

@@ -133,7 +133,7 @@ class RingSession:
             iterations=iterations,
             seconds=max(sum(seconds) for seconds in per_rank) / iterations,
             iteration_seconds=tuple(max(ranks) for ranks in zip(*per_rank, strict=True)),
-            cpu_seconds=sum(result["cpu_user_s"] + result["cpu_system_s"] for result in results),
+            cpu_seconds=sum(result["cpu_s"] for result in results),
             # Each of the W connections carries 2(W-1)/W of the buffer.
             moved_bytes=2 * (self.ranks - 1) * size_bytes * iterations,
         )
@@ -215,7 +215,7 @@ class RawSession:
             # The client's clock: from its first write to the server's word that all has arrived.
             seconds=results[1]["seconds"] / iterations,
             iteration_seconds=(),
-            cpu_seconds=sum(result["cpu_user_s"] + result["cpu_system_s"] for result in results),
+            cpu_seconds=sum(result["cpu_s"] for result in results),
             moved_bytes=moved,
         )
 
