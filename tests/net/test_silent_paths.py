@@ -12,7 +12,7 @@ import time
 
 import pytest
 from support.lab_ring import Ring
-from support.labs import NEEDS_LAB, Lab, cut_nic, namespaces_of
+from support.labs import NEEDS_LAB, Lab, cut_nic
 from support.nic_traffic import bytes_carried, traffic_until
 from support.processes import ahead_of_others
 from support.sweeps import rest_is_deep
@@ -101,8 +101,8 @@ def test_a_path_that_loses_large_packets_is_named_and_not_tried_with_data(worker
     """A switch with a smaller MTU than both hosts."""
 
     def set_mtu(size: int) -> None:
-        (switch,) = (name for name in namespaces_of(os.getpid()) if name.endswith("sw1"))
-        subprocess.run(["ip", "-n", switch, "link", "set", "port1", "mtu", str(size)], check=True)
+        words = ["nsenter", f"--net={lab.switches[1].path}", "ip", "link", "set", "port1", "mtu", str(size)]
+        subprocess.run(words, check=True)
 
     with (
         Lab(

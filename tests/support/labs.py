@@ -23,7 +23,6 @@ __all__ = [
     "cut_nic",
     "enter_namespace",
     "missing_privilege",
-    "namespaces_of",
     "needs_lab",
 ]
 
@@ -43,11 +42,6 @@ def enter_namespace(path: str) -> None:
             raise OSError(ctypes.get_errno(), f"setns({path})")
     finally:
         os.close(namespace)
-
-
-def namespaces_of(pid: int) -> list[str]:
-    """That a process has made for labs."""
-    return sorted(path.name for path in Path("/run/netns").glob(f"netlab-{pid}-*"))
 
 
 def needs_lab(test: Callable[..., None]) -> Callable[..., None]:

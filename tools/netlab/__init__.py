@@ -12,7 +12,7 @@ from .errors import NetlabError
 from .flow_usage import FlowUsage, data_flows, describe_flows
 from .lab import Host, Lab
 from .link_plan import SPEEDS, TOLD, LinkPlan, SlowFlows, parse_rate_mbit, parse_slow_flows
-from .namespace import NetworkNamespace, sweep
+from .namespace import NetworkNamespace
 from .nic_cuts import NIC_CUTS, cut_nic
 from .requirements import missing_privilege, missing_requirement
 from .tap import missing_tap_device
@@ -39,5 +39,4 @@ __all__ = [
     "parse_delay_ms",
     "parse_rate_mbit",
     "parse_slow_flows",
-    "sweep",
 ]

@@ -1,9 +1,8 @@
-"""The command line: run, sweep, check."""
+"""The command line: run, check."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -11,13 +10,14 @@ from typing import TypeVar
 from .delayed_wires import describe_delays, parse_delay_ms
 from .errors import NetlabError
 from .flow_usage import describe_flows
-from .lab import MAX_DELAYED_MTU, MAX_HOSTS, MAX_NICS, TCP_BUFFER_BYTES, Lab
-from .link_plan import MAX_MTU, MIN_MTU, SPEEDS, TOLD, parse_loss, parse_rate_mbit, parse_slow_flows
-from .namespace import sweep
+from .lab import Lab
+from .link_plan import SPEEDS, TOLD, parse_loss, parse_rate_mbit, parse_slow_flows
 from .rank_runner import RankRunner
-from .requirements import missing_requirement
 
 EXIT_CANNOT_RUN = 125
+# Options that Lab takes as they are.
+_OF_LAB = ("hosts", "nics", "rate_mbit", "per_flow_mbit", "slow_flows", "mtu", "segmentation_offload")
+_OF_LAB += ("congestion_control", "delay_ms", "loss", "speed", "own_cpus")
 
 _Value = TypeVar("_Value")
 
@@ -46,50 +46,32 @@ def _converting(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
     return convert
 
 
-_one_rate = _converting(parse_rate_mbit)
-_rates = _converting(lambda text: [parse_rate_mbit(part) for part in text.split(",")])
+@_converting
+def _rates(text: str) -> float | list[float]:
+    rates = [parse_rate_mbit(part) for part in text.split(",")]
+    return rates if len(rates) > 1 else rates[0]
 
 
-def _within(low: int, high: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer; give one in {low}..{high}") from error
-        if not low <= number <= high:
-            raise argparse.ArgumentTypeError(f"{text} is outside {low}..{high}; give an integer in that range")
-        return number
-
-    return convert
+def _mtus(text: str) -> int | list[int]:
+    mtus = [int(part) for part in text.split(",")]
+    return mtus if len(mtus) > 1 else mtus[0]
 
 
-def _mtus(text: str) -> list[int]:
-    return [_within(MIN_MTU, MAX_MTU)(part) for part in text.split(",")]
-
-
+@_converting
 def _uneven(text: str) -> tuple[tuple[int, int], float]:
     place, _, rate = text.partition("=")
     host, _, nic = place.partition(":")
     if not (host.isdecimal() and nic.isdecimal() and rate):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:NIC=RATE; write 1:0=2.5G for host 1's first NIC")
-    return (int(host), int(nic)), _one_rate(rate)
+        raise ValueError(f"{text!r} is not HOST:NIC=RATE; write 1:0=2.5G for host 1's first NIC")
+    return (int(host), int(nic)), parse_rate_mbit(rate)
 
 
+@_converting
 def _assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+        raise ValueError(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from error
-    if not 0 <= seconds < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give 0 or more seconds")
-    return seconds
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,19 +88,21 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_argument("--hosts", type=_within(2, MAX_HOSTS), default=2, help="number of hosts (default 2)")
+    run.add_argument("--hosts", type=int, default=2, help="number of hosts (default 2)")
     run.add_argument(
         "--ranks-per-host",
-        type=_within(1, 64),
+        type=int,
         default=1,
         metavar="N",
         help="how often CMD is started on each host, whose ranks reach each other over its loopback (default 1)",
     )
+    run.add_argument("--nics", type=int, default=1, help="NICs of each host, eth0 to eth<N-1> (default 1)")
     run.add_argument(
-        "--nics", type=_within(1, MAX_NICS), default=1, help="NICs of each host, eth0 to eth<N-1> (default 1)"
-    )
-    run.add_argument(
-        "--rate", type=_rates, metavar="RATE[,RATE..]", help="link rate, as 10G; one for each NIC if several"
+        "--rate",
+        type=_rates,
+        dest="rate_mbit",
+        metavar="RATE[,RATE..]",
+        help="link rate, as 10G; one for each NIC if several",
     )
     run.add_argument(
         "--speed",
@@ -127,7 +111,13 @@ def _parser() -> argparse.ArgumentParser:
         help="what /sys says of the links' speed: told: the rate, as a driver does (100 Gb/s without one); veth: 10"
         " Gb/s, as in a pod of Kubernetes; unknown: -1, as on many clouds (default told)",
     )
-    run.add_argument("--per-flow", type=_one_rate, metavar="RATE", help="cap of each TCP connection, as 400M")
+    run.add_argument(
+        "--per-flow",
+        type=_converting(parse_rate_mbit),
+        dest="per_flow_mbit",
+        metavar="RATE",
+        help="cap of each TCP connection, as 400M",
+    )
     run.add_argument(
         "--slow-flows",
         type=_converting(parse_slow_flows),
@@ -141,15 +131,19 @@ def _parser() -> argparse.ArgumentParser:
         "--uneven", type=_uneven, metavar="HOST:NIC=RATE", action="append", default=[], help="one link's rate"
     )
     run.add_argument(
-        "--mtu", type=_mtus, default=[1500], metavar="BYTES[,BYTES..]", help="default 1500; one for each NIC if several"
+        "--mtu", type=_mtus, default=1500, metavar="BYTES[,BYTES..]", help="default 1500; one for each NIC if several"
     )
     run.add_argument("--ip", choices=("4", "6", "both"), default="both", help="IP versions (default both)")
     run.add_argument(
-        "--no-offload", action="store_true", help="no segmentation offload: every packet has the MTU's size"
+        "--no-offload",
+        action="store_false",
+        dest="segmentation_offload",
+        help="no segmentation offload: every packet has the MTU's size",
     )
     run.add_argument(
         "--delay",
         type=_converting(parse_delay_ms),
+        dest="delay_ms",
         default=0.0,
         metavar="TIME",
         help="of every packet, one way, as 5ms or 250us, in both directions: a round trip takes twice that (default 0)",
@@ -163,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--tcp-buffer",
-        type=_within(1, TCP_BUFFER_BYTES[-1] >> 20),
+        type=int,
         metavar="MIB",
         help="the most that TCP keeps for a connection; a connection moves at most this much in a round trip (default"
         " the machine's)",
@@ -171,101 +165,64 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--own-cpus", action="store_true", help="no two hosts run on the same CPU: each has an equal part of them"
     )
-    run.add_argument("--congestion", metavar="NAME", help="TCP congestion control, as cubic (default the machine's)")
+    run.add_argument(
+        "--congestion",
+        dest="congestion_control",
+        metavar="NAME",
+        help="TCP congestion control, as cubic (default the machine's)",
+    )
     run.add_argument("--gpu-each", action="store_true", help="host k sees GPU k only (CUDA_VISIBLE_DEVICES)")
     run.add_argument(
         "--env", type=_assignment, metavar="NAME=VALUE", action="append", default=[], help="set for every rank"
     )
     run.add_argument(
-        "--timeout", type=_seconds, default=3600.0, metavar="SECONDS", help="end the job after; 0: never (default 3600)"
+        "--timeout", type=float, default=3600.0, metavar="SECONDS", help="end the job after; 0: never (default 3600)"
     )
     run.add_argument(
-        "--grace", type=_seconds, default=10.0, metavar="SECONDS", help="of the others after a failure (default 10)"
+        "--grace", type=float, default=10.0, metavar="SECONDS", help="of the others after a failure (default 10)"
     )
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command and its arguments")
-    commands.add_parser("sweep", help="remove what killed netlab processes left")
     commands.add_parser("check", help="say whether this process can build networks, and what it lacks")
     return parser
 
 
-def _check_run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """What no option can tell by itself, in the words of options: Lab has those of Python."""
-    if arguments.command[:1] == ["--"]:
-        del arguments.command[0]
-    if not arguments.command or not arguments.command[0]:
+def _run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    if not command:
         parser.error(f"no command; write it after --, as in: {PROGRAM} run --rate 10G -- bagua-net-bench")
-    if arguments.per_flow is None:
-        if arguments.show_flows:
-            parser.error("--show-flows needs --per-flow: flows that have no cap are not told apart")
-        if arguments.slow_flows is not None:
-            parser.error("--slow-flows needs --per-flow, the cap of the other flows")
-    elif arguments.slow_flows is not None and arguments.slow_flows.rate_mbit > arguments.per_flow:
-        parser.error(
-            f"--slow-flows at {arguments.slow_flows.rate_mbit:g} Mbit/s are faster than the others, which --per-flow"
-            f" caps at {arguments.per_flow:g} Mbit/s; lower it"
+    if given.ranks_per_host < 1:
+        parser.error(f"--ranks-per-host is {given.ranks_per_host}; it must be 1 or more")
+    if given.show_flows and given.per_flow_mbit is None:
+        parser.error("--show-flows needs --per-flow: flows that have no cap are not told apart")
+    try:
+        lab = Lab(
+            uneven_mbit=dict(given.uneven),
+            ip_versions=(4, 6) if given.ip == "both" else (int(given.ip),),
+            tcp_buffer_bytes=None if given.tcp_buffer is None else given.tcp_buffer << 20,
+            **{name: getattr(given, name) for name in _OF_LAB},
         )
-    for option, values in (("--rate", arguments.rate or [None]), ("--mtu", arguments.mtu)):
-        if len(values) not in (1, arguments.nics):
-            parser.error(
-                f"{option} has {len(values)} values for --nics {arguments.nics}; give one value, or one for each NIC"
-            )
-    for (host, nic), _ in arguments.uneven:
-        if host >= arguments.hosts or nic >= arguments.nics:
-            parser.error(
-                f"--uneven names {host}:{nic}; with --hosts {arguments.hosts} --nics {arguments.nics} the last is"
-                f" {arguments.hosts - 1}:{arguments.nics - 1}"
-            )
-    if arguments.own_cpus and (cpus := len(os.sched_getaffinity(0))) < arguments.hosts:
-        parser.error(f"--own-cpus with --hosts {arguments.hosts}: this process may use {cpus} CPUs; leave it out")
-    if arguments.delay and max(arguments.mtu) > MAX_DELAYED_MTU:
-        parser.error(f"--mtu {max(arguments.mtu)}: with --delay it must be at most {MAX_DELAYED_MTU} bytes")
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    rate, mtu = arguments.rate, arguments.mtu
-    with Lab(
-        arguments.hosts,
-        arguments.nics,
-        rate_mbit=rate[0] if rate and len(rate) == 1 else rate,
-        per_flow_mbit=arguments.per_flow,
-        slow_flows=arguments.slow_flows,
-        mtu=mtu[0] if len(mtu) == 1 else mtu,
-        uneven_mbit=dict(arguments.uneven),
-        ip_versions=(4, 6) if arguments.ip == "both" else (int(arguments.ip),),
-        segmentation_offload=not arguments.no_offload,
-        congestion_control=arguments.congestion,
-        delay_ms=arguments.delay,
-        loss=arguments.loss,
-        speed=arguments.speed,
-        tcp_buffer_bytes=None if arguments.tcp_buffer is None else arguments.tcp_buffer << 20,
-        own_cpus=arguments.own_cpus,
-    ) as lab:
+    except ValueError as error:
+        parser.error(str(error))
+    with lab:
         runner = RankRunner(
             lab,
-            timeout_seconds=arguments.timeout or None,
-            grace_seconds=arguments.grace,
-            one_gpu_each=arguments.gpu_each,
-            ranks_per_host=arguments.ranks_per_host,
+            timeout_seconds=given.timeout or None,
+            grace_seconds=given.grace,
+            one_gpu_each=given.gpu_each,
+            ranks_per_host=given.ranks_per_host,
         )
-        code = runner.run(arguments.command, dict(arguments.env))
-        if arguments.show_flows:
-            for host in range(arguments.hosts):
-                for nic in range(arguments.nics):
-                    print(f"netlab: host {host} eth{nic} sent over {describe_flows(lab.flow_usage(host, nic))}")
+        code = runner.run(command, dict(given.env))
+        if given.show_flows:
+            for host in lab.hosts:
+                for nic, name in enumerate(host.interfaces):
+                    print(
+                        f"netlab: host {host.index} {name} sent over {describe_flows(lab.flow_usage(host.index, nic))}"
+                    )
         if usages := lab.delay_usage():
             # With a switch each packet passes two wires, half of the delay on each.
-            kept = arguments.delay / (2 if len(usages) > 2 * arguments.nics else 1)
+            kept = given.delay_ms / (2 if lab.switches else 1)
             print(f"netlab: {describe_delays(kept, usages)}", file=sys.stderr)
         return code
-
-
-def _sweep() -> int:
-    lacking = missing_requirement()
-    if lacking is not None:
-        raise NetlabError(lacking)
-    removed = sweep()
-    print(f"removed {len(removed)} network namespaces" + "".join(f"\n  {name}" for name in removed))
-    return 0
 
 
 def _check() -> int:
@@ -288,12 +245,8 @@ def _check() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     parsed = parser.parse_args(arguments)
-    if parsed.action == "run":
-        _check_run(parser, parsed)
     try:
-        if parsed.action == "run":
-            return _run(parsed)
-        return _sweep() if parsed.action == "sweep" else _check()
+        return _run(parser, parsed) if parsed.action == "run" else _check()
     except NetlabError as error:
         text = str(error)
         print(text if text.startswith("netlab") else f"netlab: {text}", file=sys.stderr)

@@ -64,8 +64,6 @@ class DelayUsage:
     """One direction of one wire since it was made."""
 
     packets: int
-    bytes: int
-    refused: int  # packets that an interface did not take, because it was down
     full: int  # times that a packet had to wait at its source for room
     mean_late_ms: float  # how much longer than the delay packets were kept
     most_late_ms: float
@@ -111,19 +109,16 @@ class DelayedWires:
         ring_bytes = min(_MOST_RING_BYTES, int(1.25 * under_way) + _SPARE_BYTES)
         self._wires.append(_Wire((descriptors[0], descriptors[1]), delay_ms, ring_bytes))
 
-    def start(self, namespace: NetworkNamespace) -> None:
-        """Starts the process, in a namespace of the lab: so is it found and ended if this process is killed."""
+    def start(self) -> None:
         program = forwarder_program()
-        descriptors = [descriptor for wire in self._wires for descriptor in wire.descriptors]
-        with namespace.inside():
-            self._process = subprocess.Popen(
-                [str(program), *map(str, self._wires)],
-                pass_fds=descriptors,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # Ctrl-C reaches the owner of the lab, who ends this in its turn
-            )
+        self._process = subprocess.Popen(
+            [str(program), *map(str, self._wires)],
+            pass_fds=[descriptor for wire in self._wires for descriptor in wire.descriptors],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches the owner of the lab, who ends this in its turn
+        )
         if self._line() != "ready":
             raise NetlabError(f"netlab: the forwarder {program} did not start; it said why on stderr")
 
@@ -144,14 +139,9 @@ class DelayedWires:
             raise NetlabError(f"netlab: the forwarder ended with code {self._process.poll()} while the lab was in use")
         return [
             DelayUsage(
-                entry["packets"],
-                entry["bytes"],
-                entry["refused"],
-                entry["full"],
-                entry["late_ns"] / max(1, entry["packets"]) * 1e-6,
-                entry["latest_ns"] * 1e-6,
+                one["packets"], one["full"], one["late_ns"] / max(1, one["packets"]) * 1e-6, one["latest_ns"] * 1e-6
             )
-            for entry in json.loads(line)
+            for one in json.loads(line)
         ]
 
     def close(self) -> None:

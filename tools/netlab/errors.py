@@ -35,7 +35,7 @@ def describe_failure(step: str, number: int, feature: str | None, detail: str = 
             f"load the module (modprobe {module}) or use a kernel built with {feature}"
         )
     if number in (errno.ENOSPC, errno.ENOMEM):
-        return f"{text}; the limit is /proc/sys/user/max_net_namespaces or memory: remove leftovers with `sweep`"
+        return f"{text}; the limit is /proc/sys/user/max_net_namespaces or memory"
     return text
 
 

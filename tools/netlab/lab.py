@@ -25,7 +25,7 @@ from .delayed_wires import DelayedWires, DelayUsage, check_delay
 from .errors import NetlabError, describe_failure, translated
 from .flow_usage import FlowUsage
 from .link_plan import SPEEDS, TOLD, VETH, LinkPlan, SlowFlows, check_rate
-from .namespace import NetworkNamespace, sweep, unique_name
+from .namespace import NetworkNamespace
 from .netlink import Netlink
 from .offload import disable_segmentation_offload
 from .requirements import missing_requirement
@@ -165,6 +165,7 @@ class Lab:
         self._guard = TerminationGuard()
         self._number = -1
         self.hosts: tuple[Host, ...] = ()
+        self.switches: dict[int, NetworkNamespace] = {}  # by NIC number, where there is one
 
     def __enter__(self) -> Lab:
         lacking = missing_requirement()
@@ -175,7 +176,6 @@ class Lab:
         self._number = next(_sequence)
         self._guard.install()
         try:
-            sweep()
             self._build()
         except BaseException:
             self.close()
@@ -296,9 +296,7 @@ class Lab:
 
     def _build(self) -> None:
         self._write_shown()
-        self.hosts = tuple(
-            Host(host, self._nic_count, self._add_namespace(f"h{host}")) for host in range(self._host_count)
-        )
+        self.hosts = tuple(Host(host, self._nic_count, self._add_namespace()) for host in range(self._host_count))
         for host in self.hosts:
             with host.namespace.inside(), Netlink() as netlink:
                 self._set_protocols(self.ip_versions)
@@ -313,7 +311,7 @@ class Lab:
             for host in self.hosts:
                 self._start_nic(host, nic)
         if any(self._delays_ms):
-            self._delayed_wires.start(self.hosts[0].namespace)
+            self._delayed_wires.start()
             self._delayed_wires.plug_in()
         for host in self.hosts:
             with host.namespace.inside(), Netlink() as netlink:
@@ -334,8 +332,8 @@ class Lab:
                     # Of a bus that is not PCI: NCCL then attaches the NIC to the first CPU, as one without a device.
                     (interface / "device/subsystem").symlink_to("/sys/bus/platform")
 
-    def _add_namespace(self, role: str) -> NetworkNamespace:
-        namespace = NetworkNamespace(unique_name(self._number, role))
+    def _add_namespace(self) -> NetworkNamespace:
+        namespace = NetworkNamespace()
         self._namespaces.append(namespace)
         return namespace
 
@@ -361,7 +359,7 @@ class Lab:
                 netlink.set_mtu(end_name, plan.mtu)
 
     def _join_by_switch(self, nic: int) -> None:
-        switch = self._add_namespace(f"sw{nic}")
+        switch = self.switches[nic] = self._add_namespace()
         with switch.inside(), Netlink() as netlink:
             self._set_protocols(())
             self._keep_order(self._usable_cpus)
