@@ -65,9 +65,9 @@ class Toy(Tool):
         return figures({"case": row.case.name, "variant": row.variant}, {("time", "s"): row.values()})
 
 
-def run(folder: Path, *words: str, keeps: str = "round", at: Any = None, stop: Any = None) -> tuple[int, list[Any]]:
+def run(folder: Path, *words: str, keeps: bool = False, at: Any = None, stop: Any = None) -> tuple[int, list[Any]]:
     found: list[tuple[str, str, int]] = []
-    kind = type("Toy", (Toy,), {"keeps": keeps, "measured": found, "stop_at": at, "stop": staticmethod(stop)})
+    kind = type("Toy", (Toy,), {"keeps_turns": keeps, "measured": found, "stop_at": at, "stop": staticmethod(stop)})
     files = ["--json", str(folder / "toy.json"), "--details", str(folder / "toy.jsonl")]
     return kind.main(["--device", "cpu", *files, *words]), found
 
@@ -80,9 +80,9 @@ ALL = [("one", "a", 0), ("one", "b", 0), ("one", "b", 1), ("one", "a", 1)]
 ALL += [("two", "a", 0), ("two", "b", 0), ("two", "b", 1), ("two", "a", 1)]
 
 
-@pytest.mark.parametrize(("keeps", "again"), [("turn", ALL[7:]), ("round", ALL[6:]), ("case", ALL[4:])])
+@pytest.mark.parametrize(("keeps", "again"), [(True, ALL[7:]), (False, ALL[6:])])
 def test_a_run_that_is_ended_reports_and_the_next_measures_what_it_lacks(
-    keeps: str, again: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    keeps: bool, again: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, measured = run(tmp_path, keeps=keeps, at=("two", "a", 1), stop=terminate)
     assert (code, measured) == (1, ALL[:7])
@@ -118,15 +118,15 @@ def test_a_variant_that_fails_is_an_error_and_the_others_go_on(
     assert "ERROR: here: a with one: no more" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("module", ["tool", "all_reduce"])
+@pytest.mark.parametrize("module", ["networks", "all_reduce"])
 def test_without_gpus_networks_are_compared_only_where_cpus_are_asked_for(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """gloo would use neither NCCL nor the plugin."""
     torch = pytest.importorskip("torch", reason="needs PyTorch, which counts GPUs")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    found = importlib.import_module(f"measure.networks.{module}")
-    tool = found.Networks if module == "tool" else found.AllReduce
+    found = importlib.import_module(f"measure.{module}")
+    tool = found.Networks if module == "networks" else found.AllReduce
     with pytest.raises(SystemExit, match="2"):
         tool.main([])
     assert "--nproc-per-node 2 needs as many GPUs, and torch sees 0; use --device cpu" in capsys.readouterr().err

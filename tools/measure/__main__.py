@@ -11,9 +11,9 @@ EXIT_INTERRUPTED = 130
 # Imported when it runs: not every tool needs torch.
 TOOLS = {
     "core": ("measure.core.tool", "Bagua's algorithms and torch's DDP: step time, memory, final models"),
-    "networks": ("measure.networks.tool", "what the plugin and the algorithms gain, network by network"),
+    "networks": ("measure.networks", "what the plugin and the algorithms gain, network by network"),
     "all-reduce": (
-        "measure.networks.all_reduce",
+        "measure.all_reduce",
         "all-reduce and others over the plugin and NCCL's sockets, by network",
     ),
     "nics": ("measure.nics.tool", "what several NICs carry together, and what the loss of one costs"),

@@ -106,7 +106,6 @@ class Ranks:
         shows_network: It is an error at the start if NCCL's logs show another network than the backend's.
         renews: Whether they are started anew.
         settings: Environment variables, on top of all others.
-        program: The module that each rank runs.
 
     Attributes:
         starts: How often ranks were started. Each start repeats the initialization of the processes.
@@ -126,9 +125,8 @@ class Ranks:
         shows_network: bool = False,
         renews: bool = True,
         settings: Mapping[str, str] | None = None,
-        program: str = "measure.rank",
     ) -> None:
-        self._given, self._program, self._renews = given, program, renews
+        self._given, self._renews = given, renews
         self._timeout_s = getattr(given, "timeout", _TIMEOUT_S)
         self._placement = placement or Placement(sharing=given.sharing)
         self._backend, self._tcp_only, self._shows_network = backend, tcp_only, shows_network
@@ -157,7 +155,7 @@ class Ranks:
         try:
             for rank in range(given.ranks):
                 command = rank_command(
-                    self._program,
+                    "measure.rank",
                     rank,
                     given.ranks,
                     # In a lab a rank sees one GPU, or one that it shares.
@@ -173,16 +171,12 @@ class Ranks:
             self.close(failed=True)
             raise
 
-    def form(self, timeout_s: float = START_TIMEOUT_S, **join: object) -> None:
-        """Makes the process group of the started interpreters. Any thread.
-
-        Args:
-            join: What the ranks of another `program` are told.
-        """
-        store = gather(self._ranks[:1], "store", timeout_s, "starting")[0]
-        line = {"op": "join", "host": self._placement.store_host, "port": store["port"], **self._join, **join}
+    def form(self) -> None:
+        """Makes the process group of the started interpreters. Any thread."""
+        store = gather(self._ranks[:1], "store", START_TIMEOUT_S, "starting")[0]
+        line = {"op": "join", "host": self._placement.store_host, "port": store["port"], **self._join}
         line["local_ranks"] = self._placement.local_ranks(self._given.ranks)
-        self.facts = ask(self._ranks, json.dumps(line), "ready", timeout_s)[0]
+        self.facts = ask(self._ranks, json.dumps(line), "ready", START_TIMEOUT_S)[0]
         self._is_formed = True
         if self._shows_network and self._given.ranks > 1 and (fault := self.network_fault("--network tcp")):
             raise BenchError(fault)
@@ -198,21 +192,17 @@ class Ranks:
                 raise RanksLostError(f"the ranks could not be started: {error}") from error
         return self
 
-    def ask(self, operation: str, timeout_s: float | None = None, **fields: object) -> list[Event]:
-        """One answer of each rank, in their order. A failure ends all ranks."""
+    def call(self, function: str, timeout_s: float | None = None, **fields: object) -> list[Event]:
+        """What a function of the tool's module returns on each rank, in their order. A failure ends all ranks."""
         self.ready()
         if not self._is_formed:
             raise BenchError("its ranks have ended")
-        line = json.dumps({"op": operation, **fields})
+        line = json.dumps({"op": "call", "function": function, "fields": fields})
         try:
-            return ask(self._ranks, line, operation, self._timeout_s if timeout_s is None else timeout_s)
+            return ask(self._ranks, line, "call", self._timeout_s if timeout_s is None else timeout_s)
         except BenchError:
             self.close(failed=True)
             raise
-
-    def call(self, function: str, timeout_s: float | None = None, **fields: object) -> list[Event]:
-        """What a function of the tool's module returns on each rank."""
-        return self.ask("call", timeout_s, function=function, fields=fields)
 
     def network_fault(self, name: str) -> str | None:
         """What NCCL's logs show of another network than the backend's."""

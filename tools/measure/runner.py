@@ -18,8 +18,8 @@ share --time-limit; no round begins that would not fit, and each case has one. A
 only, and is an error of the report. After Ctrl-C or SIGTERM, what was measured until then is reported.
 
 --details names a file of JSON lines: each sample is appended to it as it comes. A run that finds such a file measures
-what it lacks, and reports all that it holds. How much of an interrupted case is kept is `Tool.keeps`. --json is the
-result file (bagua.net.bench.result_file), rewritten after each group.
+what it lacks, and reports all that it holds; of a round that was interrupted, what `Tool.keeps_turns` says. --json is
+the result file (bagua.net.bench.result_file), rewritten after each group.
 
 Exit status: 0, or 1 after an error or without a measurement, or 2 if an option was wrong.
 """
@@ -259,10 +259,8 @@ class Tool:
         same: Options that all runs of one --details file must have in common, besides ranks and device.
         module: Whose function `measure(device, variant, number, **case, **same)` the ranks call by default.
         settings: Environment variables of these ranks.
-        keeps: What is kept of a case that an earlier run did not finish: each "turn", each whole "round", or nothing,
-            because a "case" is measured by one start of the processes.
+        keeps_turns: Of a round that an earlier run did not finish; otherwise it is taken again as a whole.
         rounds_first: Take a round of all cases before the next round.
-        fails_everywhere: A variant that fails in a case is left out in the others of its group.
     """
 
     name = ""
@@ -279,9 +277,8 @@ class Tool:
     keeps_logs = False
     module = ""
     settings: Mapping[str, str] | None = None
-    keeps = "round"
+    keeps_turns = False
     rounds_first = False
-    fails_everywhere = False
     same: Sequence[str] = ()
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -292,8 +289,6 @@ class Tool:
         self.lines: list[str] = []
         self.notes: list[str] = []
         self.errors: list[str] = []
-        self.limit = f"--time-limit {given.time_limit:g}"  # for messages: what ends a group
-        self.finished: set[Any] = set()
         self.folder = Path()  # of logs
         names = ("ranks", "device", *self.same)
         self._options = {name: getattr(given, name) for name in names if hasattr(given, name)}
@@ -351,10 +346,6 @@ class Tool:
     def variants(self, case: Any, planned: Sequence[str]) -> Sequence[str]:
         """Asked before the first turn of a case."""
         return planned
-
-    def is_final(self, case: Any, variants: Sequence[str]) -> bool:
-        """Of a tool that keeps cases: whether no other run has to measure this one."""
-        return all(len(self.turns.of(case, name)) >= self.rounds for name in variants)
 
     def rows(self) -> Sequence[Row]:
         """Case by case."""
@@ -486,8 +477,6 @@ class Tool:
         prefix = f"{group}: " if str(group) else ""
         try:
             with self.session(group, plan) as measure:
-                if self.keeps == "case":
-                    self._record({"begin": [asdict(case) for case in plan]})
                 end = self.end_of(began, time.monotonic(), deadline, groups_left)
                 cases = list(plan)
                 while cases:
@@ -501,13 +490,9 @@ class Tool:
                         lambda case, variant, number: self._sample_of(measure, case, variant, number),
                         time_limit_s=(end - now) / (len(cases) + 1),
                         rounds_first=self.rounds_first,
-                        fails_everywhere=self.fails_everywhere,
-                        limit=self.limit,
+                        limit=f"--time-limit {self.given.time_limit:g}",
                         progress=progress,
                     )
-                    if self.keeps == "case":
-                        ended = [asdict(case) for case, names in chosen.items() if self.is_final(case, names)]
-                        self._record({"end": ended})
         except FAILURES as error:
             self.errors.append(f"{prefix}{error}")
         finally:
@@ -530,10 +515,10 @@ class Tool:
         for case, variants in plan.items():
             known = [self.turns.samples.get((case, name), {}) for name in variants]
             whole = set(range(self.rounds)).intersection(*known) if known else set()
-            if case in self.finished or len(whole) == self.rounds:
+            if len(whole) == self.rounds:
                 continue
             found[case] = variants
-            for samples in known if self.keeps == "round" else ():
+            for samples in () if self.keeps_turns else known:
                 for number in set(samples) - whole:
                     del samples[number]
         for key in [key for key, samples in self.turns.samples.items() if not samples]:
@@ -555,14 +540,9 @@ class Tool:
             if options.get(name) != value:
                 raise ValueError(f"its turns were measured with {name} {options.get(name)}, and now it is {value}")
         self.facts = record.get("facts", self.facts)
-        for fields in record.get("begin", ()):
-            case = self.case_type(**fields)
-            self.finished.discard(case)
-            self.turns.samples = {key: found for key, found in self.turns.samples.items() if key[0] != case}
         if "sample" in record:
             key = self.case_type(**record["case"]), record["variant"]
             self.turns.samples.setdefault(key, {})[record["round"]] = record["sample"]
-        self.finished |= {self.case_type(**fields) for fields in record.get("end", ())}
 
     def _publish(self) -> int:
         rows = self.rows()

@@ -208,7 +208,7 @@ def _run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
             lab,
             timeout_seconds=given.timeout or None,
             grace_seconds=given.grace,
-            one_gpu_each=given.gpu_each,
+            gpus=[str(host.index) for host in lab.hosts] if given.gpu_each else (),
             ranks_per_host=given.ranks_per_host,
         )
         code = runner.run(command, dict(given.env))

@@ -24,10 +24,11 @@ _write_lock = threading.Lock()  # one line of output at a time
 
 
 def _copy_lines(source: IO[bytes], target: IO[bytes], mark: bytes) -> None:
-    for line in source:
-        with _write_lock:
-            target.write(mark + line if line.endswith(b"\n") else mark + line + b"\n")
-            target.flush()
+    with source:
+        for line in source:
+            with _write_lock:
+                target.write(mark + line if line.endswith(b"\n") else mark + line + b"\n")
+                target.flush()
 
 
 def _report(text: str) -> None:
@@ -49,7 +50,12 @@ def _describe(code: int) -> str:
 
 
 class RankRunner:
-    """Owns the processes of one job. `grace_seconds`: how long the others may go on after the first failure."""
+    """Owns the processes of one job.
+
+    Args:
+        grace_seconds: How long the others may go on after the first failure.
+        gpus: What ranks see, by host; none: all of them see all.
+    """
 
     def __init__(
         self,
@@ -57,14 +63,14 @@ class RankRunner:
         *,
         timeout_seconds: float | None,
         grace_seconds: float,
-        one_gpu_each: bool,
+        gpus: Sequence[str] = (),
         ranks_per_host: int = 1,
     ) -> None:
         self._lab = lab
         self._ranks_per_host = ranks_per_host
         self._timeout_seconds = timeout_seconds
         self._grace_seconds = grace_seconds
-        self._one_gpu_each = one_gpu_each
+        self._gpus = gpus
 
     def run(self, command: Sequence[str], env: Mapping[str, str]) -> int:
         """The worst exit code of all ranks; 124 if the time was up."""
@@ -74,8 +80,8 @@ class RankRunner:
             for rank in range(len(self._lab.hosts) * self._ranks_per_host):
                 host, local_rank = divmod(rank, self._ranks_per_host)
                 environment = {**self._lab.rank_environment(host, local_rank, self._ranks_per_host), **env}
-                if self._one_gpu_each:
-                    environment["CUDA_VISIBLE_DEVICES"] = str(host)
+                if self._gpus:
+                    environment["CUDA_VISIBLE_DEVICES"] = self._gpus[host]
                 process = self._lab.start(
                     host,
                     command,

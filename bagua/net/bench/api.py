@@ -15,17 +15,16 @@ from bagua.net.bench.command_line import (
     run_in_order,
     within,
 )
-from bagua.net.bench.driver import BASELINE, DriverRequest, DriverSettings, NetworkPath, driver_settings
+from bagua.net.bench.driver import BASELINE, DriverRequest, NetworkPath, driver_settings
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.gpu_sharing import GpuSharing, gpu_name, sharing_of
-from bagua.net.bench.machine import MachineFacts, describe_machine
+from bagua.net.bench.gpu_sharing import gpu_name, sharing_of
+from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.measurement import Case
 from bagua.net.bench.nccl_ab.backend import (
     DEFAULT_TUNED,
     PLUGIN_NETWORK,
     SOCKET_NETWORK,
     Backend,
-    bagua_net_variant,
     ignored_variables,
     is_owned,
     make_backends,
@@ -33,7 +32,6 @@ from bagua.net.bench.nccl_ab.backend import (
     worker_environment,
 )
 from bagua.net.bench.nccl_ab.options import make_parser as make_nccl_parser
-from bagua.net.bench.nccl_ab.processes import RANK_PROGRAM
 from bagua.net.bench.nccl_ab.report import BEST_TUNED_NAME
 from bagua.net.bench.nccl_ab.session import GPU_COLLECTIVES
 from bagua.net.bench.nccl_log import network_error, read_proof_file
@@ -41,7 +39,7 @@ from bagua.net.bench.process_tree import running
 from bagua.net.bench.processes import DriverProcess, Event, LocalPlace, ask, gather
 from bagua.net.bench.processes import Processes as DriverGroup
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.rank_process import Formed, Operation, rank_command, run_rank
+from bagua.net.bench.rank_process import rank_command, run_rank
 from bagua.net.bench.result_file import (
     Figure,
     Label,
@@ -59,18 +57,3 @@ from bagua.net.bench.sizes import format_size, parse_size
 from bagua.net.bench.table import MISSING, Column, format_bandwidth, format_time_us, render_rows, shows_colour
 from bagua.net.bench.turns import Turns
 from bagua.net.bench.verdict import MIN_REPETITIONS, PairedRatio, Verdict, paired_ratio
-
-# fmt: off
-__all__ = [  # noqa: RUF022
-    "BASELINE", "BEST_TUNED_NAME", "Backend", "BenchError", "Case", "Column", "DEFAULT_TUNED", "DriverGroup",
-    "DriverProcess", "DriverRequest", "DriverSettings", "Event", "Figure", "Formed", "GPU_COLLECTIVES", "GpuSharing",
-    "Label", "LocalPlace", "MIN_REPETITIONS", "MISSING", "MachineFacts", "NetworkPath", "Operation", "OptionParser",
-    "PLUGIN_NETWORK", "PairedRatio", "Progress", "RANK_PROGRAM", "RawSession", "ResultFile", "RingSession",
-    "SOCKET_NETWORK", "Turns", "Verdict", "ask", "backend_label", "bagua_net_variant", "byte_size",
-    "check_output_files", "describe_machine", "driver_settings", "figures", "format_bandwidth", "format_size",
-    "format_time_us", "gather", "gpu_name", "ignored_variables", "is_owned", "make_backends", "make_folder",
-    "make_nccl_parser", "make_ring_parser", "names_of", "network_error", "paired_ratio", "parse_size", "rank_command",
-    "read_proof_file", "read_result", "render_rows", "result_of", "run_in_order", "run_rank", "running", "sharing_of",
-    "shows_colour", "speedup", "tuned_settings", "within", "worker_environment", "write_result",
-]
-# fmt: on

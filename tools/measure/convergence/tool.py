@@ -193,7 +193,7 @@ class Convergence(Tool):
     epilog = "\n".join(["tasks:", *(f"  {name:<12} {task.about}, {task.length}" for name, task in TASKS.items())])
     title = "Convergence on {ranks} ranks, {seeds} seeds"
     case_type = Case
-    keeps = "turn"
+    keeps_turns = True
     rounds_first = True
     same = ("steps",)
     ranks = (2, 4)

@@ -37,7 +37,7 @@ from bagua.net.bench.api import (
 )
 from measure.core.catalogue import REFERENCE
 from measure.core.tool import size_of, training
-from measure.networks.tool import log_folder
+from measure.networks import log_folder
 from measure.nics.cuts import CutReport, all_reduce_with_cuts, train_with_cuts
 from measure.nics.drivers import DriverRanks, RawTcp
 from measure.nics.mptcp import missing_mptcp, mptcp_rate

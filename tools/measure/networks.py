@@ -1,9 +1,9 @@
 """`measure networks`: what Bagua-Net and Bagua's algorithms gain on a network of a given speed.
 
 In each network, the ranks of all backends start once and take turns: NCCL's default, NCCL tuned by hand, and Bagua-Net,
-enabled as users do it, with ENABLE_BAGUA_NET=1 alone. They all-reduce, and train with torch's DDP or FSDP2; the ranks
-of Bagua-Net also train with Bagua's algorithms. Errors: losses of the baseline that differ between backends, ranks that
-end with different parameters, a turn that fails, and a log of NCCL that names another network than that of the backend.
+enabled as users do it, with ENABLE_BAGUA_NET=1 alone. They train with torch's DDP or FSDP2; the ranks of Bagua-Net also
+train with Bagua's algorithms. Errors: losses of the baseline that differ between backends, ranks that end with
+different parameters, a turn that fails, and a log of NCCL that names another network than that of the backend.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from bagua.net.bench.api import (
     PairedRatio,
     backend_label,
     figures,
-    format_size,
     make_backends,
     names_of,
-    parse_size,
     tuned_settings,
     within,
 )
@@ -40,7 +38,7 @@ from measure.core.catalogue import ALGORITHMS, FSDP, GROUPS, REFERENCE
 from measure.core.tool import TRAINING, combined, size_of, steps, training
 from measure.network import NETWORKS, RANKS_PER_HOST, Network, check_hosts, parse_network, told_text
 from measure.processes import Ranks, bagua_net_by_activation, start_all
-from measure.runner import Length, Measure, Plan, Row, Sample, Tool, one_of, ratio, ratio_figure, several, time_us
+from measure.runner import Length, Measure, Plan, Row, Sample, Tool, one_of, ratio, ratio_figure, time_us
 
 OURS = bagua_net_by_activation().name
 DEFAULT = "NCCL default"
@@ -49,30 +47,23 @@ DEFAULT = "NCCL default"
 # order, which --deterministic excludes.
 EXACT_RANKS = 2
 DEFAULT_TOLERANCE = 0.05
-WARM_UP_BYTES = 1 << 20
-# Of one turn of all-reduce.
-_ALL_REDUCE_SECONDS = 0.3
+_WARM_UP_BYTES = 1 << 20
+# Of one call.
+_WARM_UP_S = 0.3
 
 
 @dataclass(frozen=True)
 class Case:
-    """A size of all-reduce or a model, in a network."""
-
     network: str
-    size_bytes: int | None = None
-    model: str = ""
-    wrapper: str = REFERENCE  # of the model
+    model: str
+    wrapper: str = REFERENCE
 
     def __str__(self) -> str:
-        if self.size_bytes is not None:
-            return f"all-reduce {format_size(self.size_bytes)}"
         return self.model if self.wrapper == REFERENCE else f"{self.model}, {self.wrapper}"
 
     def labels(self) -> dict[str, Label]:
-        network = parse_network(self.network).labels()
-        if self.size_bytes is not None:
-            return {"collective": "all_reduce", "size_bytes": self.size_bytes, **network}
-        return {"model": self.model, **({} if self.wrapper == REFERENCE else {"wrapper": self.wrapper}), **network}
+        wrapper: dict[str, Label] = {} if self.wrapper == REFERENCE else {"wrapper": self.wrapper}
+        return {"model": self.model, **wrapper, **parse_network(self.network).labels()}
 
 
 def best_tuned(row: Row) -> str | None:
@@ -95,15 +86,6 @@ def _best_algorithm(row: Row) -> str:
     return next((f"{name} {ratio(found)}" for name, found in algorithms_of(row).items()), MISSING)
 
 
-# In the first second of a job the plugin finds out how many connections pay.
-WARM_UP = (
-    "warm_up",
-    within(float, 0.0, 3600.0),
-    1.5,
-    "seconds of all-reduces at the beginning, not counted",
-)
-
-
 class Networks(Tool):
     name = "networks"
     about = "What the plugin and the algorithms gain, network by network"
@@ -119,17 +101,17 @@ class Networks(Tool):
         Column(f"over {BEST_TUNED_NAME}", "x", lambda row: ratio(row.over(best_tuned(row))), optional=True),
         Column("best algorithm", "x over bagua-net", _best_algorithm, left=True, optional=True),
     )
-    title = "All-reduce and training steps on {ranks} ranks, by network: {networks}"
+    title = "Training steps on {ranks} ranks, by network: {networks}"
     keeps_logs = True
     auto_is_cuda = True
     options = (
         NETWORKS,
-        ("sizes", several(parse_size), (), "of all-reduce; default none"),
         *training(("mlp",)),
         ("algorithms", names_of("algorithm", list(ALGORITHMS), GROUPS), (), "trained with over Bagua-Net"),
         ("baseline", one_of("baseline", (REFERENCE, FSDP)), REFERENCE, "what all backends train with"),
         *steps(10, 3),
-        WARM_UP,
+        # In the first second of a job the plugin finds out how many connections pay.
+        ("warm_up", within(float, 0.0, 3600.0), 1.5, "seconds of all-reduces at the beginning, not counted"),
         RANKS_PER_HOST,
         ("tuned", str, DEFAULT_TUNED, "hand-tuned NCCL, as of bagua-net-bench --nccl --tuned"),
         ("tolerance", float, None, "allowed relative difference of a loss (default: 0 where sums have one order)"),
@@ -155,11 +137,7 @@ class Networks(Tool):
         given = self.given
         return {
             network: {
-                **{Case(network.name, size): [*self.backends] for size in given.sizes},
-                **{
-                    Case(network.name, None, model, given.baseline): [*self.backends, *given.algorithms]
-                    for model in given.model
-                },
+                Case(network.name, model, given.baseline): [*self.backends, *given.algorithms] for model in given.model
             }
             for network in given.networks
         }
@@ -203,13 +181,10 @@ class Networks(Tool):
     def _warm_up(self, ranks: Ranks) -> None:
         end = time.monotonic() + self.given.warm_up
         while (left := end - time.monotonic()) > 0:
-            ranks.call("all_reduce", size_bytes=WARM_UP_BYTES, seconds=min(left, _ALL_REDUCE_SECONDS))
+            ranks.call("all_reduce", size_bytes=_WARM_UP_BYTES, seconds=min(left, _WARM_UP_S))
 
     def _turn(self, ranks: Mapping[str, Ranks], case: Case, variant: str) -> Sample:
         given, mine = self.given, ranks[variant if variant in ranks else OURS]
-        if case.size_bytes is not None:
-            events = mine.call("all_reduce", size_bytes=case.size_bytes, seconds=_ALL_REDUCE_SECONDS)
-            return {"seconds": max(event["seconds"] for event in events)}
         algorithm = given.baseline if variant in ranks else variant
         fields = {"algorithm": algorithm, "steps": given.steps, "warmup": given.warmup}
         return combined(mine.call("turn", **fields, **size_of(given, case.model)))
@@ -222,7 +197,6 @@ class Networks(Tool):
 
     def figures(self, row: Row) -> list[Figure]:
         labels, best = {**row.case.labels(), **self.where}, best_tuned(row)
-        metric, factor = (("step_time", "ms"), 1e3) if row.case.size_bytes is None else (("time", "us"), 1e6)
         setting: dict[str, Label] = {} if best is None else {"setting": best}
         algorithms = algorithms_of(row)
         columns = [(DEFAULT, DEFAULT), (BEST_TUNED_NAME, best), (OURS, OURS)]
@@ -230,9 +204,8 @@ class Networks(Tool):
         for label, variant in (*columns, *((f"{OURS} {name}", name) for name in algorithms)):
             if variant is not None:
                 mine = {"backend": backend_label(label), **(setting if label == BEST_TUNED_NAME else {}), **labels}
-                found += figures(mine, {metric: [one * factor for one in row.values(variant=variant)]})
-                if row.case.size_bytes is None:
-                    found += figures(mine, {("loss", ""): [one[-1] for one in row.values("losses", variant)]})
+                found += figures(mine, {("step_time", "ms"): [one * 1e3 for one in row.values(variant=variant)]})
+                found += figures(mine, {("loss", ""): [one[-1] for one in row.values("losses", variant)]})
         ratios = [(OURS, DEFAULT, row.over(DEFAULT)), (OURS, BEST_TUNED_NAME, row.over(best))]
         for variant, baseline, over in (
             *ratios,
@@ -248,12 +221,7 @@ class Networks(Tool):
         ]
 
     def faults(self, rows: Sequence[Row]) -> list[str]:
-        return [
-            f"{row.case.network}: {fault}"
-            for row in rows
-            if row.case.size_bytes is None
-            for fault in training_faults(row, self.given.tolerance)
-        ]
+        return [f"{row.case.network}: {fault}" for row in rows for fault in training_faults(row, self.given.tolerance)]
 
 
 def log_folder(folder: Path, *names: str) -> Path:
