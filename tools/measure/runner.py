@@ -67,7 +67,7 @@ from bagua.net.bench.api import (
     within,
     write_result,
 )
-from measure.processes import Ranks, RanksLostError
+from measure.processes import Placement, Ranks, RanksLostError
 
 Sample = dict[str, Any]
 Measure = Callable[[Any, str, int], Sample]
@@ -321,11 +321,18 @@ class Tool:
         """By group. str() of a group names it in errors; one that is empty is not named."""
         return {"": self.cases()}
 
+    def placement(self) -> contextlib.AbstractContextManager[Placement | None]:
+        """Where the ranks of the default session are."""
+        return contextlib.nullcontext()
+
     @contextlib.contextmanager
     def session(self, group: Any, plan: Plan) -> Iterator[Measure]:
         given = self.given
         fields = {name: getattr(given, name) for name in self.same}
-        with Ranks(given, self.module, settings=self.settings) as ranks:
+        with (
+            self.placement() as placement,
+            Ranks(given, self.module, settings=self.settings, placement=placement) as ranks,
+        ):
             self.learn(ranks.ready().facts)
             yield lambda case, variant, number: self.sample(
                 ranks.call("measure", variant=variant, number=number, **asdict(case), **fields)

@@ -14,6 +14,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from measure.convergence.catalogue import (
     optimizer_of,
 )
 from measure.convergence.figure import write_figure
+from measure.network import LOOPBACK, parse_network
+from measure.processes import Placement
 from measure.runner import Length, Plan, Row, Sample, Tool, name_of, number
 
 HOLDS = "holds"
@@ -203,6 +206,7 @@ class Convergence(Tool):
         ("seeds", within(int, 1, 100), None, f"default: {_by_device(DEFAULT_SEEDS)}"),
         ("steps", within(int, 1, 10_000_000), None, "of each training, with the schedule made for them"),
         ("plot", Path, None, "a picture (.png, .svg or .pdf)"),
+        ("network", parse_network, LOOPBACK, "that a rank per host is joined by, as 1G+25ms; as root"),
     )
     length = Length(None, 3600.0, 300.0)
     module = "measure.convergence.training"
@@ -237,6 +241,10 @@ class Convergence(Tool):
         given.tasks = given.tasks or DEFAULT_TASKS[given.device]
         given.seeds = given.seeds or DEFAULT_SEEDS[given.device]
 
+    def placement(self) -> AbstractContextManager[Placement]:
+        placement: AbstractContextManager[Placement] = self.given.network.placement(self.given)
+        return placement
+
     @property
     def rounds(self) -> int:
         return self.given.seeds
@@ -245,12 +253,11 @@ class Convergence(Tool):
         return {Case(task): cases_of(task, self.given.algorithms) for task in self.given.tasks}
 
     def sample(self, events: Sequence[Event]) -> Sample:
-        seconds = max(event["seconds"] for event in events)
         named = {name: self.facts.get(name) for name in ("python", "torch", "nccl", "device")}
         return {
             **{name: events[0][name] for name in _COMMON},
-            "seconds": seconds,
-            "steps_per_second": events[0]["steps"] / seconds,
+            "seconds": max(event["seconds"] for event in events),
+            "steps_per_second": min(event["steps_per_second"] for event in events),
             # Sent per rank, mean over the ranks.
             "curve_bytes": [
                 statistics.fmean(sent) for sent in zip(*(one["curve_bytes"] for one in events), strict=True)

@@ -11,7 +11,6 @@ import gc
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -40,39 +39,18 @@ from measure.rank import join_bagua
 
 # Points of a curve, the start and the end among them.
 CURVE_POINTS = 17
+# Evaluated at a time: what is between fits into the caches of a CPU, or nearly.
+_TARGETS = 1 << 14
 
 
-# --- which samples a rank trains with ---------------------------------------------------------------------------------
-
-
-def steps_per_epoch(samples: int, batch_size: int) -> int:
-    """What is left over comes in another epoch: every epoch is shuffled anew."""
-    return samples // batch_size
-
-
-def shard(samples: int, batch_size: int, seed: int, epoch: int, rank: int, ranks: int) -> Tensor:
+def shard(samples: int, batch_size: int, seed: int, epoch: int) -> Tensor:
     """Indices [steps, batch_size / ranks]: this rank's part of each batch of an epoch. The batches are alike for every
-    number of ranks, and no sample is in two places.
-
-    Raises:
-        ValueError: fewer samples than a batch, or a batch that the ranks cannot share evenly.
-    """
-    steps = steps_per_epoch(samples, batch_size)
+    number of ranks, and no sample is in two places. What is left over comes in another epoch: each is shuffled anew."""
+    ranks, steps = dist.get_world_size(), samples // batch_size
     if batch_size % ranks:
-        raise ValueError(
-            f"a batch of {batch_size} samples cannot be shared by {ranks} ranks evenly; use a number of ranks that"
-            " divides it"
-        )
-    if steps < 1:
-        raise ValueError(f"{samples} samples are fewer than a batch of {batch_size}")
-    generator = torch.Generator().manual_seed(seed * 100_003 + epoch)
-    order = torch.randperm(samples, generator=generator)
-    return order[: steps * batch_size].view(steps, ranks, batch_size // ranks)[:, rank]
-
-
-def evaluation_share(samples: int, rank: int, ranks: int) -> range:
-    """The part that a rank evaluates: a contiguous one, all parts together are everything."""
-    return range(samples * rank // ranks, samples * (rank + 1) // ranks)
+        raise ValueError(f"a batch of {batch_size} samples cannot be shared by {ranks} ranks evenly; give 2, 3 or 4")
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
+    return order[: steps * batch_size].view(steps, ranks, batch_size // ranks)[:, dist.get_rank()]
 
 
 # --- models as vectors ------------------------------------------------------------------------------------------------
@@ -89,94 +67,50 @@ def _whole(parameter: Tensor) -> Tensor:
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
-def put_back(vector: Tensor, model: nn.Module) -> None:
-    """The opposite of `snapshot`: `model`'s parameters become `vector`."""
-    with torch.no_grad():
-        offset = 0
-        for parameter in model.parameters():
-            parameter.copy_(vector[offset : offset + parameter.numel()].view_as(parameter))
-            offset += parameter.numel()
-
-
-@dataclass(frozen=True)
-class Averaged:
-    """spread: how far apart the replicas were: the length of the largest difference of a replica from their mean, over
-    the length of the mean. 0.0 means equal bit for bit."""
-
-    mean: Tensor
-    spread: float
-
-
-def average(replica: Tensor) -> Averaged:
-    """The mean over all ranks. Replicas that are equal bit for bit stay as they are: their mean would be rounded."""
-    ranks = dist.get_world_size()
+def average(replica: Tensor) -> tuple[Tensor, float]:
+    """The mean over all ranks, and how far apart the replicas were: the length of the largest difference of a replica
+    from their mean, over the length of the mean. Replicas that are equal bit for bit (0.0) stay as they are: their mean
+    would be rounded."""
     low, high = replica.clone(), replica.clone()
     dist.all_reduce(low, dist.ReduceOp.MIN)
     dist.all_reduce(high, dist.ReduceOp.MAX)
     if torch.equal(low, high):
-        return Averaged(replica, 0.0)
+        return replica, 0.0
     total = replica.double()
     dist.all_reduce(total)
-    mean = total / ranks
+    mean = total / dist.get_world_size()
     away = torch.linalg.vector_norm(replica.double() - mean)
     dist.all_reduce(away, dist.ReduceOp.MAX)
-    return Averaged(mean.to(replica.dtype), float(away / torch.linalg.vector_norm(mean)))
+    return mean.to(replica.dtype), float(away / torch.linalg.vector_norm(mean))
 
 
-# --- what a model is worth --------------------------------------------------------------------------------------------
-
-
-# At a time: what is between fits into the caches of a CPU, or nearly.
-_TARGETS = 1 << 14
-
-
-@dataclass(frozen=True)
-class Worth:
-    """loss: mean over all targets. accuracy: part of them that is right, 0..1; None where there are no classes."""
-
-    loss: float
-    accuracy: float | None
-
-
-def _sums(task: Task, model: nn.Module, split: Split) -> Tensor:
-    """[sum of losses, right targets, targets] in float64."""
-    device = split.targets.device
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
-    batch = max(1, _TARGETS * len(split) // max(1, split.targets.numel()))
-    with torch.no_grad():
-        for begin in range(0, len(split), batch):
-            part = split.take(torch.arange(begin, min(begin + batch, len(split)), device=device))
-            outputs = model(part.inputs)
-            count = part.targets.numel()
-            sums[0] += task.loss(outputs, part.targets).double() * count
-            sums[1] += task.right(outputs, part.targets)
-            sums[2] += count
-    return sums
-
-
-def _worth(task: Task, sums: Tensor) -> Worth:
-    loss, right, count = sums.tolist()
-    return Worth(loss / count, right / count if task.classifies else None)
-
-
-def evaluate(task: Task, judge: nn.Module, model: Tensor, split: Split) -> Worth:
-    """Collective: every rank has the same `model` (see replicas.snapshot) and gets the same answer.
+def evaluate(task: Task, judge: nn.Module, model: Tensor, split: Split, *, alone: bool = False) -> tuple[float, Any]:
+    """The loss, as mean over all targets, and the share of the targets that is right, 0..1; None where there are no
+    classes. Each rank evaluates a part of the split, and all have the same `model`; or `alone` its own, on all of it.
 
     Args:
         judge: a module of the task's that is wrapped by nothing; its parameters are overwritten.
     """
-    put_back(model, judge)
-    share = evaluation_share(len(split), dist.get_rank(), dist.get_world_size())
-    mine = split.take(torch.arange(share.start, share.stop, device=split.targets.device))
-    sums = _sums(task, judge, mine)
-    dist.all_reduce(sums)
-    return _worth(task, sums)
-
-
-def evaluate_alone(task: Task, judge: nn.Module, model: Tensor, split: Split) -> Worth:
-    """Not collective: this rank's own model on all of the split."""
-    put_back(model, judge)
-    return _worth(task, _sums(task, judge, split))
+    device, offset = split.targets.device, 0
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # losses, right targets, targets
+    rank, ranks = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+    first, last = len(split) * rank // ranks, len(split) * (rank + 1) // ranks
+    batch = max(1, _TARGETS * (last - first) // max(1, split.targets[first:last].numel()))
+    with torch.no_grad():
+        for parameter in judge.parameters():
+            parameter.copy_(model[offset : offset + parameter.numel()].view_as(parameter))
+            offset += parameter.numel()
+        for begin in range(first, last, batch):
+            part = split.take(torch.arange(begin, min(begin + batch, last), device=device))
+            outputs = judge(part.inputs)
+            count = part.targets.numel()
+            sums[0] += task.loss(outputs, part.targets).double() * count
+            sums[1] += task.right(outputs, part.targets)
+            sums[2] += count
+    if not alone:
+        dist.all_reduce(sums)
+    loss, right, count = sums.tolist()
+    return loss / count, right / count if task.classifies else None
 
 
 def mean_over_ranks(value: float, device: torch.device) -> float:
@@ -189,35 +123,15 @@ def mean_over_ranks(value: float, device: torch.device) -> float:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Losses and accuracies are of the mean of all replicas (the common model where there is one)."""
-
-    steps: int
-    seconds: float  # of the training loop
-    start_seconds: float  # of them, in the start; see Case.start_share
-    parameters: int  # elements
-    train_loss: float
-    test_loss: float
-    accuracy: float | None  # on the test split, 0..1
-    replica_test_loss: float  # mean over the ranks of what each one's own model has
-    spread: float  # see replicas.Averaged
-    averages: int | None  # how often the parameters were averaged, where that happens during the steps
-    staleness: float | None  # mean number of steps between copy and addition
-    curve_steps: list[int]
-    curve_loss: list[float]  # on the test split
-    curve_bytes: list[float]  # that this rank has sent until then
-
-
 def learning_rate_factor(step: int, steps: int) -> float:
     """Of step 0..steps-1: rises linearly over WARMUP_SHARE of them, and falls linearly to zero after that."""
     warmup = max(1, round(WARMUP_SHARE * steps))
     return min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
 
 
-def curve_steps(steps: int, points: int = CURVE_POINTS) -> list[int]:
+def curve_steps(steps: int) -> list[int]:
     """Numbers of steps after which a copy is kept: evenly spaced, 0 and `steps` among them, each once."""
-    return sorted({round(steps * point / (points - 1)) for point in range(points)})
+    return sorted({round(steps * point / (CURVE_POINTS - 1)) for point in range(CURVE_POINTS)})
 
 
 def make_optimizer(case: str, kind: str, model: nn.Module, learning_rate: float, steps: int) -> torch.optim.Optimizer:
@@ -233,10 +147,6 @@ def make_optimizer(case: str, kind: str, model: nn.Module, learning_rate: float,
 
 
 def make_algorithm(case: str, optimizer: torch.optim.Optimizer, steps: int) -> Algorithm:
-    """
-    Raises:
-        KeyError: this Bagua has no such algorithm.
-    """
     chosen = CASES[case]
     options = dict(chosen.options)
     if chosen.algorithm == "qadam":
@@ -251,22 +161,6 @@ def make_algorithm(case: str, optimizer: torch.optim.Optimizer, steps: int) -> A
     return Algorithm.init(chosen.algorithm, **options)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """At a point of the curve: the model, see replicas.snapshot, and the bytes that this rank has sent until then."""
-
-    model: Tensor
-    sent: float
-
-
-def with_error_feedback(model: nn.Module, device: torch.device, case: str) -> nn.Module:
-    from bagua.comm_hooks import ErrorFeedbackState, error_feedback_bytegrad
-
-    wrapped = nn.parallel.DistributedDataParallel(model, [device] if device.type == "cuda" else None)
-    wrapped.register_comm_hook(ErrorFeedbackState(**CASES[case].options), error_feedback_bytegrad)
-    return wrapped
-
-
 class Training:
     """Use once: `run`.
 
@@ -277,36 +171,34 @@ class Training:
 
     def __init__(self, task: Task, case: str, seed: int, device: torch.device, steps: int | None = None) -> None:
         settings = TASKS[task.name]
-        self._task = task
-        self._case = case
-        self._seed = seed
-        self._device = device
+        self._task, self._case, self._seed, self._device = task, case, seed, device
         self._batch_size = settings.batch_size
-        self._per_epoch = steps_per_epoch(len(task.train), settings.batch_size)
+        self._per_epoch = len(task.train) // settings.batch_size
         self._steps = steps or settings.steps or (settings.epochs or 1) * self._per_epoch
         # Steps of its warm-up.
         self._start = round(CASES[case].start_share * self._steps)
         self._learning_rate = learning_rate_of(task.name, case, dist.get_world_size())
-        self._start_seconds = 0.0
-        self._averages: int | None = None
-        self._staleness: float | None = None
         torch.manual_seed(seed)
         self._model: Any = task.build_model().to(device)
         self._wrapped: nn.Module = self._model  # what is called
         self._judge = task.build_model().to(device)
         self._train, self._test = task.train.to(device), task.test.to(device)
 
-    def run(self) -> Trained:
-        chosen = CASES[self._case]
+    def run(self) -> dict[str, Any]:
+        """Losses and accuracies are of the mean of all replicas (the common model where there is one)."""
+        chosen, device = CASES[self._case], self._device
         if chosen.algorithm == FSDP:
-            shard_model(self._model, self._device, chosen.options)
+            shard_model(self._model, device, chosen.options)
         kind = optimizer_of(self._task.name, self._case)
         optimizer = make_optimizer(self._case, kind, self._model, self._learning_rate, self._steps)
         with counted() as sent:
-            if chosen.algorithm == FSDP:
-                return self._judged(*self._loop(optimizer, sent))
             if chosen.algorithm == ERROR_FEEDBACK:
-                self._wrapped = with_error_feedback(self._model, self._device, self._case)
+                from bagua.comm_hooks import ErrorFeedbackState, error_feedback_bytegrad
+
+                ddp = nn.parallel.DistributedDataParallel(self._model, [device] if device.type == "cuda" else None)
+                ddp.register_comm_hook(ErrorFeedbackState(**chosen.options), error_feedback_bytegrad)
+                self._wrapped = ddp
+            if chosen.algorithm in (FSDP, ERROR_FEEDBACK):
                 return self._judged(*self._loop(optimizer, sent))
             # The Bagua module; nothing of it is called but forward, so that what is trained is what a user's loop
             # trains.
@@ -316,89 +208,87 @@ class Training:
             finally:
                 self._model.bagua_ddp.detach()
 
-    def _loop(self, optimizer: torch.optim.Optimizer, sent: SentBytes) -> tuple[list[Kept], float]:
+    def _loop(
+        self, optimizer: torch.optim.Optimizer, sent: SentBytes
+    ) -> tuple[list[tuple[Tensor, float]], dict[str, Any]]:
+        """At each point of the curve, the model and the bytes that this rank has sent until then; and how the loop
+        went."""
         wanted = set(curve_steps(self._steps))
         dist.all_reduce(torch.zeros(1, device=self._device))  # all ranks begin together
         before = sent.read()
-        kept = [Kept(snapshot(self._model), 0.0)]
+        kept = [(snapshot(self._model), 0.0)]
         batches = torch.empty(0)
         self._synchronize()
-        began = time.perf_counter()
+        began, start_seconds = time.perf_counter(), 0.0
         for step in range(self._steps):
             if self._start and step == self._start:
                 self._synchronize()
-                self._start_seconds = time.perf_counter() - began
+                start_seconds = time.perf_counter() - began
             epoch, place = divmod(step, self._per_epoch)
             if place == 0:
-                rank, ranks = dist.get_rank(), dist.get_world_size()
-                samples = len(self._train)
-                batches = shard(samples, self._batch_size, self._seed, epoch, rank, ranks).to(self._device)
+                batches = shard(len(self._train), self._batch_size, self._seed, epoch).to(self._device)
             for group in optimizer.param_groups:
                 group["lr"] = self._learning_rate * learning_rate_factor(step, self._steps)
             optimizer.zero_grad()
             self._task.training_loss(self._wrapped, self._train.take(batches[place])).backward()
             optimizer.step()
             if step + 1 in wanted and step + 1 < self._steps:
-                kept.append(Kept(snapshot(self._model), sent.read() - before))
+                kept.append((snapshot(self._model), sent.read() - before))
         self._synchronize()
-        seconds = time.perf_counter() - began
-        self._end_of_training()
-        kept.append(Kept(snapshot(self._model), sent.read() - before))
-        return kept, seconds
+        facts: dict[str, Any] = {"seconds": time.perf_counter() - began, "averages": None, "staleness": None}
+        # Of the algorithm itself, after a start with gradient all-reduce.
+        facts["steps_per_second"] = (self._steps - self._start) / (facts["seconds"] - start_seconds)
+        if CASES[self._case].algorithm == "async":  # communicates in the background until it is told to stop
+            self._model.bagua_algorithm.abort(self._model)
+            seen = self._model.bagua_algorithm.staleness
+            # How often parameters were averaged, and the mean number of steps between copy and addition.
+            facts |= {"averages": seen.count, "staleness": float(seen.mean)}
+        self._synchronize()
+        kept.append((snapshot(self._model), sent.read() - before))
+        return kept, facts
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _end_of_training(self) -> None:
-        """An algorithm that communicates in the background is told to stop."""
-        if CASES[self._case].algorithm == "async":
-            self._model.bagua_algorithm.abort(self._model)
-            seen = self._model.bagua_algorithm.staleness
-            self._averages, self._staleness = seen.count, float(seen.mean)
-        self._synchronize()
-
-    def _judged(self, kept: Sequence[Kept], seconds: float) -> Trained:
+    def _judged(self, kept: Sequence[tuple[Tensor, float]], facts: dict[str, Any]) -> dict[str, Any]:
         task, judge = self._task, self._judge
-        averaged: list[Averaged] = [average(one.model) for one in kept]
-        curve = [evaluate(task, judge, one.mean, self._test) for one in averaged]
-        final, last = averaged[-1], kept[-1].model
-        replica = evaluate_alone(task, judge, last, self._test).loss if final.spread else curve[-1].loss
-        train = evaluate(task, judge, final.mean, (task.evaluated_train or task.train).to(self._device))
-        return Trained(
-            steps=self._steps,
-            seconds=seconds,
-            start_seconds=self._start_seconds,
-            parameters=last.numel(),
-            train_loss=train.loss,
-            test_loss=curve[-1].loss,
-            accuracy=curve[-1].accuracy,
-            replica_test_loss=mean_over_ranks(replica, self._device),
-            spread=final.spread,
-            averages=self._averages,
-            staleness=self._staleness,
-            curve_steps=curve_steps(self._steps),
-            curve_loss=[point.loss for point in curve],
-            curve_bytes=[one.sent for one in kept],
-        )
+        averaged = [average(model) for model, _ in kept]
+        curve = [evaluate(task, judge, mean, self._test) for mean, _ in averaged]
+        (final, spread), last = averaged[-1], kept[-1][0]
+        replica = evaluate(task, judge, last, self._test, alone=True)[0] if spread else curve[-1][0]
+        of_train = (task.evaluated_train or task.train).to(self._device)
+        return {
+            **facts,
+            "steps": self._steps,
+            "parameters": last.numel(),
+            "train_loss": evaluate(task, judge, final, of_train)[0],
+            "test_loss": curve[-1][0],
+            "accuracy": curve[-1][1],
+            # Mean over the ranks of what each one's own model has.
+            "replica_test_loss": mean_over_ranks(replica, self._device),
+            "spread": spread,
+            "curve_steps": curve_steps(self._steps),
+            "curve_loss": [loss for loss, _ in curve],
+            "curve_bytes": [sent for _, sent in kept],
+            "train_samples": len(task.train),
+            "test_samples": len(task.test),
+            "source": task.source,
+        }
 
 
 def prepare(_: torch.device) -> None:
     join_bagua()
 
 
-@functools.cache
-def _task(name: str) -> Task:
-    return build_task(name)
+_task = functools.cache(build_task)
 
 
 def measure(device: torch.device, task: str, variant: str, number: int, steps: int | None) -> dict[str, Any]:
-    """A call of measure.rank: the fields of Trained, alike on all ranks but seconds and curve_bytes."""
+    """A call of measure.rank: alike on all ranks but seconds and curve_bytes."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32
-    made = _task(task)
-    trained = Training(made, variant, number + 1, device, steps).run()
+    trained = Training(_task(task), variant, number + 1, device, steps).run()
     # Wrappers hook themselves into the model, and so are cycles.
     gc.collect()
-    sizes = {"train_samples": len(made.train), "test_samples": len(made.test)}
-    return {**asdict(trained), **sizes, "source": made.source}
+    return trained

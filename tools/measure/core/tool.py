@@ -106,7 +106,7 @@ def size_of(given: argparse.Namespace, model: str) -> dict[str, Any]:
 
 def combined(events: Sequence[Event]) -> Sample:
     """A turn of all ranks together: what measure.core.rank returns, where ranks differ as said here."""
-    first, difference = events[0], events[0]["difference"] or {}
+    first = events[0]
     kept = [f"rank {rank}: {event['kept']}" for rank, event in enumerate(events) if event["kept"]]
     # Of each step, or cycle of steps, that of the slowest rank.
     step_seconds = [max(step) for step in zip(*(event["step_seconds"] for event in events), strict=True)]
@@ -117,16 +117,14 @@ def combined(events: Sequence[Event]) -> Sample:
         # Of the measured steps that all ranks have, mean over the ranks.
         "losses": [statistics.fmean(step) for step in zip(*(event["losses"] for event in events), strict=False)],
         "parameters": first["parameters"],
-        "gradients": first["gradients"],
         "peak_bytes": most([event["peak_bytes"] for event in events]),
         "steps_peak_bytes": most([event["steps_peak_bytes"] for event in events]),
-        "own_cores": statistics.fmean(event["own_cores"] for event in events),
         "machine_busy": first["machine_busy"],
         "averagings": first["averagings"],
         "replicas_agree": all(event["fingerprint"] == first["fingerprint"] for event in events),
         # From DDP's final parameters; None: that is what the others are compared with.
-        "largest_difference": difference.get("largest"),
-        "relative_difference": difference.get("relative"),
+        "largest_difference": first["largest_difference"],
+        "relative_difference": first["relative_difference"],
         "kept": "; ".join(kept) or None,  # what a rank did not free
     }
 
@@ -274,7 +272,6 @@ class Core(Tool):
 
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__(given)
-        self._unavailable: Mapping[str, str] = {}
         self._settled: set[tuple[Case, int]] = set()  # models that these ranks have trained
         if ignored := ignored_variables(os.environ):
             self.notes.append(f"left out of the ranks' environment: {', '.join(ignored)}")
@@ -344,12 +341,7 @@ class Core(Tool):
             ) as ranks,
         ):
             self.learn(ranks.ready().facts)
-            self._unavailable = ranks.facts["unavailable"]
-            self.errors += [f"{network}: {algorithm}: {reason}" for algorithm, reason in self._unavailable.items()]
             yield lambda case, variant, _: self._turn(ranks, case, variant)
-
-    def variants(self, case: Case, planned: Sequence[str]) -> Sequence[str]:
-        return [name for name in planned if name not in self._unavailable]
 
     def _turn(self, ranks: Ranks, case: Case, algorithm: str) -> Sample:
         given = self.given

@@ -183,35 +183,7 @@ _TORCH_ALONE = (
 )
 
 
-def prepare(names: Sequence[str]) -> dict[str, str]:
-    """Once per process, when torch's default group exists, which Bagua then shares. Returns the algorithms that this
-    installation lacks, with the reason.
-
-    Raises:
-        RuntimeError: an algorithm needs Bagua's training core, which this installation lacks.
-    """
-    needing = [name for name in names if name not in _TORCH_ALONE]
-    if not needing:
-        return {}
-    try:
-        bagua: Any = importlib.import_module("bagua.torch_api")
-        algorithms: Any = importlib.import_module("bagua.torch_api.algorithms")
-    except ModuleNotFoundError as error:
-        raise RuntimeError(
-            f"algorithm {needing[0]} needs bagua.torch_api, which cannot be imported ({error}); install the package"
-            f" that has it, or compare with --algorithms {','.join(_TORCH_ALONE)}"
-        ) from error
-    bagua.init_process_group()
-    lacking = {}
-    for name in needing:
-        if name in _ALGORITHMS:
-            algorithm = _ALGORITHMS[name][0]
-            if algorithm not in algorithms.GlobalAlgorithmRegistry:
-                lacking[name] = f"the installed bagua has no algorithm {algorithm!r}"
-        else:
-            module = "bagua.fsdp" if name in _FSDPS else "bagua.comm_hooks"
-            try:
-                importlib.import_module(module)
-            except ImportError as error:
-                lacking[name] = f"{module} cannot be imported ({error})"
-    return lacking
+def prepare(names: Sequence[str]) -> None:
+    """Once per process, when torch's default group exists, which Bagua then shares."""
+    if not set(names) <= set(_TORCH_ALONE):
+        importlib.import_module("bagua.torch_api").init_process_group()
