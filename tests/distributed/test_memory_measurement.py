@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-from measure.memory import tool
+from measure import memory as tool
 
 CASES = ["decentralized-shift_one"]
 

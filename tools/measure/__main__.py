@@ -18,7 +18,7 @@ TOOLS = {
     ),
     "nics": ("measure.nics.tool", "what several NICs carry together, and what the loss of one costs"),
     "convergence": ("measure.convergence.tool", "does every algorithm train as well as gradient all-reduce?"),
-    "memory": ("measure.memory.tool", "what each algorithm needs beyond plain training, measured and as documented"),
+    "memory": ("measure.memory", "what each algorithm needs beyond plain training, measured and as documented"),
     "compression": ("measure.compression", "codecs compared with a copy of the same bytes"),
     "optimizers": ("measure.optimizers", "steps of optimizers, fused and not"),
     "balance": ("measure.balance", "samplers on samples with a heavy tail of lengths"),

@@ -15,7 +15,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 # Threads of OpenMP, which torch copies with, otherwise spin for a while after a copy, on the CPUs that the
@@ -23,8 +23,9 @@ from dataclasses import asdict, dataclass
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from torch import Tensor
 
-from bagua.codecs import Codec, codec_names, fused, get_codec
+from bagua.codecs import codec_names, fused, get_codec
 from bagua.net.bench.api import Column, Figure, byte_size, describe_machine, figures, names_of
 from measure.runner import Length, Measure, Plan, Row, Tool, one_of, several
 
@@ -34,16 +35,8 @@ KERNEL, CALL, COPY = "kernel", "call", " of the copy"
 
 # Makes call number i; buffers rotate with it.
 Call = Callable[[int], object]
-
-
-@dataclass(frozen=True)
-class Operation:
-    name: str
-    moved_bytes: int
-    call: Call
-
-
-# --- operations -------------------------------------------------------------------------------------------------------
+FUSED = ("sum 2", "rest", "differences")
+OPERATIONS = ("compress", "decompress", *FUSED)
 
 
 def _rotation(bytes_of_one: int) -> int:
@@ -51,127 +44,96 @@ def _rotation(bytes_of_one: int) -> int:
     return max(1, min(256, _ROTATING_BYTES // bytes_of_one))
 
 
-FUSED = ("sum 2", "rest", "differences")
-OPERATIONS = ("compress", "decompress", *FUSED)
+def operation_of(device: str, case: Case) -> tuple[int, Call]:
+    """The bytes that it moves, and its call. `sum 2`, `rest` and `differences` are those of FSDP2, as a rank of two has
+    them: `elements` of the shard that is summed, otherwise of both shards. `reduce N` is of `elements` in all, as one
+    of N ranks has it."""
+    codec, elements, dtype = get_codec(case.codec), case.elements, _DTYPES.get(case.dtype, torch.float32)
+    versions = int(case.operation.split()[1]) if case.operation.startswith("reduce") else 2
+    part = elements // versions
+    own, sent = elements * dtype.itemsize, codec.compressed_bytes(part)
+    rest = get_codec(fused.REST_CODEC).compressed_bytes(part)
+    moved = {
+        "compress": own + codec.compressed_bytes(elements),
+        "decompress": own + codec.compressed_bytes(elements),
+        "sum 2": codec.compressed_bytes(elements) + 2 * own,
+        "rest": own // 2 + sent + 2 * rest,
+        "differences": 3 * own + 2 * sent,
+    }.get(case.operation, (versions + 1) * sent)
+    count = _rotation(3 * own if case.operation in FUSED else moved)
 
+    def made(make: Callable[[], Tensor]) -> list[Tensor]:
+        return [make() for _ in range(count)]
 
-def operations(device: str, elements: int, dtype: torch.dtype, codec: Codec) -> list[Operation]:
-    moved = elements * dtype.itemsize + codec.compressed_bytes(elements)
-    rotation = _rotation(moved)
-    sources = [torch.randn(elements, device=device).to(dtype) for _ in range(rotation)]
-    packed = [codec.compress(source) for source in sources]
-    targets = [torch.empty_like(source) for source in sources]
+    def compressed(elements: int, versions: int) -> Tensor:
+        return codec.compress(torch.randn(elements, device=device), versions)
 
-    def compress(i: int) -> object:
-        return codec.compress(sources[i % rotation], out=packed[i % rotation])
-
-    def decompress(i: int) -> object:
-        return codec.decompress(packed[i % rotation], targets[i % rotation])
-
-    return [Operation("compress", moved, compress), Operation("decompress", moved, decompress)]
-
-
-def reduction(device: str, elements: int, versions: int, codec: Codec) -> Operation:
-    """Of `elements` elements in all, as a rank of `versions` has it."""
-    chunk = elements // versions
-    size = codec.compressed_bytes(chunk)
-    moved = (versions + 1) * size
-    rotation = _rotation(moved)
-    received = [codec.compress(torch.randn(versions * chunk, device=device), versions) for _ in range(rotation)]
-    out = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(rotation)]
-
-    def reduce(i: int) -> object:
-        at = i % rotation
-        return codec.decompress_reduce_compress(received[at], chunk, True, out[at])
-
-    return Operation(f"reduce {versions}", moved, reduce)
-
-
-def fused_operations(device: str, elements: int, dtype: torch.dtype, codec: Codec) -> list[Operation]:
-    """Of FSDP2, as a rank of two has them: `elements` of the shard that is summed, otherwise of both shards."""
-    half = elements // 2
-    own, sent = elements * dtype.itemsize, codec.compressed_bytes(half)
-    rest = get_codec(fused.REST_CODEC).compressed_bytes(half)
-    rotation = _rotation(3 * own)
-    values = [torch.randn(elements, device=device).to(dtype) for _ in range(rotation)]
-    targets = [torch.empty_like(one) for one in values]
+    if case.operation.startswith("reduce"):
+        received = made(lambda: compressed(part * versions, versions))
+        out = made(lambda: _bytes(device, sent))
+        return moved, lambda i: codec.decompress_reduce_compress(received[i % count], part, True, out[i % count])
+    values = made(lambda: torch.randn(elements, device=device).to(dtype))
+    targets = made(lambda: torch.empty(elements, dtype=dtype, device=device))
+    if case.operation in ("compress", "decompress"):
+        packed = [codec.compress(one) for one in values]
+        if case.operation == "compress":
+            return moved, lambda i: codec.compress(values[i % count], out=packed[i % count])
+        return moved, lambda i: codec.decompress(packed[i % count], targets[i % count])
+    if case.operation == "sum 2":
+        received = made(lambda: compressed(2 * elements, 2))
+        return moved, lambda i: fused.decompress_reduce(
+            codec, received[i % count], values[i % count], 0, 0.5, targets[i % count]
+        )
     packed = [codec.compress(one, 2) for one in values]
-    received = [codec.compress(torch.randn(2 * elements, device=device), 2) for _ in range(rotation)]
-    rests = [torch.empty((2, rest), dtype=torch.uint8, device=device) for _ in range(rotation)]
+    if case.operation == "rest":
+        rests = made(lambda: torch.empty((2, rest), dtype=torch.uint8, device=device))
+        return moved, lambda i: fused.compress_rest(codec, values[i % count], packed[i % count], 0, rests[i % count])
+    return moved, lambda i: fused.add_differences(codec, packed[i % count], values[i % count], targets[i % count])
 
-    def reduce(i: int) -> object:
-        at = i % rotation
-        return fused.decompress_reduce(codec, received[at], values[at], 0, 0.5, targets[at])
 
-    def keep(i: int) -> object:
-        at = i % rotation
-        return fused.compress_rest(codec, values[at], packed[at], 0, rests[at])
-
-    def move(i: int) -> object:
-        at = i % rotation
-        return fused.add_differences(codec, packed[at], values[at], targets[at])
-
-    return [
-        Operation("sum 2", codec.compressed_bytes(elements) + 2 * own, reduce),
-        Operation("rest", own // 2 + sent + 2 * rest, keep),
-        Operation("differences", 3 * own + 2 * sent, move),
-    ]
+def _bytes(device: str, count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.uint8, device=device)
 
 
 def copy(device: str, moved_bytes: int) -> Call:
-    rotation = _rotation(moved_bytes)
-    half = moved_bytes // 2
-    sources = [torch.ones(half, dtype=torch.uint8, device=device) for _ in range(rotation)]
-    targets = [torch.empty_like(source) for source in sources]
-    return lambda i: targets[i % rotation].copy_(sources[i % rotation])
+    half, count = moved_bytes // 2, _rotation(moved_bytes)
+    pairs = [(_bytes(device, half).fill_(1), _bytes(device, half)) for _ in range(count)]
+    return lambda i: pairs[i % count][1].copy_(pairs[i % count][0])
 
 
-# --- times ------------------------------------------------------------------------------------------------------------
+def _turn(call: Call, moved_bytes: int, device: str, graph: bool) -> Callable[[], float]:
+    """A function that makes several calls and returns the microseconds of one."""
+    # So many that a turn on a GPU takes long compared with what its measurement costs, and not very long.
+    calls = _rotation(moved_bytes) if device == "cpu" else max(4, min(256, (1 << 30) // moved_bytes))
 
+    def run() -> None:
+        for i in range(calls):
+            call(i)
 
-def _calls_of_turn(moved_bytes: int) -> int:
-    """So many that a turn takes long compared with what its measurement costs, and not very long."""
-    return max(4, min(256, (1 << 30) // moved_bytes))
+    run()  # compiled, and every buffer touched
+    if device == "cpu":
 
+        def timed() -> float:
+            begin = time.perf_counter()
+            run()
+            return (time.perf_counter() - begin) / calls * 1e6
 
-def _cuda_turn(call: Call, calls: int, graph: bool) -> Callable[[], float]:
-    """A function that makes `calls` calls and returns the microseconds of one."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for i in range(calls):
-        call(i)  # compiled, and every buffer touched
+        return timed
     torch.cuda.synchronize()
-    replayed: torch.cuda.CUDAGraph | None = None
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    replayed = torch.cuda.CUDAGraph()
     if graph:
-        replayed = torch.cuda.CUDAGraph()
         with torch.cuda.graph(replayed):
-            for i in range(calls):
-                call(i)
+            run()
 
-    def turn() -> float:
+    def timed_on_gpu() -> float:
         start.record()
-        if replayed is not None:
-            replayed.replay()
-        else:
-            for i in range(calls):
-                call(i)
+        replayed.replay() if graph else run()
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / calls * 1e3
 
-    return turn
-
-
-def _cpu_turn(call: Call, calls: int) -> Callable[[], float]:
-    for i in range(calls):
-        call(i)
-
-    def turn() -> float:
-        begin = time.perf_counter()
-        for i in range(calls):
-            call(i)
-        return (time.perf_counter() - begin) / calls * 1e6
-
-    return turn
+    return timed_on_gpu
 
 
 # --- the tool --------------------------------------------------------------------------------------------------------
@@ -219,7 +181,6 @@ class Compression(Tool):
         ("dtypes", names_of("dtype", list(_DTYPES)), tuple(_DTYPES), "of what is compressed"),
         ("versions", several(_count), "2,4,8", "of the step that reduces"),
         ("threads", several(_count), f"1,{os.cpu_count() or 1}", "on CPUs"),
-        ("single_calls", None, False, "CUDA: calls one at a time, launched directly and by Triton"),
     )
     columns = (
         *(
@@ -233,8 +194,6 @@ class Compression(Tool):
 
     @classmethod
     def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-        if given.single_calls and given.device != "cuda":
-            parser.error("--single-calls is about kernels on CUDA devices, and this is --device cpu")
         if given.device == "cuda" and not torch.cuda.is_available():
             parser.error("--device cuda needs a GPU, and torch sees none; look at nvidia-smi, or use --device cpu")
 
@@ -255,18 +214,14 @@ class Compression(Tool):
         self.learn({"torch": torch.__version__, "device": "cpu" if device == "cpu" else torch.cuda.get_device_name()})
         if group.threads:
             torch.set_num_threads(group.threads)
-        one = operation_of(device, group)
-        calls = {"": one.call, COPY: copy(device, one.moved_bytes)}
-        if device == "cpu":
-            turns = {CALL + name: _cpu_turn(call, _rotation(one.moved_bytes)) for name, call in calls.items()}
-        else:
-            count = _calls_of_turn(one.moved_bytes)
-            turns = {
-                way + name: _cuda_turn(call, count, way == KERNEL)
-                for way in (KERNEL, CALL)
-                for name, call in calls.items()
-            }
-        yield lambda _case, way, _round: {"us": turns[way](), "bytes": one.moved_bytes}
+        moved, call = operation_of(device, group)
+        calls = {"": call, COPY: copy(device, moved)}
+        turns = {
+            way + name: _turn(one, moved, device, way == KERNEL)
+            for way in ((CALL,) if device == "cpu" else (KERNEL, CALL))
+            for name, one in calls.items()
+        }
+        yield lambda _case, way, _round: {"us": turns[way](), "bytes": moved}
 
     def rows(self) -> list[Row]:
         return [Row(self.turns, case) for case in dict.fromkeys(case for case, _ in self.turns.samples)]
@@ -280,12 +235,6 @@ class Compression(Tool):
             metrics[f"{prefix}of_copy", "%"] = of_copy(row, way)
         return figures(case, metrics)
 
-    def run(self) -> int:
-        if not self.given.single_calls:
-            return super().run()
-        print(self.heading(), *_call_table(single_calls_of(self.given), max(self.given.rounds, 200)), sep="\n")
-        return 0
-
     def heading(self) -> str:
         where = describe_machine().caption() if self.given.device == "cpu" else torch.cuda.get_device_name()
         return f"Codecs compared with a copy of the same bytes; {where}, torch {torch.__version__}"
@@ -295,61 +244,4 @@ def _us(row: Row) -> float:
     return row.median("us", KERNEL) or row.median("us", CALL)
 
 
-def operation_of(device: str, case: Case) -> Operation:
-    codec = get_codec(case.codec)
-    if case.operation.startswith("reduce"):
-        return reduction(device, case.elements, int(case.operation.split()[1]), codec)
-    made = fused_operations if case.operation in FUSED else operations
-    return next(one for one in made(device, case.elements, _DTYPES[case.dtype], codec) if one.name == case.operation)
-
-
-def single_calls_of(given: argparse.Namespace) -> Iterator[tuple[str, Call, Call]]:
-    """(description, operation, copy of the same bytes)."""
-    for name, elements, dtype in itertools.product(given.codecs, given.elements, given.dtypes):
-        for one in operations("cuda", elements, _DTYPES[dtype], get_codec(name)):
-            yield f"{name} {one.name} {dtype} {elements}", one.call, copy("cuda", one.moved_bytes)
-
-
 main = Compression.main
-
-
-def _call_table(operations: Iterable[tuple[str, Call, Call]], rounds: int) -> Iterator[str]:
-    """
-    What one call costs from Python, its launch included: launched directly, and through Triton. The device is idle when
-    a call begins, as before the first bucket of a step. A time is that between two CUDA events around the call, and in
-    brackets how long the call kept the host.
-
-    Returns:
-        lines: of each (description, operation, copy of the same bytes) the medians of `rounds` calls.
-    """
-    from bagua.kernels.minmax_uint8_triton_launch import KernelLaunch
-
-    direct = KernelLaunch.__call__
-    ways = ("copy", "direct", "triton")
-    yield f"{'us: device (host)':>36}" + "".join(f"{way:>24}" for way in ways)
-    for description, operation, copy in operations:
-        times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-        for turn in range(rounds + 10):
-            for way in ways:
-                KernelLaunch.__call__ = KernelLaunch.through_triton if way == "triton" else direct  # type: ignore[method-assign]
-                measured = _measure_call(copy if way == "copy" else operation, turn)
-                if turn >= 10:  # compiled, and buffers touched
-                    times[way].append(measured)
-        KernelLaunch.__call__ = direct  # type: ignore[method-assign]
-        device = {way: statistics.median(one for one, _ in times[way]) for way in ways}
-        host = {way: statistics.median(one for _, one in times[way]) for way in ways}
-        cells = [f"{device[way]:.1f} ({host[way]:.1f}) {device[way] / device['copy']:.2f} x" for way in ways]
-        yield f"{description:>36}" + "".join(f"{cell:>24}" for cell in cells)
-
-
-def _measure_call(call: Call, turn: int) -> tuple[float, float]:
-    """Microseconds between events, and of the host."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    begin = time.perf_counter()
-    call(turn)
-    host = time.perf_counter() - begin
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3, host * 1e6

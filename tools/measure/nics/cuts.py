@@ -29,29 +29,18 @@ _PROBE_STEPS = 20
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Times are those of time.monotonic()."""
-
-    host: int
-    nic: int
-    way: str
-    began: float
-    returned: float
-    carried: float | None  # when the NIC carried data again; None: not until `watched`
-    watched: float
-
-
-@dataclass(frozen=True)
 class CutReport:
     """
     Attributes:
+        cuts: when each began, and when its NIC was returned, as of time.monotonic().
         differences: what is not as without cuts; empty if all bits are the same.
         undisturbed_s, disturbed_s: of each step or all-reduce.
-        lost_s: of each cut, the longest step that it fell into, less the median without cuts.
+        lost_s: of each cut, the longest of the steps that it falls into, or that follow within the time it lasts, less
+            the median without cuts.
     """
 
     what: str
-    cuts: list[Cut]
+    cuts: Sequence[tuple[float, float]]
     differences: list[str]
     undisturbed_s: list[float]
     disturbed_s: list[float]
@@ -60,7 +49,7 @@ class CutReport:
     def lines(self) -> list[str]:
         typical, most = statistics.median(self.lost_s or [0.0]), max(self.lost_s, default=0.0)
         without, during = statistics.median(self.undisturbed_s), statistics.fmean(self.disturbed_s)
-        found = [
+        return [
             f"{self.what}: {len(self.cuts)} cuts of a NIC during {len(self.disturbed_s)} steps; "
             + ("the same bits as without cuts" if not self.differences else "; ".join(self.differences)),
             (
@@ -68,17 +57,6 @@ class CutReport:
                 f" a cut costs {typical:.2f} s, at most {most:.2f} s"
             ),
         ]
-        for way in dict.fromkeys(cut.way for cut in self.cuts):
-            own = [(cut, lost) for cut, lost in zip(self.cuts, self.lost_s, strict=True) if cut.way == way]
-            lost = " ".join(f"{lost:.2f}" for _, lost in own)
-            again = [
-                f"{cut.carried - cut.returned:.1f}"
-                if cut.carried is not None
-                else f"(not within {cut.watched - cut.returned:.1f})"
-                for cut, _ in own
-            ]
-            found.append(f"{way}: lost {lost} s; used again after {' '.join(again)} s")
-        return found
 
 
 class NicCutter:
@@ -89,7 +67,7 @@ class NicCutter:
         self._lab, self._nics, self._down_s = lab, nics, down_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nic-cutter")
-        self.cuts: list[Cut] = []
+        self.cuts: list[tuple[float, float]] = []
         self.error: NetlabError | None = None
 
     def __enter__(self) -> NicCutter:
@@ -109,36 +87,37 @@ class NicCutter:
                 began = time.monotonic()
                 with cut_nic(self._lab, host, nic, way):
                     self._stop.wait(self._down_s)
-                returned, carried = time.monotonic(), self._carried(nic)
-                self.cuts.append(Cut(host, nic, way, began, returned, carried, time.monotonic()))
+                self.cuts.append((began, time.monotonic()))
+                self._await_traffic(nic)
                 number += 1
         except NetlabError as error:
             self.error = error
 
-    def _carried(self, nic: int) -> float | None:
-        """When both hosts have sent over it again."""
+    def _await_traffic(self, nic: int) -> None:
+        """Until both hosts have sent over it again, or it takes too long."""
         before = [self._lab.sent_bytes(host, nic) for host in range(HOSTS)]
         deadline = time.monotonic() + _RETURN_SECONDS
-        while time.monotonic() < deadline and not self._stop.is_set():
+        while time.monotonic() < deadline and not self._stop.wait(_POLL_SECONDS):
             if all(self._lab.sent_bytes(host, nic) - sent > _CARRIES_BYTES for host, sent in enumerate(before)):
-                return time.monotonic()
-            time.sleep(_POLL_SECONDS)
-        return None
+                return
 
 
-def lost_seconds(cuts: Sequence[Cut], ended: Sequence[float], seconds: Sequence[float], usual_s: float) -> list[float]:
-    """Of each cut: the longest of the steps that it falls into, or that follow within the time it lasts, less a usual
-    one.
-
-    Args:
-        ended: when each step ended, as the times of the cuts.
-    """
-    found = []
-    for cut in cuts:
-        last = 2 * cut.returned - cut.began
-        own = [length for end, length in zip(ended, seconds, strict=True) if end >= cut.began and end - length <= last]
-        found.append(max(0.0, max(own, default=0.0) - usual_s))
-    return found
+def _report(
+    what: str,
+    cutter: NicCutter,
+    ended: Sequence[float],
+    lengths: list[float],
+    usual: list[float],
+    differences: Sequence[str] = (),
+) -> CutReport:
+    """`ended`: when each step ended, as the times of the cuts."""
+    lost = []
+    for began, returned in cutter.cuts:
+        last = 2 * returned - began
+        own = [length for end, length in zip(ended, lengths, strict=True) if end >= began and end - length <= last]
+        lost.append(max(0.0, max(own, default=0.0) - statistics.median(usual)))
+    errors = [] if cutter.error is None else [str(cutter.error)]
+    return CutReport(what, cutter.cuts, [*errors, *differences], usual, lengths, lost)
 
 
 def all_reduce_with_cuts(
@@ -160,9 +139,7 @@ def all_reduce_with_cuts(
     end = time.monotonic() + seconds
     with NicCutter(lab, nics, down_s) as cutter:
         ended, disturbed = run(lambda: time.monotonic() > end)
-    lost = lost_seconds(cutter.cuts, ended, disturbed, statistics.median(undisturbed))
-    differences = [] if cutter.error is None else [str(cutter.error)]
-    return CutReport("all-reduces, all bytes compared", cutter.cuts, differences, undisturbed, disturbed, lost)
+    return _report("all-reduces, all bytes compared", cutter, ended, disturbed, undisturbed)
 
 
 def train_with_cuts(
@@ -183,7 +160,7 @@ def train_with_cuts(
     # The answer comes soon after the last step.
     ended = [end - sum(lengths[number + 1 :]) for number in range(len(lengths))]
     usual = [max(step) for step in zip(*(event["step_seconds"] for event in undisturbed), strict=True)]
-    differences = [] if cutter.error is None else [str(cutter.error)]
+    differences = []
     for rank, (event, other) in enumerate(zip(disturbed, undisturbed, strict=True)):
         if event["losses"] != other["losses"]:
             first = next(
@@ -192,7 +169,5 @@ def train_with_cuts(
             differences.append(f"losses of rank {rank} differ from step {first} on")
         if event["fingerprint"] != other["fingerprint"]:
             differences.append(f"parameters of rank {rank} differ at the end")
-    lost = lost_seconds(cutter.cuts, ended, lengths, statistics.median(usual))
-    return CutReport(
-        f"DDP training, {steps} losses and the parameters compared", cutter.cuts, differences, usual, lengths, lost
-    )
+    what = f"DDP training, {steps} losses and the parameters compared"
+    return _report(what, cutter, ended, lengths, usual, differences)

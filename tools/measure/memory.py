@@ -9,7 +9,7 @@ would hide a copy of its parameters, the verdict is "too small to tell".
 
 What is stated is for float32 and ranks that are not nodes (`hierarchical=False`). What an algorithm *keeps* is there
 between the steps. Its *scratch* is there only while it works; but on CPUs the communication thread keeps that of
-communication, up to THREAD_KEEPS_BYTES. What is stated of scratch are the algorithm's tensors; gloo's buffers are
+communication, up to KEPT_BYTES. What is stated of scratch are the algorithm's tensors; gloo's buffers are
 neither stated nor, where they would matter, small.
 """
 
@@ -18,17 +18,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
+from torch import nn
+
+from bagua.comm_ops.all_reduce import WINDOW_BYTES
+from bagua.kernels.scratch_memory import KEPT_BYTES
 from bagua.net.bench.api import Column, Event, Label, names_of, within
-from measure.memory_probe import ALLOCATOR_SETTINGS
+from measure.memory_probe import ALLOCATOR_SETTINGS, Probe
+from measure.rank import join_bagua
 from measure.runner import Plan, Row, Sample, Tool, name_of, ranks_text
 
 SGD, ADAM, QADAM = "sgd", "adam", "qadam"
 # With which QAdam begins to compress; it is over when steps are measured.
 QADAM_WARMUP_STEPS = 2
-# bagua.kernels.scratch_memory.KEPT_BYTES and bagua.comm_ops.all_reduce.WINDOW_BYTES, which need torch.
-THREAD_KEEPS_BYTES = 64 << 20
-SUMMED_AT_ONCE_BYTES = 32 << 20
+# Until gradients, states and buffers exist, and QAdam compresses.
+_SETTLING_STEPS = QADAM_WARMUP_STEPS + 3
 _ELEMENT_BYTES = 4
 
 
@@ -62,12 +68,12 @@ class Stated:
         exchanged = self.exchanged(ranks, device) * largest_bucket
         if not self.sums or device != "cpu":
             return exchanged
-        return max(exchanged, (1 - 1 / ranks) * min(_ELEMENT_BYTES * largest_bucket, SUMMED_AT_ONCE_BYTES))
+        return max(exchanged, (1 - 1 / ranks) * min(_ELEMENT_BYTES * largest_bucket, WINDOW_BYTES))
 
     def _thread_bytes(self, largest_bucket: int, ranks: int, device: str) -> float:
         if device != "cpu":
             return 0.0
-        return min(self._communication_bytes(largest_bucket, ranks, device), THREAD_KEEPS_BYTES)
+        return min(self._communication_bytes(largest_bucket, ranks, device), KEPT_BYTES)
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,84 @@ GLOO_BYTES = 6 * _MIB
 _COPY_BYTES = 4  # of a parameter
 
 
+# --- on a rank -------------------------------------------------------------------------------------------------------
+
+_is_warm: list[bool] = []
+
+
+def prepare(_: torch.device) -> None:
+    join_bagua()
+
+
+def measure(device: torch.device, **fields: Any) -> dict[str, Any]:
+    """With gradients that stay where they are, and with fresh ones in each step. What this process does once is in no
+    figure: its first measurement is repeated."""
+    for _ in range(1 if _is_warm else 2):
+        in_place, fresh = (_measure(device, set_to_none=set_to_none, **fields) for set_to_none in (False, True))
+    _is_warm.append(True)
+    return {**in_place, "fresh_peak": fresh["peak"]}
+
+
+def _optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    # One parameter after the other: an optimizer's temporary copies of all would hide what is to be measured.
+    if kind == ADAM:
+        return torch.optim.Adam(model.parameters(), lr=1e-4, foreach=False)
+    if kind == QADAM:
+        from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+
+        optimizer: torch.optim.Optimizer = QAdamOptimizer(model.parameters(), lr=1e-4, warmup_steps=QADAM_WARMUP_STEPS)
+        return optimizer
+    return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, foreach=False)
+
+
+def _measure(
+    device: torch.device, variant: str, optimizer: str, layers: int, width: int, steps: int, set_to_none: bool, **_: Any
+) -> dict[str, Any]:
+    """
+    Args:
+        optimizer: Of plain training.
+        set_to_none: zero_grad's.
+    """
+    from bagua.torch_api.algorithms import Algorithm as BaguaAlgorithm
+
+    chosen = ALGORITHMS.get(variant)
+    probe = Probe(device)
+    sample = torch.ones(1, width, device=device)
+    probe.begin()
+    torch.manual_seed(0)
+    # Much of it is parameters, and next to nothing activations: batches have one sample.
+    model: Any = nn.Sequential(*(nn.Linear(width, width, device=device) for _ in range(layers)))
+    stepping = _optimizer(optimizer if chosen is None else chosen.optimizer, model)
+    if chosen is not None:
+        own = {"q_adam_optimizer": stepping} if chosen.algorithm == "qadam" else {}
+        model.with_bagua([stepping], BaguaAlgorithm.init(chosen.algorithm, **chosen.options, **own))
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            stepping.zero_grad(set_to_none=set_to_none)
+            model(sample).square().mean().backward()
+            stepping.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    try:
+        train(_SETTLING_STEPS)
+        probe.restart()
+        train(steps)
+        use = probe.use()
+        if chosen is not None and chosen.algorithm == "async":
+            model.bagua_algorithm.abort(model)
+        buckets = [] if chosen is None else [bucket.flattened_tensor().numel() for bucket in model.bagua_buckets]
+    finally:
+        if chosen is not None:
+            model.bagua_ddp.detach()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": parameters, "kept": use.kept, "peak": use.peak, "largest_bucket": max(buckets, default=0)}
+
+
+# --- the tool --------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Case:
     """Of plain training."""
@@ -155,7 +239,7 @@ class Memory(Tool):
         ("steps", within(int, 1, 1000), 6, "that are measured"),
     )
     same = ("layers", "width", "steps")
-    module = "measure.memory.rank"
+    module = "measure.memory"
     settings = ALLOCATOR_SETTINGS
 
     def __init__(self, given: argparse.Namespace) -> None:

@@ -1,1 +1,0 @@
-"""`measure memory`: bytes per parameter of each algorithm."""
