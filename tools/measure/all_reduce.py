@@ -108,12 +108,12 @@ class AllReduce(Tool):
     def rounds(self) -> int:
         return 1  # bagua-net-bench has those of a network
 
+    @property
+    def least_s(self) -> float:  # type: ignore[override]
+        return float(self.given.network_limit)
+
     def plan(self) -> Mapping[Network, Plan]:
         return {network: {Case(network.name): ["bagua-net-bench"]} for network in self.given.networks}
-
-    def left_out(self, left_s: float) -> str | None:
-        enough = left_s >= self.given.network_limit
-        return None if enough else "left for the next run with the same --lines: --time-limit"
 
     @contextlib.contextmanager
     def session(self, network: Network, plan: Plan) -> Iterator[Measure]:

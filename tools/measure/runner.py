@@ -58,7 +58,6 @@ from bagua.net.bench.api import (
     figures,
     format_time_us,
     make_folder,
-    names_of,
     paired_ratio,
     render_rows,
     result_of,
@@ -131,10 +130,9 @@ def one_of(kind: str, known: Sequence[str]) -> Callable[[str], str]:
     """For argparse: a name."""
 
     def convert(text: str) -> str:
-        (name, *more) = names_of(kind, known)(text)
-        if more:
-            raise argparse.ArgumentTypeError(f"{text!r} names several; give one {kind}")
-        return name
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"unknown {kind} {text!r}; give one of {', '.join(known)}")
+        return text
 
     return convert
 
@@ -217,15 +215,7 @@ def ratio(value: PairedRatio | None, style: str = ".2f") -> str:
 
 def format_ms(value: float) -> str:
     """Three to four significant digits: 0.938, 9.38, 93.8, 938."""
-    return (
-        f"{value:.3f}"
-        if value < 1
-        else f"{value:.2f}"
-        if value < 10
-        else f"{value:.1f}"
-        if value < 100
-        else f"{value:.0f}"
-    )
+    return f"{value:.{sum(value < bound for bound in (1, 10, 100))}f}"
 
 
 def name_of(choice: str) -> str:
@@ -261,6 +251,7 @@ class Tool:
         settings: Environment variables of these ranks.
         keeps_turns: Of a round that an earlier run did not finish; otherwise it is taken again as a whole.
         rounds_first: Take a round of all cases before the next round.
+        least_s: A group is not begun with less time.
     """
 
     name = ""
@@ -279,6 +270,7 @@ class Tool:
     settings: Mapping[str, str] | None = None
     keeps_turns = False
     rounds_first = False
+    least_s = 0.0
     same: Sequence[str] = ()
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -341,14 +333,6 @@ class Tool:
     def sample(self, events: Sequence[Event]) -> Sample:
         """Of the answers of all ranks."""
         return events[0]
-
-    def end_of(self, began: float, started: float, deadline: float, groups_left: int) -> float:
-        """When a group has to end; by default the start of its processes is counted."""
-        return began + max(0.0, deadline - began) / groups_left
-
-    def left_out(self, left_s: float) -> str | None:
-        """Why a group is not begun with so much time."""
-        return None
 
     def variants(self, case: Any, planned: Sequence[str]) -> Sequence[str]:
         """Asked before the first turn of a case."""
@@ -467,8 +451,8 @@ class Tool:
             with tempfile.TemporaryDirectory(prefix="measure-") as temporary, Progress(turns) as progress:
                 self.folder = getattr(self.given, "output_dir", None) or Path(temporary)
                 for left, (group, plan) in zip(range(len(plans), 0, -1), plans.items(), strict=True):
-                    if (why := self.left_out(deadline - time.monotonic())) is not None:
-                        self.notes.append(f"{group}: {why}")
+                    if deadline - time.monotonic() < self.least_s:
+                        self.errors.append(f"{group}: no time was left of --time-limit {self.given.time_limit:g}")
                         continue
                     self._measure_group(group, plan, deadline, left, progress)
                     self._write_result()
@@ -484,7 +468,8 @@ class Tool:
         prefix = f"{group}: " if str(group) else ""
         try:
             with self.session(group, plan) as measure:
-                end = self.end_of(began, time.monotonic(), deadline, groups_left)
+                # A round at least. The start of the processes is counted.
+                end = max(began + (deadline - began) / groups_left, time.monotonic() + 1.0)
                 cases = list(plan)
                 while cases:
                     now = time.monotonic()

@@ -319,10 +319,6 @@ class Core(Tool):
             for network in given.networks
         }
 
-    def end_of(self, began: float, started: float, deadline: float, groups_left: int) -> float:
-        """Each network gets a round at least."""
-        return max(started + 1.0, super().end_of(began, started, deadline, groups_left))
-
     @contextlib.contextmanager
     def session(self, network: Network, plan: Plan) -> Iterator[Measure]:
         given, is_tcp = self.given, self.given.network == "tcp"

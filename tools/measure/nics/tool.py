@@ -176,9 +176,6 @@ class Nics(Tool):
             for network in self.given.networks
         }
 
-    def end_of(self, began: float, started: float, deadline: float, groups_left: int) -> float:
-        return started + self.given.time_limit / len(self.given.networks)
-
     @contextlib.contextmanager
     def session(self, network: NicSet, plan: Plan) -> Iterator[Measure]:
         given = self.given
