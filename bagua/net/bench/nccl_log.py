@@ -41,17 +41,6 @@ class NetworkProof:
             parts.append(self.channels)
         return ", ".join(parts)
 
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "network": self.network,
-            "table": self.table,
-            "channels": self.channels,
-            "nodes": self.nodes,
-            "transports": list(self.transports),
-            "plugin_lines": list(self.plugin_lines),
-            "warnings": list(self.warnings),
-        }
-
 
 def read_proof(log: str) -> NetworkProof:
     network = table = channels = None

@@ -71,7 +71,7 @@ class NcclRank:
         return {"free_bytes": self._runner.free_bytes()}
 
     def proof(self, _: Any, _command: Mapping[str, Any]) -> dict[str, Any]:
-        return read_proof_file(Path(os.environ["NCCL_DEBUG_FILE"])).as_dict()
+        return asdict(read_proof_file(Path(os.environ["NCCL_DEBUG_FILE"])))
 
     def verify(self, _: Any, command: Mapping[str, Any]) -> dict[str, Any]:
         collective, size_bytes = command["collective"], command["bytes"]

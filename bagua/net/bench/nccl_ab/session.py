@@ -14,7 +14,7 @@ from bagua.net.bench.errors import BenchError
 from bagua.net.bench.measurement import Case, Sample
 from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_log import NetworkProof, network_error
-from bagua.net.bench.processes import DriverProcess, Endpoint, Event, ask, gather
+from bagua.net.bench.processes import DriverProcess, Endpoint, ask, gather
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.traffic import Traffic
 
@@ -123,7 +123,8 @@ class NcclSession:
     def read_proofs(self, timeout_s: float) -> str | None:
         """Ask every rank what its NCCL log says; the error if it is not the backend's network."""
         line = json.dumps({"op": "proof"})
-        self.proofs = [_proof(event) for event in ask(self.endpoints, line, "proof", timeout_s)]
+        events = ask(self.endpoints, line, "proof", timeout_s)
+        self.proofs = [NetworkProof(**{name: event[name] for name in NetworkProof.__annotations__}) for event in events]
         return network_error(self.backend.name, self.backend.network, self.proofs)
 
     def traffic(self, timeout_s: float) -> list[Traffic]:
@@ -151,19 +152,6 @@ class NcclSession:
                 with contextlib.suppress(BenchError):
                     endpoint.post("quit")
         self.close()
-
-
-def _proof(event: Event) -> NetworkProof:
-    nodes = event["nodes"]
-    return NetworkProof(
-        network=event["network"],
-        table=event["table"],
-        channels=event["channels"],
-        nodes=nodes if isinstance(nodes, int) else None,
-        transports=tuple(event["transports"]),
-        plugin_lines=tuple(event["plugin_lines"]),
-        warnings=tuple(event["warnings"]),
-    )
 
 
 # The verification's work space (a handful of 32 MiB arrays), and connections that open with the first operation.
