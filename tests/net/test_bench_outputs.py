@@ -25,7 +25,7 @@ from bagua.net.bench.table import LOUD, RESET, render_table
 
 def row(backend: str, size: int, verified: bool | None = None, *, collective: str = "all_reduce") -> Measurement:
     samples = [Sample(7, seconds, (), 1.0, 10**9) for seconds in (1e-3, 2e-3)]
-    return Measurement.from_samples(backend, collective, size, 2, samples, share_of_raw=0.99, verified=verified)
+    return Measurement(backend, collective, size, 2, samples, share_of_raw=0.99, verified=verified)
 
 
 ROW = row("NCCL default", 1 << 20)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from bagua.net.bench.measurement import COLLECTIVES, Case, Measurement, Sample, busbw_factor
+from bagua.net.bench.measurement import Case, Measurement, Sample, busbw_factor
 from bagua.net.bench.ring.report import comparisons, paired_series, raw_limit
 from bagua.net.bench.turns import Turns
 
@@ -95,17 +95,16 @@ def test_the_raw_limit_pools_all_long_transfers_of_a_stream_count() -> None:
 )
 def test_busbw_factors_are_those_of_nccl_tests(collective: str, ranks: int, expected: float) -> None:
     assert busbw_factor(collective, ranks) == pytest.approx(expected)
-    assert all(busbw_factor(known, 3) > 0 for known in COLLECTIVES)
 
 
 def test_a_row_has_median_range_and_percentiles() -> None:
     singles = tuple(index * 1e-6 for index in range(1, 101))
     samples = [sample(seconds, iterations=singles) for seconds in (2e-6, 1e-6, 4e-6)]
-    row = Measurement.from_samples("plugin", "all_reduce", 1000, 4, samples)
+    row = Measurement("plugin", "all_reduce", 1000, 4, samples)
     assert (row.time_us, row.time_min_us, row.time_max_us) == pytest.approx((2.0, 1.0, 4.0))
     assert (row.algbw_gb_s, row.busbw_gb_s) == pytest.approx((0.5, 0.75))  # 1000 B / 2 us
     assert row.busbw_range_gb_s == pytest.approx((0.375, 1.5))
-    assert (row.latency_p50_us, row.latency_p99_us) == pytest.approx((50, 99))
-    assert Measurement.from_samples("plugin", "all_reduce", 65537, 4, samples).latency_p50_us is None
+    assert (row.latency_us(50), row.latency_us(99)) == pytest.approx((50, 99))
+    assert Measurement("plugin", "all_reduce", 65537, 4, samples).latency_us(50) is None
     with pytest.raises(ValueError, match="must be positive"):
-        Measurement.from_samples("plugin", "all_reduce", 8, 2, [sample(0.0)])
+        Measurement("plugin", "all_reduce", 8, 2, [sample(0.0)])

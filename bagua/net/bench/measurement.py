@@ -61,101 +61,73 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
-GIGABYTE = 1e9
-
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "send_recv",
-    "one_way",
-)
-
-
 def busbw_factor(collective: str, ranks: int) -> float:
-    """busbw / algbw: what the slowest link has to carry per byte of the operation, so that rank counts compare.
-
-    `one_way` is raw TCP: the bytes cross one link once.
-    """
-    if ranks < 1:
-        raise ValueError(f"a collective of {ranks} ranks does not exist; at least 1 rank")
-    if collective == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if collective in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (ranks - 1) / ranks
-    if collective in ("broadcast", "reduce", "send_recv", "one_way"):
-        return 1.0
-    raise ValueError(f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}")
+    """busbw / algbw: what the slowest link has to carry per byte of the operation, so that rank counts compare."""
+    crossings = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}.get(collective)
+    return 1.0 if crossings is None else crossings * (ranks - 1) / ranks
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the table and the exports show of one backend at one size."""
+    """What the table and the exports show of one backend at one size: a sample a repetition."""
 
     backend: str
     collective: str
     bytes: int
-    iterations: int  # of one repetition
-    time_us: float  # median over repetitions of (elapsed / iterations)
-    time_min_us: float
-    time_max_us: float
-    repetitions: int
-    algbw_gb_s: float  # GB/s = 10^9 bytes per second
-    busbw_gb_s: float
-    latency_p50_us: float | None = None  # over the single iterations of every repetition
-    latency_p99_us: float | None = None
-    cpu_s_per_gb: float | None = None  # CPU seconds of all ranks per 10^9 bytes that crossed a connection
+    ranks: int
+    samples: Sequence[Sample]
+    cpu_from_bytes: int = 0  # CPU time is told of these and larger
     share_of_raw: float | None = None  # bytes on all links per second / the best raw TCP rate
     verified: bool | None = None  # None: not checked
     note: str = ""
 
-    @staticmethod
-    def from_samples(
-        backend: str,
-        collective: str,
-        size_bytes: int,
-        ranks: int,
-        samples: Sequence[Sample],
-        *,
-        cpu_from_bytes: int = 0,
-        share_of_raw: float | None = None,
-        verified: bool | None = None,
-        note: str = "",
-    ) -> Measurement:
-        """Of one backend at one size: a sample a repetition. CPU time is told from `cpu_from_bytes` on."""
-        if not samples:
-            raise ValueError(f"{backend} at {size_bytes} B has no samples")
-        times = [sample.seconds for sample in samples]
-        if min(times) <= 0:
-            raise ValueError(f"{backend} at {size_bytes} B took {min(times)} s; a time must be positive")
-        algbw = size_bytes / statistics.median(times) / GIGABYTE
-        single = [value for sample in samples for value in sample.iteration_seconds]
-        small = size_bytes <= LATENCY_LIMIT_BYTES and len(single) > 0
-        cpu = statistics.median(sample.cpu_s_per_gb for sample in samples)
-        return Measurement(
-            backend=backend,
-            collective=collective,
-            bytes=size_bytes,
-            iterations=samples[0].iterations,
-            time_us=statistics.median(times) * 1e6,
-            time_min_us=min(times) * 1e6,
-            time_max_us=max(times) * 1e6,
-            repetitions=len(times),
-            algbw_gb_s=algbw,
-            busbw_gb_s=algbw * busbw_factor(collective, ranks),
-            latency_p50_us=percentile(single, 50) * 1e6 if small else None,
-            latency_p99_us=percentile(single, 99) * 1e6 if small else None,
-            cpu_s_per_gb=cpu if size_bytes >= cpu_from_bytes else None,
-            share_of_raw=share_of_raw,
-            verified=verified,
-            note=note,
-        )
+    def __post_init__(self) -> None:
+        if min(sample.seconds for sample in self.samples) <= 0:
+            raise ValueError(f"{self.backend} at {self.bytes} B took no time; a time must be positive")
+
+    def _times_us(self) -> list[float]:
+        """Of (elapsed / iterations)."""
+        return [sample.seconds * 1e6 for sample in self.samples]
+
+    @property
+    def repetitions(self) -> int:
+        return len(self.samples)
+
+    @property
+    def time_us(self) -> float:
+        return statistics.median(self._times_us())
+
+    @property
+    def time_min_us(self) -> float:
+        return min(self._times_us())
+
+    @property
+    def time_max_us(self) -> float:
+        return max(self._times_us())
+
+    @property
+    def algbw_gb_s(self) -> float:
+        """GB/s = 10^9 bytes per second."""
+        return self.bytes / self.time_us / 1e3
+
+    @property
+    def busbw_gb_s(self) -> float:
+        return self.algbw_gb_s * busbw_factor(self.collective, self.ranks)
 
     @property
     def busbw_range_gb_s(self) -> tuple[float, float]:
         """busbw of the slowest and of the fastest repetition."""
         scale = self.busbw_gb_s * self.time_us
         return scale / self.time_max_us, scale / self.time_min_us
+
+    def latency_us(self, percent: float) -> float | None:
+        """Over the single iterations of every repetition; None of large sizes."""
+        single = [value for sample in self.samples for value in sample.iteration_seconds]
+        return percentile(single, percent) * 1e6 if single and self.bytes <= LATENCY_LIMIT_BYTES else None
+
+    @property
+    def cpu_s_per_gb(self) -> float | None:
+        """CPU seconds of all ranks per 10^9 bytes that crossed a connection."""
+        if self.bytes < self.cpu_from_bytes:
+            return None
+        return statistics.median(sample.cpu_s_per_gb for sample in self.samples)

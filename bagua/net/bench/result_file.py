@@ -173,8 +173,8 @@ def measurement_figures(row: Measurement, case: Mapping[str, Label]) -> list[Fig
         *figures(
             case,
             {
-                ("latency_p50", "us"): [row.latency_p50_us],
-                ("latency_p99", "us"): [row.latency_p99_us],
+                ("latency_p50", "us"): [row.latency_us(50)],
+                ("latency_p99", "us"): [row.latency_us(99)],
                 ("cpu", "s/GB"): [row.cpu_s_per_gb],
                 ("of_raw", "%"): [None if row.share_of_raw is None else row.share_of_raw * 100],
             },

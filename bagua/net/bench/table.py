@@ -111,8 +111,8 @@ COLUMNS: tuple[Column[Measurement], ...] = (
     Column("min..max", "us", lambda m: f"{format_time_us(m.time_min_us)}..{format_time_us(m.time_max_us)}"),
     Column("algbw", "GB/s", lambda m: format_bandwidth(m.algbw_gb_s)),
     Column("busbw", "GB/s", lambda m: format_bandwidth(m.busbw_gb_s)),
-    Column("p50", "us", lambda m: _optional(m.latency_p50_us, format_time_us), optional=True),
-    Column("p99", "us", lambda m: _optional(m.latency_p99_us, format_time_us), optional=True),
+    Column("p50", "us", lambda m: _optional(m.latency_us(50), format_time_us), optional=True),
+    Column("p99", "us", lambda m: _optional(m.latency_us(99), format_time_us), optional=True),
     Column("CPU", "s/GB", lambda m: _optional(m.cpu_s_per_gb, format_cpu), optional=True),
     Column(
         "of raw",

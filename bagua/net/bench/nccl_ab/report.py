@@ -67,7 +67,7 @@ def results_of(run: PacedRun, sessions: Sequence[NcclSession], ranks: int) -> Re
     best: dict[Case, str] = {}
     for case in run.turn_plans:
         for name in [session.name for session in sessions if run.turns.of(case, session.name)]:
-            rows[case, name] = Measurement.from_samples(
+            rows[case, name] = Measurement(
                 name,
                 case.collective,
                 case.bytes,

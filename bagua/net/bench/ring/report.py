@@ -121,7 +121,7 @@ def _row(case: Case, name: str, run: PacedRun, ranks: int, limit: RawLimit | Non
     collective = "one_way" if is_raw else case.collective
     links = 1 if is_raw or limit is None else limit.links
     busbw = case.bytes / statistics.median(sample.seconds for sample in samples) / 1e9 * busbw_factor(collective, ranks)
-    return Measurement.from_samples(
+    return Measurement(
         name,
         collective,
         case.bytes,
