@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from support.load_driver import (
-    ANSWER_S,
     FAILURE_S,
     LoadDriver,
     StartDriver,
@@ -248,21 +246,3 @@ def test_ranks_with_different_sizes_get_an_error(start: StartDriver, transport: 
     ranks[1].say("run 4096 1 0")
     messages = [rank.expect_failure(FAILURE_S) for rank in ranks]
     assert any("give all ranks the same sizes" in message for message in messages), messages
-
-
-def test_strangers_do_not_disturb_the_ring(start: StartDriver) -> None:
-    ranks = start_ranks(start, "bare", 2, "--channels", 1)
-    listening = [rank.expect("listening") for rank in ranks]
-    host, _, port = bytes.fromhex(listening[0]["handles"][0])[16:].decode().rpartition(":")
-    with (
-        socket.create_connection((host, int(port)), timeout=ANSWER_S) as silent,
-        socket.create_connection((host, int(port)), timeout=ANSWER_S) as rude,
-    ):
-        rude.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        for index, rank in enumerate(ranks):
-            rank.say("connect " + listening[1 - index]["handles"][0])
-        for rank in ranks:
-            rank.expect("connected")
-        assert silent.recv(1) == b""
-    verify(ranks, 100_000)
-    quit_all(ranks)

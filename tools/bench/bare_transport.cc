@@ -2,7 +2,7 @@
 // threads, one non-blocking TCP socket per channel and direction with TCP_NODELAY, and all I/O inside test() of the one
 // thread that drives the ring. Congestion control and buffer sizes are the system's. A message is a 4-byte size in host
 // order and the payload; up to 128 bytes of payload travel in the same write as the size. There is nothing else on the
-// wire but a token at the beginning. 32 requests per connection.
+// wire. 32 requests per connection.
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -11,12 +11,10 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/monotonic_clock.h"
 #include "base/owned_fd.h"
 #include "bench/driver_protocol.h"
 #include "bench/ring_transport.h"
 #include "bench/tcp.h"
-#include "os/random_bytes.h"
 #include "os/tcp_socket.h"
 
 namespace bagua_net::bench {
@@ -25,9 +23,6 @@ namespace {
 constexpr int kRequestsPerConnection = 32;  // NCCL_NET_MAX_REQUESTS
 constexpr std::size_t kInlineBytes = 128;   // NCCL_SOCKET_INLINE
 constexpr std::size_t kSizeBytes = 4;
-constexpr std::size_t kTokenBytes = 16;
-// Longer than any live peer needs for the bytes that it sends right after connecting.
-constexpr std::int64_t kTokenDeadlineMs = 2000;
 
 Failure connection_failure(const char* operation, const std::string& peer, int error) {
   const std::string text = system_failure(operation + (" on the connection to " + peer), error).what();
@@ -96,74 +91,51 @@ class BareTransport final : public RingTransport {
   std::string net_name() const override { return "bare"; }
   std::vector<std::string> device_names() const override { return {address_.host()}; }
 
-  // A handle is the token and the listener's address as text.
+  // A handle is the listener's address as text.
   std::vector<Handle> listen() override {
     std::vector<Handle> handles;
     for (Channel& channel : channels_) {
       SocketAddress bound = address_;
       require(tcp_listen(&bound, &channel.listener));
-      require(fill_random(channel.token.data(), kTokenBytes));
-      Handle& handle = handles.emplace_back(channel.token.begin(), channel.token.end());
       const std::string text = bound.to_string();
-      handle.insert(handle.end(), text.begin(), text.end());
+      handles.emplace_back(text.begin(), text.end());
     }
     return handles;
   }
 
   bool connect(int index, Handle* next_rank) override {
     Channel& channel = channel_at(index);
-    if (next_rank->size() <= kTokenBytes) {
-      throw Failure("the handle of channel " + std::to_string(index) + " has " + std::to_string(next_rank->size()) +
-                    " bytes: it is not one that a bare rank printed");
-    }
-    const std::string peer(next_rank->begin() + kTokenBytes, next_rank->end());
-    const int socket = channel.connecting.get();
+    Connection& connection = channel.send;
     if (!channel.connecting.is_open()) {
-      const SocketAddress address = parse_endpoint("the handle of channel " + std::to_string(index), peer);
+      connection.peer.assign(next_rank->begin(), next_rank->end());
+      connection.is_send = true;
+      const SocketAddress address = parse_endpoint("the handle of channel " + std::to_string(index), connection.peer);
       channel.connecting = OwnedFd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-      if (!channel.connecting.is_open()) throw system_failure("socket for " + peer, errno);
+      if (!channel.connecting.is_open()) throw system_failure("socket for " + connection.peer, errno);
       if (::connect(channel.connecting.get(), address.data(), address.length()) != 0 && errno != EINPROGRESS) {
-        throw system_failure("connect to " + peer, errno);
+        throw system_failure("connect to " + connection.peer, errno);
       }
       return false;
     }
-    pollfd writable{socket, POLLOUT, 0};
+    pollfd writable{channel.connecting.get(), POLLOUT, 0};
     if (poll(&writable, 1, 0) == 0) return false;
-    if (const int error = tcp_connect_result(socket)) throw system_failure("connect to " + peer, error);
-    set_no_delay(socket);
-    // A new socket has room for 16 bytes; a short count means that it broke.
-    if (send(socket, next_rank->data(), kTokenBytes, MSG_NOSIGNAL) != static_cast<ssize_t>(kTokenBytes)) {
-      throw connection_failure("send", peer, errno);
+    if (const int error = tcp_connect_result(channel.connecting.get())) {
+      throw system_failure("connect to " + connection.peer, error);
     }
-    channel.send.socket = std::move(channel.connecting);
-    channel.send.peer = peer;
-    channel.send.is_send = true;
+    set_no_delay(channel.connecting.get());
+    connection.socket = std::move(channel.connecting);
     return true;
   }
 
   bool accept(int index) override {
     Channel& channel = channel_at(index);
-    if (!channel.accepted.is_open()) {
-      SocketAddress peer;
-      require(tcp_accept(channel.listener.get(), &channel.accepted, &peer));
-      if (!channel.accepted.is_open()) return false;
-      channel.accepted_at = monotonic_ms();
-      channel.receive.peer = peer.to_string();
-    }
-    const int socket = channel.accepted.get();
-    std::array<std::uint8_t, kTokenBytes> token{};
-    const ssize_t peeked = recv(socket, token.data(), kTokenBytes, MSG_PEEK);
-    if (peeked == static_cast<ssize_t>(kTokenBytes) && token == channel.token) {
-      recv(socket, token.data(), kTokenBytes, 0);
-      set_no_delay(socket);
-      channel.receive.socket = std::move(channel.accepted);
-      channel.listener.reset();
-      return true;
-    }
-    // A stranger: closed, wrong or silent. The listener goes on.
-    const bool is_waiting = peeked > 0 ? peeked < static_cast<ssize_t>(kTokenBytes) : peeked < 0 && is_temporary(errno);
-    if (!is_waiting || monotonic_ms() - channel.accepted_at > kTokenDeadlineMs) channel.accepted.reset();
-    return false;
+    SocketAddress peer;
+    require(tcp_accept(channel.listener.get(), &channel.receive.socket, &peer));
+    if (!channel.receive.socket.is_open()) return false;
+    set_no_delay(channel.receive.socket.get());
+    channel.receive.peer = peer.to_string();
+    channel.listener.reset();
+    return true;
   }
 
   void* isend(int channel, const void* data, std::size_t bytes) override {
@@ -210,17 +182,15 @@ class BareTransport final : public RingTransport {
         if (connection->socket.is_open()) shutdown(connection->socket.get(), SHUT_RDWR);
         connection->socket.reset();
       }
-      for (OwnedFd* socket : {&channel.connecting, &channel.accepted, &channel.listener}) socket->reset();
+      channel.connecting.reset();
+      channel.listener.reset();
     }
   }
 
  private:
   struct Channel {
     OwnedFd listener;
-    std::array<std::uint8_t, kTokenBytes> token{};  // what a connecting rank must know
     OwnedFd connecting;
-    OwnedFd accepted;              // its token has not arrived yet
-    std::int64_t accepted_at = 0;  // milliseconds
     Connection send;
     Connection receive;
   };

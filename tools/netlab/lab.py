@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from .delayed_wires import DelayedWires, DelayUsage, check_delay
-from .errors import NetlabError, describe_failure, translated
+from .errors import NetlabError, translated
 from .flow_usage import FlowUsage
 from .link_plan import SPEEDS, TOLD, VETH, LinkPlan, SlowFlows, check_rate
 from .namespace import NetworkNamespace
@@ -39,6 +39,9 @@ MASTER_PORT = 29500  # a port of the lab's own: nothing else can have taken it
 _ENTER = Path(__file__).with_name("enter.py")
 PREFIX_LENGTH = {4: 24, 6: 64}
 TCP_BUFFER_BYTES = range(1 << 16, 1 << 30)
+# Of the queue of a TAP device to the program that carries its packets, some 200 ms at 25 Gb/s: it may be late, and no
+# wire loses a packet by that. It is set after the limits, whose own queues take their length from this one when made.
+_CARRIER_QUEUE_PACKETS = 10_000
 _sequence = itertools.count()
 
 
@@ -302,7 +305,7 @@ class Lab:
                 self._set_protocols(self.ip_versions)
                 if self._cpus[host.index] or any(plan.is_limited or plan.loss for plan in self._plans.values()):
                     self._keep_order(self._cpus[host.index] or self._usable_cpus)
-                netlink.set_up("lo")
+                netlink.change("lo", state="up")
         for nic in range(self._nic_count):
             if self._needs_switch(nic):
                 self._join_by_switch(nic)
@@ -356,7 +359,7 @@ class Lab:
         self._delayed_wires.add(*ends, delay_ms=delay_ms, rate_mbit=plan.rate_mbit)
         for end_namespace, end_name in ends:
             with end_namespace.inside(), Netlink() as netlink:
-                netlink.set_mtu(end_name, plan.mtu)
+                netlink.change(end_name, mtu=plan.mtu)
 
     def _join_by_switch(self, nic: int) -> None:
         switch = self.switches[nic] = self._add_namespace()
@@ -368,10 +371,10 @@ class Lab:
                 port = f"port{host.index}"
                 # Half of the way to the other host.
                 self._add_wire(switch, port, host, nic, self._delays_ms[nic] / 2)
-                netlink.join_bridge(port, "switch")
+                netlink.change(port, master="switch", state="up")
                 netlink.limit_port_side(port, self._plans[host.index, nic])
                 if self._delays_ms[nic]:
-                    netlink.lengthen_queue(port)
+                    netlink.change(port, txqlen=_CARRIER_QUEUE_PACKETS)
                 if not self._segmentation_offload:
                     disable_segmentation_offload(port)
 
@@ -382,10 +385,10 @@ class Lab:
                 netlink.add_address(name, host.address(nic, ip_version), PREFIX_LENGTH[ip_version])
             netlink.limit_host_side(name, self._plans[host.index, nic])
             if self._delays_ms[nic]:
-                netlink.lengthen_queue(name)
+                netlink.change(name, txqlen=_CARRIER_QUEUE_PACKETS)
             if not self._segmentation_offload:
                 disable_segmentation_offload(name)
-            netlink.set_up(name)
+            netlink.change(name, state="up")
 
     def _keep_order(self, cpus: Sequence[int]) -> None:
         """A received packet is handled by that of `cpus` which its flow determines, as with the queues of a network
@@ -400,11 +403,12 @@ class Lab:
         mask = sum(1 << cpu for cpu in cpus)
         words = [f"{mask >> shift & 0xFFFFFFFF:x}" for shift in range(0, mask.bit_length(), 32)]
         value = ",".join(reversed(words))
-        try:
-            setting.write_text(value)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # the kernel gives no packets to CPUs that are isolated from its work
-                raise NetlabError(describe_failure(f"writing {value} to {setting}", error.errno or 0, None)) from error
+        with translated(f"writing {value} to {setting}"):
+            try:
+                setting.write_text(value)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # the kernel gives no packets to CPUs that are isolated from its work
+                    raise
 
     def _set_protocols(self, ip_versions: Sequence[int]) -> None:
         """TCP and IPv6 settings of the namespace in which the calling thread is; before its interfaces exist, so that

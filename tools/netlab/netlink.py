@@ -49,8 +49,6 @@ _QUANTUM_BYTES = 96 * 1024
 _PORT_BUFFER_SECONDS = 2.5e-3
 _LEAST_PORT_BUFFER_BYTES = 512 * 1024
 _LINK_UP_SECONDS = 10.0
-# At 25 Gb/s some 200 ms of large packets.
-_CARRIER_QUEUE_PACKETS = 10_000
 
 
 def _bytes_per_second(rate_mbit: float) -> int:
@@ -86,13 +84,12 @@ class Netlink:
             raise NetlabError(f"netlab: there is no interface {name!r} in this network namespace")
         return int(found[0])
 
-    def set_up(self, name: str) -> None:
-        with translated(f"setting interface {name} up"):
-            self._route.link("set", index=self.interface_index(name), state="up")
-
-    def set_down(self, name: str) -> None:
-        with translated(f"setting interface {name} down"):
-            self._route.link("set", index=self.interface_index(name), state="down")
+    def change(self, name: str, **settings: Any) -> None:
+        """`state`, `mtu`, `txqlen`, or `master`, a bridge."""
+        with translated(f"setting {', '.join(f'{key} of {name} to {value}' for key, value in settings.items())}"):
+            if "master" in settings:
+                settings["master"] = self.interface_index(settings["master"])
+            self._route.link("set", index=self.interface_index(name), **settings)
 
     def wait_until_up(self, name: str) -> None:
         """Setting an interface up is answered before it carries traffic: the kernel batches carrier changes, up to a
@@ -115,26 +112,11 @@ class Netlink:
         with translated(f"making veth pair {name}/{peer_name}", "CONFIG_VETH"):
             self._route.link("add", ifname=name, kind="veth", mtu=mtu, peer=peer)
 
-    def set_mtu(self, name: str, mtu: int) -> None:
-        with translated(f"giving {name} an MTU of {mtu} bytes"):
-            self._route.link("set", index=self.interface_index(name), mtu=mtu)
-
-    def lengthen_queue(self, name: str) -> None:
-        """Of a TAP device, to the program that carries its packets: it may be late, and no wire loses a packet by that.
-        Call it after the limits, whose own queues take their length from this one when they are made."""
-        with translated(f"lengthening the queue of {name}"):
-            self._route.link("set", index=self.interface_index(name), txqlen=_CARRIER_QUEUE_PACKETS)
-
     def add_bridge(self, name: str, mtu: int) -> None:
         with translated(f"making bridge {name}", "CONFIG_BRIDGE"):
             # Without a querier, multicast snooping would only add a way for neighbour discovery to be lost.
             self._route.link("add", ifname=name, kind="bridge", mtu=mtu, br_mcast_snooping=0)
-        self.set_up(name)
-
-    def join_bridge(self, port: str, bridge: str) -> None:
-        with translated(f"joining {port} to bridge {bridge}", "CONFIG_BRIDGE"):
-            self._route.link("set", index=self.interface_index(port), master=self.interface_index(bridge))
-        self.set_up(port)
+        self.change(name, state="up")
 
     def add_address(self, name: str, address: str, prefix_length: int) -> None:
         # Duplicate address detection would keep an IPv6 address unusable for a second; here nobody can duplicate it.

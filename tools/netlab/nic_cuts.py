@@ -32,7 +32,7 @@ def cut_nic(lab: Lab, host: int, nic: int, way: str) -> Iterator[None]:
     else:
         with lab.inside(host), Netlink() as netlink:
             if way == "link down":
-                netlink.set_down(name)
+                netlink.change(name, state="down")
             elif way == "address removed":
                 for address, length in own.items():
                     netlink.remove_address(name, address, length)
@@ -45,7 +45,7 @@ def cut_nic(lab: Lab, host: int, nic: int, way: str) -> Iterator[None]:
             _set_neighbours(lab, name, unreachable, None)
         else:
             with lab.inside(host), Netlink() as netlink:
-                netlink.set_up(name)
+                netlink.change(name, state="up")
                 # A NIC that is set down forgets its IPv6 addresses.
                 for address, length in own.items():
                     netlink.add_address(name, address, length)
