@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import functools
 import math
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,10 +26,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from bagua.net.bench.api import Column, Figure, Label, within
+from bagua.net.bench.api import Label, within
 from bagua.torch_api.contrib import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
 from measure.rank import join_bagua
-from measure.runner import Length, Plan, Row, Tool, ratio_figure
+from measure.runner import Length, Plan, Row, Tool
 
 Batches = list[list[int]]
 FORMS = ("packed", "padded")
@@ -178,29 +177,19 @@ class Balance(Tool):
         lengths = lengths_of(given.samples)
 
         @functools.cache
-        def exactly(name: str, form: str) -> tuple[list[float], list[float]]:
-            return exact(name, form, lengths, given.batch_size, given.ranks)
+        def exactly(row: Row) -> tuple[list[float], list[float]]:
+            return exact(row.variant, row.case.form, lengths, given.batch_size, given.ranks)
 
-        def imbalance(row: Row) -> list[float]:
-            return exactly(row.variant, row.case.form)[0]
+        def speedup(row: Row) -> list[float]:
+            pairs = row.turns.pairs(row.case, SAMPLERS[0], row.variant)
+            return [base["busiest_s"] / mine["busiest_s"] for base, mine in pairs]
 
-        def padding(row: Row) -> list[float]:
-            return exactly(row.variant, row.case.form)[1]
-
-        self.columns = (
-            Column("sampler", "", lambda row: row.variant, left=True),
-            Column("form", "", lambda row: row.case.form, left=True),
-            Column("imbalance", "x", lambda row: f"{statistics.median(imbalance(row)):.2f}"),
-            Column("padding", "x", lambda row: f"{statistics.median(padding(row)):.2f}"),
-            Column("busiest rank", "s", lambda row: f"{row.median('busiest_s'):.2f}"),
-            Column("wall", "s", lambda row: f"{row.median():.2f}"),
-            Column("busiest rank", f"{SAMPLERS[0]} / this", lambda row: str(row.over(SAMPLERS[0], "busiest_s")), True),
-        )
         self.metrics = (
-            ("imbalance", "x", imbalance),
-            ("padding", "x", padding),
+            ("imbalance", "x", lambda row: exactly(row)[0]),
+            ("padding", "x", lambda row: exactly(row)[1]),
             ("busiest_cpu_time", "s", lambda row: row.values("busiest_s")),
             ("time", "s", Row.values),
+            ("speedup", "x", speedup),
         )
 
     def cases(self) -> Plan:
@@ -208,13 +197,6 @@ class Balance(Tool):
 
     def labels(self, row: Row) -> dict[str, Label]:
         return {"sampler": row.variant, "form": row.case.form, **self.where}
-
-    def figures(self, row: Row) -> list[Figure]:
-        return [*super().figures(row), *ratio_figure(self.labels(row), row.over(SAMPLERS[0], "busiest_s"))]
-
-    def rows(self) -> list[Row]:
-        rows = [Row(self.turns, Case(form), name) for name in SAMPLERS for form in FORMS]
-        return [row for row in rows if row.over(SAMPLERS[0], "busiest_s") is not None]
 
 
 main = Balance.main

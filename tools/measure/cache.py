@@ -12,10 +12,9 @@ import importlib.util
 import multiprocessing
 import os
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from bagua.net.bench.api import Column, Label, within
+from bagua.net.bench.api import Label, within
 from bagua.torch_api.contrib import CachedDataset
 from measure.runner import Length, Measure, Plan, Row, Sample, Tool
 
@@ -135,13 +134,6 @@ class Cache(Tool):
     )
     length = Length(5)
     same = ("images", "workers")
-    columns = (
-        Column("backend", "", lambda row: row.variant, left=True),
-        Column("epoch", "", lambda row: row.epoch, left=True),
-        Column("whole epoch", "samples/s", lambda row: _range(row.rates(0))),
-        Column("after its start", "samples/s", lambda row: _range(row.rates(1))),
-        Column("speed-up", "x, after its start", lambda row: _range(row.speedups())),
-    )
     metrics = (
         ("rate", "samples/s", lambda row: row.rates(0)),
         ("speedup", "x", lambda row: row.speedups()),
@@ -190,11 +182,6 @@ class Cache(Tool):
 
     def heading(self) -> str:
         return f"{self.given.workers} workers"
-
-
-def _range(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{statistics.median(known):.1f} ({min(known):.1f}..{max(known):.1f})" if known else ""
 
 
 main = Cache.main

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import itertools
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from bagua.codecs import codec_names, fused, get_codec
-from bagua.net.bench.api import Column, Figure, byte_size, describe_machine, figures, names_of
+from bagua.net.bench.api import Label, byte_size, describe_machine, names_of
 from measure.runner import Length, Measure, Plan, Row, Tool, one_of, several
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -151,14 +150,17 @@ class Case:
         return " ".join(str(value) for value in asdict(self).values() if value)
 
 
-def of_copy(row: Row, way: str) -> list[float]:
+def _us(row: Row, *, call: bool = False) -> list[float]:
+    """By round: in a graph, where there are GPUs. `call`: what calls take besides, if those are not all there is."""
+    graph = row.values("us", KERNEL)
+    return row.values("us", CALL) if call == bool(graph) else [] if call else graph
+
+
+def _of_copy(row: Row, *, call: bool = False) -> list[float]:
     """Per cent, by round."""
-    return [100 * copied["us"] / own["us"] for copied, own in row.turns.pairs(row.case, way + COPY, way)]
-
-
-def _cell(row: Row, way: str) -> str:
-    us, share = row.median("us", way), of_copy(row, way)
-    return "" if us is None else f"{us:.1f} ({statistics.median(share):.0f} %)"
+    way = KERNEL if row.values("us", KERNEL) and not call else CALL
+    pairs = row.turns.pairs(row.case, way + COPY, way) if _us(row, call=call) else ()
+    return [100 * copied["us"] / own["us"] for copied, own in pairs]
 
 
 def _count(text: str) -> int:
@@ -182,14 +184,11 @@ class Compression(Tool):
         ("versions", several(_count), "2,4,8", "of the step that reduces"),
         ("threads", several(_count), f"1,{os.cpu_count() or 1}", "on CPUs"),
     )
-    columns = (
-        *(
-            Column(one, "", lambda row, one=one: str(asdict(row.case)[one] or ""), optional=True)
-            for one in ("threads", "codec", "operation", "elements", "dtype")
-        ),
-        Column("GB/s", "", lambda row: f"{row.values('bytes', CALL)[0] / _us(row) / 1e3:.1f}"),
-        Column(KERNEL, "us (of copy)", lambda row: _cell(row, KERNEL), optional=True),
-        Column(CALL, "us (of copy)", lambda row: _cell(row, CALL)),
+    metrics = (
+        ("time", "us", _us),
+        ("of_copy", "%", _of_copy),
+        ("call_time", "us", lambda row: _us(row, call=True)),
+        ("call_of_copy", "%", lambda row: _of_copy(row, call=True)),
     )
 
     @classmethod
@@ -221,27 +220,17 @@ class Compression(Tool):
             for way in ((CALL,) if device == "cpu" else (KERNEL, CALL))
             for name, one in calls.items()
         }
-        yield lambda _case, way, _round: {"us": turns[way](), "bytes": moved}
+        yield lambda _case, way, _round: {"us": turns[way]()}
 
     def rows(self) -> list[Row]:
         return [Row(self.turns, case) for case in dict.fromkeys(case for case, _ in self.turns.samples)]
 
-    def figures(self, row: Row) -> list[Figure]:
-        case = {name: value for name, value in asdict(row.case).items() if value}
-        metrics = {}
-        has_kernel = bool(row.values("us", KERNEL))
-        for way, prefix in ((KERNEL, ""), (CALL, "call_")) if has_kernel else ((CALL, ""),):
-            metrics[f"{prefix}time", "us"] = row.values("us", way)
-            metrics[f"{prefix}of_copy", "%"] = of_copy(row, way)
-        return figures(case, metrics)
+    def labels(self, row: Row) -> dict[str, Label]:
+        return {name: value for name, value in asdict(row.case).items() if value}
 
     def heading(self) -> str:
         where = describe_machine().caption() if self.given.device == "cpu" else torch.cuda.get_device_name()
         return f"Codecs compared with a copy of the same bytes; {where}, torch {torch.__version__}"
-
-
-def _us(row: Row) -> float:
-    return row.median("us", KERNEL) or row.median("us", CALL)
 
 
 main = Compression.main

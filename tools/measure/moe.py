@@ -8,9 +8,8 @@ forward and backward of all layers, without optimizer and gradient communication
 from __future__ import annotations
 
 import functools
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bagua.net.bench.api import Column, Label, within
+from bagua.net.bench.api import Label, within
 from measure.rank import join_bagua
-from measure.runner import Length, Plan, Row, Tool, format_ms, one_of, ranks_text
+from measure.runner import Length, Plan, Row, Tool, one_of, ranks_text
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DENSE, MOE, EXCHANGE = "dense", "moe", "all_to_all"
@@ -127,10 +126,6 @@ def _percent(row: Row, variant: str) -> list[float]:
     return [100 * part for part in _of(row, variant, MOE)]
 
 
-def _median(values: Sequence[float], style: str) -> str:
-    return format(statistics.median(values), style) if values else ""
-
-
 class Mixtures(Tool):
     name = "moe"
     about = "Layers of MoE compared with dense layers of equal active size"
@@ -148,13 +143,6 @@ class Mixtures(Tool):
     length = Length(20, 600.0)
     module = "measure.moe"
     same = tuple(one[0] for one in options)
-    columns = (
-        Column("layer", "", lambda row: row.variant, left=True),
-        Column("step", "ms", lambda row: format_ms(row.median("ms"))),
-        Column("least..most", "ms", lambda row: "..".join(format_ms(one(row.values("ms"))) for one in (min, max))),
-        Column("of dense", "x", lambda row: _median(_of(row, row.variant, DENSE), ".3g")),
-        Column("of moe", "%", lambda row: _median(_percent(row, row.variant), ".3g")),
-    )
     metrics = (
         ("step_time", "ms", lambda row: row.values("ms")),
         ("slowdown", "x", lambda row: _of(row, MOE, DENSE) if row.variant == MOE else []),

@@ -213,6 +213,12 @@ def ratio(value: PairedRatio | None, style: str = ".2f") -> str:
     return MISSING if value is None else f"{value.median:{style}} ({value.low:{style}}..{value.high:{style}})"
 
 
+def spread(values: Iterable[float | None]) -> str:
+    """Median and range."""
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.4g} ({min(known):.4g}..{max(known):.4g})" if known else MISSING
+
+
 def format_ms(value: float) -> str:
     """Three to four significant digits: 0.938, 9.38, 93.8, 938."""
     return f"{value:.{sum(value < bound for bound in (1, 10, 100))}f}"
@@ -239,7 +245,7 @@ class Tool:
         name, about: For the command line.
         title: Of the result file, with options in braces.
         case_type: Of the cases.
-        columns: Of the table.
+        columns: Of the table; by default the labels of a row, and its metrics.
         metrics: Of `figures`: metric, unit, and the values of a row.
         ranks: The least and the largest number of ranks; None: the tool starts none.
         options: Name, type, default, help. Without a type it is a switch.
@@ -541,7 +547,7 @@ class Tool:
         if rows:
             table = render_rows(
                 rows,
-                self.columns,
+                self.columns or self._columns_of_metrics(rows),
                 begins_block=lambda before, row: self.block(before) != self.block(row),
                 is_loud=self.is_loud,
                 colour=shows_colour(sys.stdout),
@@ -557,6 +563,17 @@ class Tool:
         if written := [*self._write_result(), *(self.draw(rows) if rows else ())]:
             print("written: " + ", ".join(map(str, written)))
         return 1 if self.errors or not rows else 0
+
+    def _columns_of_metrics(self, rows: Sequence[Row]) -> list[Column[Any]]:
+        def label(name: str) -> Column[Any]:
+            return Column(name, "", lambda row: str(self.labels(row).get(name, "")), left=True)
+
+        def metric(name: str, unit: str, values: Callable[[Any], Sequence[float | None]]) -> Column[Any]:
+            return Column(name, unit, lambda row: spread(values(row)), optional=True)
+
+        names = dict.fromkeys(name for row in rows for name in self.labels(row))
+        shown = [name for name in names if name not in ("ranks", "gpus")]
+        return [*map(label, shown), *(metric(*one) for one in self.metrics)]
 
     def _write_result(self) -> list[Path]:
         given, device = self.given, self.facts.get("device")
