@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bagua.net.bench.measurement import Case, busbw_factor
-from bagua.net.bench.nccl_ab.session import effective_bytes, link_bytes, make_cases
+from bagua.net.bench.measurement import Case
+from bagua.net.bench.nccl_ab.session import effective_bytes, make_cases
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,3 @@ def test_sizes_hold_whole_elements_for_every_rank(
 
 def test_sizes_that_meet_after_rounding_are_measured_once() -> None:
     assert make_cases(["all_gather"], [8, 16, 32], 4, 4) == [Case("all_gather", 16), Case("all_gather", 32)]
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 7])
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"])
-def test_link_bytes_agree_with_the_definition_of_busbw(collective: str, ranks: int) -> None:
-    """busbw is what one rank's link carries, and in these patterns all ranks' links carry the same."""
-    size = 840
-    assert link_bytes(collective, size, ranks) == pytest.approx(ranks * busbw_factor(collective, ranks) * size)

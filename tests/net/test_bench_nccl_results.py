@@ -10,9 +10,8 @@ from support.played_comparison import CASES, OURS, Stage
 
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.nccl_ab.backend import BEST_TUNED, Backend, hand_tuned, own_transport, shared_memory
-from bagua.net.bench.nccl_ab.options import parse_options
-from bagua.net.bench.nccl_ab.report import Results, is_slower, results_of, write_outputs
-from bagua.net.bench.result_file import read_result
+from bagua.net.bench.nccl_ab.report import Results, figures_of, is_slower, results_of
+from bagua.net.bench.result_file import result_of, write_files
 
 SMALL, LARGE = (case.bytes for case in CASES)
 MEMORY = Backend("shared memory", "Socket", shared_memory=True)
@@ -91,24 +90,9 @@ def test_a_setting_that_failed_on_the_way_cannot_be_the_best() -> None:
 
 
 def test_files_have_every_setting_and_the_best_of_each_size(tmp_path: Path) -> None:
-    stage, library = eleven(), tmp_path / "libnccl-net.so"
-    library.touch()
-    words = ["--library", str(library), "--json", str(tmp_path / "run.json"), "--csv", str(tmp_path / "run.csv")]
-    write_outputs(
-        parse_options(words),
-        results(stage),
-        stage.sessions,
-        describe_machine(),
-        parameters={},
-        notes=["a note"],
-        errors=["an error"],
-        device="H200",
-        ranks=2,
-        gpus=2,
-        setting="2 x H200",
-    )
-    result = read_result(tmp_path / "run.json")
-    assert (result.machine["gpu"], result.notes) == ("H200", ("a note", "ERROR: an error"))
+    found = figures_of(results(eleven()), ranks=2, gpus=2)
+    result = result_of("a title", found, machine=describe_machine(), parameters={})
+    assert write_files(result, None, tmp_path / "run.csv") == [tmp_path / "run.csv"]
     assert len({one.case["backend"] for one in result.select("time", gpus=2)}) == 11 + 1
     best = result.select("time", backend="nccl_tuned_best")
     assert [(one.case["size_bytes"], one.case["setting"]) for one in best] == [(SMALL, "default"), (LARGE, "t2s2 16ch")]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.sizes import parse_size, size_series
@@ -132,13 +132,18 @@ def parser_of(program: str, description: str, epilog: str) -> OptionParser:
     )
 
 
+def add(
+    group: argparse._ActionsContainer, names: str, kind: Callable[[str], Any], metavar: str, about: str, **more: Any
+) -> None:
+    """An option with a value. `names`: with spaces between them."""
+    group.add_argument(*names.split(), type=kind, metavar=metavar, help=about, **more)
+
+
 def add_sizes(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     sizes = parser.add_argument_group("sizes (nccl-tests spellings)")
-    sizes.add_argument("-b", "--minbytes", type=byte_size, metavar="SIZE", help="smallest size (default 8)")
-    sizes.add_argument("-e", "--maxbytes", type=byte_size, metavar="SIZE", help="largest size (default 256M)")
-    sizes.add_argument(
-        "-f", "--stepfactor", type=within(int, 2, 1024), metavar="N", help="from size to size (default 2)"
-    )
+    add(sizes, "-b --minbytes", byte_size, "SIZE", "smallest size (default 8)")
+    add(sizes, "-e --maxbytes", byte_size, "SIZE", "largest size (default 256M)")
+    add(sizes, "-f --stepfactor", within(int, 2, 1024), "N", "from size to size (default 2)")
     return sizes
 
 
@@ -152,58 +157,36 @@ def series_of(given: argparse.Namespace, largest: int = 256 << 20) -> list[int]:
 def add_length(parser: argparse.ArgumentParser, of: str, repeats: str) -> argparse._ArgumentGroup:
     """`of`: what one backend does at a time; `repeats`: what --repeats says."""
     length = parser.add_argument_group("how long")
-    length.add_argument(
-        "-n",
-        "--iters",
-        type=within(int, 1, 100_000),
-        metavar="N",
-        dest="iterations",
-        help=f"iterations of a {of} (default: as many as there is time for)",
-    )
-    length.add_argument(
-        "-w",
-        "--warmup_iters",
-        type=within(int, 0, 10_000),
-        metavar="N",
-        dest="warmup",
-        help=f"warm-ups of a {of} (default: a sixth of the iterations)",
-    )
-    length.add_argument("--repeats", type=within(int, 1, 1000), metavar="N", help=repeats)
+    about = f"iterations of a {of} (default: as many as there is time for)"
+    add(length, "-n --iters", within(int, 1, 100_000), "N", about, dest="iterations")
+    about = f"warm-ups of a {of} (default: a sixth of the iterations)"
+    add(length, "-w --warmup_iters", within(int, 0, 10_000), "N", about, dest="warmup")
+    add(length, "--repeats", within(int, 1, 1000), "N", repeats)
     return length
 
 
 def add_programs(group: argparse._ArgumentGroup, *, driver: bool = True) -> None:
-    group.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
+    add(group, "--library", Path, "PATH", "libnccl-net.so (default: the package's)")
     if driver:
-        group.add_argument("--driver", type=Path, metavar="PATH", help="bagua-net-driver (default: the package's)")
+        add(group, "--driver", Path, "PATH", "bagua-net-driver (default: the package's)")
 
 
 def add_network(parser: argparse.ArgumentParser, interface: str, *, address: bool = True) -> argparse._ArgumentGroup:
     network = parser.add_argument_group("network")
-    network.add_argument("--interface", metavar="NAME", help=interface)
+    add(network, "--interface", str, "NAME", interface)
     if address:
-        network.add_argument("--address", metavar="IP", help="an address of this host instead of an interface")
-    network.add_argument(
-        "--timeout",
-        type=within(float, 1, 3600),
-        default=60.0,
-        metavar="S",
-        dest="timeout_s",
-        help="for anything that makes no progress (default 60)",
-    )
-    network.add_argument(
-        "--port", type=within(int, 1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
-    )
+        add(network, "--address", str, "IP", "an address of this host instead of an interface")
+    about = "for anything that makes no progress (default 60)"
+    add(network, "--timeout", within(float, 1, 3600), "S", about, default=60.0, dest="timeout_s")
+    add(network, "--port", within(int, 1, 65535), "N", "where launched ranks meet on rank 0's host")
     network.add_argument("--local", action="store_true", help="run here alone even if a launcher's variables are set")
     return network
 
 
 def add_results(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     output = parser.add_argument_group("results")
-    output.add_argument(
-        "--json", type=Path, metavar="PATH", dest="json_path", help="every figure and the machine's facts"
-    )
-    output.add_argument("--csv", type=Path, metavar="PATH", dest="csv_path", help="one row per figure")
+    add(output, "--json", Path, "PATH", "every figure and the machine's facts", dest="json_path")
+    add(output, "--csv", Path, "PATH", "one row per figure", dest="csv_path")
     return output
 
 

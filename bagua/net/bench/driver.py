@@ -41,9 +41,8 @@ _INET6_SCOPE_LINK = 0x20
 @dataclass(frozen=True)
 class NetworkPath:
     address: str
-    interface: (
-        str  # "eth0", or "eth0,eth1" where BAGUA_NET_JOIN_NICS joins them; "" leaves NCCL_SOCKET_IFNAME to the user
-    )
+    # "eth0", or "eth0,eth1" where BAGUA_NET_JOIN_NICS joins them; "" leaves NCCL_SOCKET_IFNAME to the user.
+    interface: str
 
 
 def interface_addresses() -> dict[str, list[str]]:
@@ -193,19 +192,15 @@ class DriverSettings:
     baseline_library: Path | None = None
 
     def command(self, request: DriverRequest) -> list[str]:
-        timeout_ms = str(int(self.timeout_s * 1000))
-        ranks = ["--rank", str(request.rank), "--nranks", str(request.ranks)]
         if request.backend == RAW:
-            raw = [str(self.driver), "raw", "--role", request.role, "--streams", str(request.streams)]
-            end = (
-                ["--address", request.listen or self.address]
-                if request.role == "server"
-                else ["--connect", request.connect]
-            )
+            is_server = request.role == "server"
+            end = ("--address", request.listen or self.address) if is_server else ("--connect", request.connect)
+            raw = [str(self.driver), "raw", "--role", request.role, "--streams", str(request.streams), *end]
             blocks = ["--write-bytes", str(request.write_bytes)] if request.write_bytes else []
-            return [*raw, *end, "--memory-bytes", str(request.memory_bytes), *blocks]
-        ring = [str(self.driver), "ring", *ranks, "--channels", str(self.channels)]
-        ring += ["--slice-bytes", str(SLICE_BYTES), "--depth", str(DEPTH), "--timeout-ms", timeout_ms]
+            return [*raw, "--memory-bytes", str(request.memory_bytes), *blocks]
+        ring = [str(self.driver), "ring", "--rank", str(request.rank), "--nranks", str(request.ranks)]
+        ring += ["--channels", str(self.channels), "--slice-bytes", str(SLICE_BYTES), "--depth", str(DEPTH)]
+        ring += ["--timeout-ms", str(int(self.timeout_s * 1000))]
         if request.backend == "bare":
             return [*ring, "--transport", "bare", "--address", self.address]
         return [*ring, "--transport", "plugin", "--library", str(self._library_of(request))]

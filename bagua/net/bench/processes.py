@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
-from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from bagua.net.bench.errors import BenchError
@@ -87,11 +86,8 @@ def ask(endpoints: Sequence[Endpoint], line: str, expected: str, timeout_s: floa
     """The same line to all of them, then one answer of each."""
     for endpoint in endpoints:
         endpoint.post(line)
-    return gather(endpoints, expected, timeout_s, f"at {line.split(' ')[0]!r} ({_shortened(line)})")
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= 60 else line[:57] + "..."
+    shown = line if len(line) <= 60 else line[:57] + "..."
+    return gather(endpoints, expected, timeout_s, f"at {line.split(' ')[0]!r} ({shown})")
 
 
 _QUIT_S = 2.0
@@ -104,7 +100,7 @@ class DriverProcess:
     """Implements Endpoint over the pipes of a child process."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._name = name
+        self.name = name
         self._received = bytearray()
         self._ended = False
         self._quit_deadline: float | None = None
@@ -125,30 +121,21 @@ class DriverProcess:
             raise BenchError(
                 f"{name}: {command[0]!r} cannot be started ({error.strerror}); reinstall bagua, which brings it"
             ) from error
+        self.pid = self._process.pid
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin = self._process.stdin
         self._stdout = self._process.stdout
         os.set_blocking(self._stdout.fileno(), False)
 
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def fileno(self) -> int:
         return self._stdout.fileno()
 
     def post(self, line: str) -> None:
-        try:
+        # Whatever it said before it went is more useful than "broken pipe": next_event reports it.
+        with contextlib.suppress(BrokenPipeError, ValueError):
             self._stdin.write(line.encode() + b"\n")
             self._stdin.flush()
-        except (BrokenPipeError, ValueError):
-            # Whatever it said before it went is more useful than "broken pipe": next_event reports it.
-            pass
 
     def next_event(self) -> Event | None:
         while (end := self._received.find(b"\n")) < 0:
@@ -161,7 +148,7 @@ class DriverProcess:
             self._ended = not data
             self._received += data
             if len(self._received) > _MAX_LINE_BYTES:
-                raise BenchError(f"{self._name} sent a line above {_MAX_LINE_BYTES} bytes; reinstall bagua")
+                raise BenchError(f"{self.name} sent a line above {_MAX_LINE_BYTES} bytes; reinstall bagua")
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         try:
@@ -170,7 +157,7 @@ class DriverProcess:
             event = None
         if not isinstance(event, dict):
             raise BenchError(
-                f"{self._name} sent {line[:80]!r}, which is no JSON object; nothing else may write to the driver's"
+                f"{self.name} sent {line[:80]!r}, which is no JSON object; nothing else may write to the driver's"
                 " standard output (a wrapper or a preloaded library?)"
             )
         return event
@@ -186,7 +173,7 @@ class DriverProcess:
         remedy = f"its last words: {said}" if said else "it wrote nothing to stderr; set BAGUA_DRIVER_LOG=info"
         if said.endswith("out of memory") or "SIGKILL" in how:
             remedy += "; the kernel may have run out of memory: lower -e/--maxbytes or --ranks"
-        return f"{self._name} (pid {self._process.pid}) {how} in the middle of the run; {remedy}"
+        return f"{self.name} (pid {self.pid}) {how} in the middle of the run; {remedy}"
 
     def _stderr_tail(self) -> str:
         size = self._stderr.seek(0, os.SEEK_END)
@@ -199,10 +186,8 @@ class DriverProcess:
             return
         self._quit_deadline = time.monotonic() + _QUIT_S
         self.post("quit")
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._stdin.close()
-        except BrokenPipeError:
-            pass
 
     def close(self) -> None:
         if self._stderr.closed:
@@ -244,10 +229,7 @@ class Processes:
     def close(self, *, failed: bool) -> None:
         """At once when the run has failed; else all are asked first, so that they end at the same time."""
         for driver in self._drivers:
-            if failed:
-                driver.kill()
-            else:
-                driver.quit()
+            (driver.kill if failed else driver.quit)()
         with contextlib.ExitStack() as closing:
             for driver in self._drivers:
                 closing.callback(driver.close)
@@ -256,9 +238,7 @@ class Processes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from types import TracebackType
 from typing import Self, TextIO
 
 _REDRAW_S = 0.1
@@ -29,9 +28,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
 
     def advance(self, what: str, steps: int = 1) -> None:

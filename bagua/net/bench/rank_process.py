@@ -26,7 +26,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bagua.command_exit import die_with_parent
 from bagua.net.bench.nccl_log import read_proof_file
@@ -40,89 +40,76 @@ Joining = Callable[[argparse.Namespace, Mapping[str, Any]], None]
 """Called with the command line and the fields of `join` before the group is formed."""
 
 
-class _RankProcess:
-    def __init__(
-        self,
-        arguments: argparse.Namespace,
-        operations: Mapping[str, Operation],
-        joining: Joining,
-        formed: Formed,
-        commands: IO[str],
-        replies: IO[str],
-    ) -> None:
-        self._arguments = arguments
-        self._operations = operations
-        self._joining = joining
-        self._formed = formed
-        self._commands = commands
-        self._replies = replies
-        self._device: Any = None
+def _serve(
+    arguments: argparse.Namespace,
+    operations: Mapping[str, Operation],
+    formed: Formed,
+    joining: Joining,
+    reply: Callable[..., None],
+) -> int:
+    """The exit code."""
+    try:
+        device = _join(arguments, formed, joining, reply)
+        for line in sys.stdin:
+            if not line.startswith("{"):  # how an endpoint is closed that was not asked to leave in order
+                return 0
+            command = json.loads(line)
+            name = command.pop("op")
+            if name == "quit":
+                importlib.import_module("torch.distributed").destroy_process_group()
+                reply("bye")
+                return 0
+            if name not in operations:
+                raise ValueError(f"unknown operation {name!r}; there are {', '.join(operations)}")
+            reply(name, **operations[name](device, command))
+    except Exception as error:  # the boundary of the process: the parent has to be told, whatever it was
+        traceback.print_exc()
+        # NCCL's own warnings say more than torch's exception does.
+        warnings = read_proof_file(Path(os.environ.get("NCCL_DEBUG_FILE", ""))).warnings
+        reply("error", message="; NCCL warned: ".join([f"{type(error).__name__}: {error}", *warnings]))
+        return 1
+    return 0
 
-    def serve(self) -> int:
-        try:
-            self._join()
-            for line in self._commands:
-                if not line.startswith("{"):  # how an endpoint is closed that was not asked to leave in order
-                    return 0
-                command = json.loads(line)
-                name = command.pop("op")
-                if name == "quit":
-                    importlib.import_module("torch.distributed").destroy_process_group()
-                    self._reply("bye")
-                    return 0
-                if name not in self._operations:
-                    raise ValueError(f"unknown operation {name!r}; there are {', '.join(self._operations)}")
-                self._reply(name, **self._operations[name](self._device, command))
-        except Exception as error:  # the boundary of the process: the parent has to be told, whatever it was
-            traceback.print_exc()
-            # NCCL's own warnings say more than torch's exception does.
-            warnings = read_proof_file(Path(os.environ.get("NCCL_DEBUG_FILE", ""))).warnings
-            self._reply("error", message="; NCCL warned: ".join([f"{type(error).__name__}: {error}", *warnings]))
-            return 1
-        return 0
 
-    def _reply(self, event: str, **fields: object) -> None:
-        self._replies.write(json.dumps({"event": event, **fields}) + "\n")
-        self._replies.flush()
-
-    def _join(self) -> None:
-        torch: Any = importlib.import_module("torch")
-        dist: Any = importlib.import_module("torch.distributed")
-        arguments = self._arguments
-        rank, ranks, is_cuda = arguments.rank, arguments.ranks, arguments.device == "cuda"
-        timeout = datetime.timedelta(seconds=arguments.timeout_s)
-        store = None
-        if rank == 0:
-            # Port 0 lets the kernel choose: no other program can take the port in between.
-            store = dist.TCPStore(arguments.bind, 0, ranks, True, timeout=timeout, wait_for_workers=False)
-            self._reply("store", port=store.port)
-        line = self._commands.readline()
-        if not line.startswith("{"):
-            raise RuntimeError("the parent ended the run before the group was formed")
-        join = json.loads(line)
-        if store is None:
-            store = dist.TCPStore(join["host"], join["port"], ranks, False, timeout=timeout)
-        # A launcher may show each process its own GPU only, and ranks may share GPUs.
-        number = arguments.local_rank % torch.cuda.device_count() if is_cuda else 0
-        self._device = torch.device("cuda", number) if is_cuda else torch.device("cpu")
-        if is_cuda:
-            torch.cuda.set_device(self._device)
-        # Ranks share the host's cores; each with a pool for all of them would only get in each other's way.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
-        self._joining(arguments, join)
-        # With a device, NCCL's communicator is made here, and not at the first collective.
-        options = {"device_id": self._device} if arguments.backend == "nccl" else {}
-        dist.init_process_group(arguments.backend, store=store, rank=rank, world_size=ranks, timeout=timeout, **options)
-        self._reply(
-            "ready",
-            **self._formed(self._device, join),
-            torch=torch.__version__,
-            python=sys.version.split()[0],
-            nccl=".".join(map(str, torch.cuda.nccl.version())) if is_cuda else None,
-            device=torch.cuda.get_device_name(self._device) if is_cuda else "cpu",
-            threads=torch.get_num_threads(),
-            pid=os.getpid(),
-        )
+def _join(arguments: argparse.Namespace, formed: Formed, joining: Joining, reply: Callable[..., None]) -> Any:
+    """This rank's device, when it is in the group."""
+    torch: Any = importlib.import_module("torch")
+    dist: Any = importlib.import_module("torch.distributed")
+    rank, ranks, is_cuda = arguments.rank, arguments.ranks, arguments.device == "cuda"
+    timeout = datetime.timedelta(seconds=arguments.timeout_s)
+    store = None
+    if rank == 0:
+        # Port 0 lets the kernel choose: no other program can take the port in between.
+        store = dist.TCPStore(arguments.bind, 0, ranks, True, timeout=timeout, wait_for_workers=False)
+        reply("store", port=store.port)
+    line = sys.stdin.readline()
+    if not line.startswith("{"):
+        raise RuntimeError("the parent ended the run before the group was formed")
+    join = json.loads(line)
+    if store is None:
+        store = dist.TCPStore(join["host"], join["port"], ranks, False, timeout=timeout)
+    # A launcher may show each process its own GPU only, and ranks may share GPUs.
+    number = arguments.local_rank % torch.cuda.device_count() if is_cuda else 0
+    device = torch.device("cuda", number) if is_cuda else torch.device("cpu")
+    if is_cuda:
+        torch.cuda.set_device(device)
+    # Ranks share the host's cores; each with a pool for all of them would only get in each other's way.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    joining(arguments, join)
+    # With a device, NCCL's communicator is made here, and not at the first collective.
+    options = {"device_id": device} if arguments.backend == "nccl" else {}
+    dist.init_process_group(arguments.backend, store=store, rank=rank, world_size=ranks, timeout=timeout, **options)
+    reply(
+        "ready",
+        **formed(device, join),
+        torch=torch.__version__,
+        python=sys.version.split()[0],
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if is_cuda else None,
+        device=torch.cuda.get_device_name(device) if is_cuda else "cpu",
+        threads=torch.get_num_threads(),
+        pid=os.getpid(),
+    )
+    return device
 
 
 def rank_command(
@@ -153,8 +140,11 @@ def run_rank(
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # Whatever a library prints must not be taken for a reply.
     os.dup2(2, 1)
-    code = _RankProcess(arguments, operations, joining, formed, sys.stdin, replies).serve()
-    replies.flush()
+
+    def reply(event: str, **fields: object) -> None:
+        print(json.dumps({"event": event, **fields}), file=replies, flush=True)
+
+    code = _serve(arguments, operations, formed, joining, reply)
     sys.stderr.flush()
     # Not sys.exit: after an error the other ranks are gone, and NCCL's destructors would wait for them; and gloo's can
     # wait for a thread that waits for Python's lock.

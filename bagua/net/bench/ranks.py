@@ -11,8 +11,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import wait
-from types import TracebackType
 from typing import Any, Self
 
 from bagua.net.bench.driver import NetworkPath
@@ -30,19 +30,15 @@ class RemotePlace:
 
     def __init__(self, connection: LineConnection, host: str, rank: int) -> None:
         self._connection = connection
-        self._host = host
+        self.host = host
         self._rank = rank
         self._endpoints: list[RemoteDriver] = []
-
-    @property
-    def host(self) -> str:
-        return self._host
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def start(self, request: Request) -> RemoteDriver:
-        driver = RemoteDriver(self, len(self._endpoints), f"{request.title} on {self._host}")
+        driver = RemoteDriver(self, len(self._endpoints), f"{request.title} on {self.host}")
         self._endpoints.append(driver)
         self.send({"id": driver.number, "start": vars(request)})
         return driver
@@ -59,7 +55,7 @@ class RemotePlace:
         """Sort what has arrived into the endpoints."""
         while (message := self._connection.receive(0)) is not None:
             if "failed" in message:
-                raise BenchError(f"rank {self._rank} on {self._host}: {message['failed']}")
+                raise BenchError(f"rank {self._rank} on {self.host}: {message['failed']}")
             number, event = message.get("id"), message.get("event")
             if not isinstance(number, int) or not 0 <= number < len(self._endpoints) or not isinstance(event, dict):
                 raise BenchError(
@@ -81,13 +77,9 @@ class RemoteDriver:
 
     def __init__(self, place: RemotePlace, number: int, name: str) -> None:
         self._place = place
-        self._name = name
+        self.name = name
         self.number = number
         self.arrived: deque[Event] = deque()
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     def fileno(self) -> int:
         return self._place.fileno()
@@ -159,28 +151,25 @@ def _next_event(process: DriverProcess) -> Event | None:
 MakePlace = Callable[[str, int], tuple[LocalPlace, NetworkPath]]
 
 
+@dataclass
 class Ranks:
-    """places[rank]; leaving the `with` ends every process everywhere."""
+    """places[rank]; leaving the `with` ends every process everywhere.
 
-    def __init__(
-        self,
-        places: Sequence[Place],
-        networks: Sequence[str],
-        path: NetworkPath,
-        local_ranks: Sequence[int] = (),
-        members: Sequence[Member] = (),
-    ) -> None:
-        """networks[rank] is equal for ranks that share a loopback interface (see network_identity). local_ranks[rank]
-        counts those of its host. members: of a launched run."""
-        self.members = members
-        self.places = list(places)
-        self._networks = list(networks)
-        self.path = path
-        self.local_ranks = list(local_ranks) or list(range(len(places)))
+    Attributes:
+        networks: Equal for ranks that share a loopback interface (see network_identity).
+        local_ranks: The rank's number on its host.
+        members: Of a launched run.
+    """
+
+    places: Sequence[Place]
+    networks: Sequence[str]
+    path: NetworkPath
+    local_ranks: Sequence[int] = ()
+    members: Sequence[Member] = ()
 
     @staticmethod
     def local(place: LocalPlace, ranks: int, path: NetworkPath) -> Ranks:
-        return Ranks([place] * ranks, [network_identity()] * ranks, path)
+        return Ranks([place] * ranks, [network_identity()] * ranks, path, range(ranks))
 
     @property
     def count(self) -> int:
@@ -188,7 +177,7 @@ class Ranks:
 
     @property
     def hosts(self) -> int:
-        return len(set(self._networks))
+        return len(set(self.networks))
 
     @property
     def measured_link(self) -> int:
@@ -202,13 +191,10 @@ class Ranks:
         return len(self._leaving()) or self.count
 
     def _leaving(self) -> list[int]:
-        home = self._networks[0]
-        following = [*self._networks[1:], home]
-        return [
-            rank
-            for rank, (own, next_one) in enumerate(zip(self._networks, following, strict=True))
-            if own == home != next_one
-        ]
+        home = self.networks[0]
+        following = [*self.networks[1:], home]
+        pairs = enumerate(zip(self.networks, following, strict=True))
+        return [rank for rank, (own, next_one) in pairs if own == home != next_one]
 
     def close(self, *, failed: bool) -> None:
         """Safe to call again. The agents of other hosts exit with 1 if it failed."""
@@ -218,9 +204,7 @@ class Ranks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
 
 

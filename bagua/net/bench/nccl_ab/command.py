@@ -25,11 +25,12 @@ from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.nccl_ab.backend import ignored_variables
 from bagua.net.bench.nccl_ab.options import PROGRAM, NcclOptions, check_files, parse_options
 from bagua.net.bench.nccl_ab.processes import START_S, RankRequest, maker, own_ranks
-from bagua.net.bench.nccl_ab.report import render_closing, render_tables, results_of, write_outputs
+from bagua.net.bench.nccl_ab.report import figures_of, render_closing, render_tables, results_of
 from bagua.net.bench.nccl_ab.session import ELEMENT_BYTES, MAX_SINGLE, NcclSession, check_memory, make_cases
 from bagua.net.bench.paced_run import Pace, PacedRun
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.ranks import Ranks, follow, lead_ranks
+from bagua.net.bench.result_file import result_of, write_files
 from bagua.net.bench.table import shows_colour
 
 
@@ -199,29 +200,27 @@ def _deliver(
     backends = [session.backend for session in sessions]
     print(render_tables(results, backends, all_columns=options.all_columns, colour=colour))
     print(render_closing(sessions, results, notes, errors, all_columns=options.all_columns), end="", flush=True)
-    parameters = {
-        "ranks": ranks.count,
-        "hosts": ranks.hosts,
-        "gpus_shared": None if sharing is None else asdict(sharing),
-        "tcp_only": tcp_only,
-        "datatype": options.dtype,
-        "repeats": options.repeats,
-        "backends": {backend.name: backend.settings for backend in backends},
-        **facts,
-    }
-    written = write_outputs(
-        options,
-        results,
-        sessions,
-        machine,
-        parameters=parameters,
-        notes=notes,
-        errors=errors,
-        device=device,
-        ranks=ranks.count,
-        gpus=(ranks.count if sharing is None else sharing.gpus * ranks.hosts) if options.backend == "nccl" else 0,
-        setting=setting,
+    gpus = (ranks.count if sharing is None else sharing.gpus * ranks.hosts) if options.backend == "nccl" else 0
+    result = result_of(
+        f"NCCL with and without the plugin: {setting}",
+        figures_of(results, ranks=ranks.count, gpus=gpus),
+        machine=machine,
+        parameters={
+            "ranks": ranks.count,
+            "hosts": ranks.hosts,
+            "gpus_shared": None if sharing is None else asdict(sharing),
+            "tcp_only": tcp_only,
+            "datatype": options.dtype,
+            "repeats": options.repeats,
+            "backends": {backend.name: backend.settings for backend in backends},
+            **facts,
+            "networks": {session.name: [asdict(proof) for proof in session.proofs] for session in sessions},
+        },
+        versions={name: facts.get(name) for name in ("torch", "nccl")},
+        gpu=device if gpus else None,
+        notes=[*notes, *(f"ERROR: {error}" for error in errors)],
     )
+    written = write_files(result, options.json_path, options.csv_path)
     if written:
         print(f"written: {', '.join(map(str, written))}")
 

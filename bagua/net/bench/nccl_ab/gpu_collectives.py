@@ -10,13 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from bagua.net.bench.machine import available_bytes
-from bagua.net.bench.nccl_ab.session import buffer_bytes
+from bagua.net.bench.nccl_ab.session import SPLIT, buffer_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,17 +54,6 @@ class Verification:
     first_wrong: int | None
 
 
-def _all_gather(output: Tensor, part: Tensor) -> Any:
-    # torch 2.13 renamed the two; the old names warn there.
-    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return function(output, part)
-
-
-def _reduce_scatter(output: Tensor, whole: Tensor) -> Any:
-    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return function(output, whole)
-
-
 class CollectiveRunner:
     """Launches and verifies. Its buffers live within `holding` only: every backend has a process on the same GPU, and
     eleven times the largest size need not fit there."""
@@ -82,11 +71,16 @@ class CollectiveRunner:
     def holding(self, collective: str, size_bytes: int) -> Iterator[None]:
         """Buffers for this operation, zeros: repeated sums in place neither overflow nor slow down over subnormal
         numbers. The caller has waited for all operations when it leaves."""
-        self._check(collective, size_bytes)
-        send, receive = buffer_bytes(collective, size_bytes, self._ranks)
+        elements, rest = divmod(size_bytes, self._element_bytes)
+        if rest or elements < 1:
+            raise ValueError(f"{collective} of {size_bytes} B has no whole elements of {self._element_bytes} B")
+        if collective in SPLIT and elements % self._ranks:
+            raise ValueError(f"{collective} of {elements} elements cannot be split over {self._ranks} ranks")
         try:
-            self._send = torch.zeros(send // self._element_bytes, dtype=self._dtype, device=self._device)
-            self._receive = torch.zeros(receive // self._element_bytes, dtype=self._dtype, device=self._device)
+            self._send, self._receive = (
+                torch.zeros(size // self._element_bytes, dtype=self._dtype, device=self._device)
+                for size in buffer_bytes(collective, size_bytes, self._ranks)
+            )
             yield
         finally:
             self._send = self._receive = torch.empty(0, dtype=self._dtype, device=self._device)
@@ -100,71 +94,48 @@ class CollectiveRunner:
             return int(torch.cuda.mem_get_info(self._device)[0])
         return (available_bytes(Path("/proc/meminfo").read_text(encoding="ascii")) or 0) // self._ranks
 
-    def launch(self, collective: str, size_bytes: int) -> Callable[[], None]:
+    def launch(self, collective: str) -> Callable[[], object]:
         """A function that starts the operation once, within `holding` it; on a GPU it returns before the operation
         ended."""
-        elements, part = self._counts(size_bytes)
         send, receive = self._send, self._receive
-        if collective in ("all_reduce", "broadcast"):
-            whole = receive[:elements]
-            if collective == "all_reduce":
-                return lambda: _discard(dist.all_reduce(whole))
-            return lambda: _discard(dist.broadcast(whole, 0))
-        if collective == "all_gather":
-            output, own = receive[:elements], send[:part]
-            return lambda: _discard(_all_gather(output, own))
-        if collective == "reduce_scatter":
-            output, whole = receive[:part], send[:elements]
-            return lambda: _discard(_reduce_scatter(output, whole))
-        if collective == "all_to_all":
-            output, whole = receive[:elements], send[:elements]
-            return lambda: _discard(dist.all_to_all_single(output, whole))
-        if collective == "send_recv":
-            return self._ring_shift(send[:elements], receive[:elements])
-        raise ValueError(f"unknown collective {collective!r}")
+        # torch 2.13 renamed the two; the old names warn there.
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        operations: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(receive),
+            "broadcast": lambda: dist.broadcast(receive, 0),
+            "all_gather": lambda: all_gather(receive, send),
+            "reduce_scatter": lambda: reduce_scatter(receive, send),
+            "all_to_all": lambda: dist.all_to_all_single(receive, send),
+            "send_recv": lambda: self._ring_shift(send, receive),
+        }
+        return operations[collective]
 
-    def _ring_shift(self, outgoing: Tensor, incoming: Tensor) -> Callable[[], None]:
+    def _ring_shift(self, outgoing: Tensor, incoming: Tensor) -> None:
         """Every rank sends to the next and receives from the previous, as nccl-tests' sendrecv does."""
         to_rank, from_rank = (self._rank + 1) % self._ranks, (self._rank - 1) % self._ranks
-
-        def run() -> None:
-            operations = [dist.P2POp(dist.isend, outgoing, to_rank), dist.P2POp(dist.irecv, incoming, from_rank)]
-            for work in dist.batch_isend_irecv(operations):
-                work.wait()
-
-        return run
+        operations = [dist.P2POp(dist.isend, outgoing, to_rank), dist.P2POp(dist.irecv, incoming, from_rank)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
 
     def verify(self, collective: str, size_bytes: int, salt: int) -> Verification:
         """One operation on fresh data, within `holding` it; every element is compared on the device with what it has to
         be."""
-        elements, part = self._counts(size_bytes)
-        sent = self._receive if collective in ("all_reduce", "broadcast") else self._send
-        self._receive[:elements].fill_(_UNWRITTEN)
+        self._receive.fill_(_UNWRITTEN)
         if collective != "broadcast" or self._rank == 0:
-            self._fill(sent, part if collective == "all_gather" else elements, salt)
-        self.launch(collective, size_bytes)()
+            self._fill(self._receive if collective in ("all_reduce", "broadcast") else self._send, salt)
+        self.launch(collective)()
+        elements = size_bytes // self._element_bytes
         wrong, first = 0, None
-        for begin, count, sources, source_begin in self._expected_segments(collective, elements, part):
+        for begin, count, sources, source_begin in self._expected_segments(collective, elements):
             segment_wrong, segment_first = self._compare(begin, count, sources, source_begin, salt)
             wrong += segment_wrong
-            if first is None and segment_first is not None:
-                first = segment_first
+            first = segment_first if first is None else first
         return Verification(wrong, first)
 
-    def _check(self, collective: str, size_bytes: int) -> None:
-        elements, rest = divmod(size_bytes, self._element_bytes)
-        if rest or elements < 1:
-            raise ValueError(f"{collective} of {size_bytes} B has no whole elements of {self._element_bytes} B")
-        if collective in ("all_gather", "reduce_scatter", "all_to_all") and elements % self._ranks:
-            raise ValueError(f"{collective} of {elements} elements cannot be split over {self._ranks} ranks")
-
-    def _counts(self, size_bytes: int) -> tuple[int, int]:
-        elements = size_bytes // self._element_bytes
-        return elements, elements // self._ranks
-
-    def _expected_segments(self, collective: str, elements: int, part: int) -> list[tuple[int, int, list[int], int]]:
+    def _expected_segments(self, collective: str, elements: int) -> list[tuple[int, int, list[int], int]]:
         """(first received element, count, ranks whose elements are summed, first of their elements)."""
-        everyone = list(range(self._ranks))
+        everyone, part = list(range(self._ranks)), elements // self._ranks
         if collective == "all_reduce":
             return [(0, elements, everyone, 0)]
         if collective == "broadcast":
@@ -177,11 +148,10 @@ class CollectiveRunner:
             return [(source * part, part, [source], self._rank * part) for source in everyone]
         return [(0, elements, [(self._rank - 1) % self._ranks], 0)]
 
-    def _fill(self, buffer: Tensor, elements: int, salt: int) -> None:
-        for begin in range(0, elements, _VERIFY_ELEMENTS):
-            count = min(_VERIFY_ELEMENTS, elements - begin)
-            values = pattern(self._rank, begin, count, salt, self._modulus, self._device)
-            buffer[begin : begin + count] = values.to(buffer.dtype)
+    def _fill(self, buffer: Tensor, salt: int) -> None:
+        for begin in range(0, buffer.numel(), _VERIFY_ELEMENTS):
+            part = buffer[begin : begin + _VERIFY_ELEMENTS]
+            part.copy_(pattern(self._rank, begin, part.numel(), salt, self._modulus, self._device))
 
     def _compare(
         self, begin: int, elements: int, sources: list[int], source_begin: int, salt: int
@@ -199,7 +169,3 @@ class CollectiveRunner:
                 first = begin + offset + int(differs.to(torch.uint8).argmax().item())
             wrong += here
         return wrong, first
-
-
-def _discard(_: Any) -> None:
-    """Synchronous calls return None or a finished Work, depending on the torch version."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bagua.net.bench.command_line import (
     RunOptions,
+    add,
     add_length,
     add_network,
     add_programs,
@@ -87,44 +88,29 @@ def make_parser() -> argparse.ArgumentParser:
         _EPILOG,
     )
     sizes = add_sizes(parser)
-    sizes.add_argument(
-        "--sizes", type=_sizes, metavar="LIST", help="these sizes, with commas, instead of -b, -e and -f"
-    )
+    add(sizes, "--sizes", _sizes, "LIST", "these sizes, with commas, instead of -b, -e and -f")
     sizes.add_argument(
         "-d", "--datatype", choices=sorted(ELEMENT_BYTES), default="bfloat16", dest="dtype", help="default bfloat16"
     )
 
     what = parser.add_argument_group("what runs")
-    what.add_argument(
-        "--collectives",
-        type=names_of("collective", GPU_COLLECTIVES, {"all": GPU_COLLECTIVES}),
-        default=("all_reduce",),
-        metavar="LIST",
-        help=f"with commas, of {', '.join(GPU_COLLECTIVES)}, or all (default all_reduce)",
-    )
-    what.add_argument(
-        "--tuned",
-        action="append",
-        metavar="TxS[xC]",
-        help="NCCL's own transport with T threads, S sockets each and at least C channels; may be repeated, or a list"
+    collectives = names_of("collective", GPU_COLLECTIVES, {"all": GPU_COLLECTIVES})
+    about = f"with commas, of {', '.join(GPU_COLLECTIVES)}, or all (default all_reduce)"
+    add(what, "--collectives", collectives, "LIST", about, default=("all_reduce",))
+    about = (
+        "NCCL's own transport with T threads, S sockets each and at least C channels; may be repeated, or a list"
         f" with commas; {BEST} stands for {','.join(BEST_TUNED)}, of which the report shows the best of each size; none"
-        f" for no such backend (default {DEFAULT_TUNED})",
+        f" for no such backend (default {DEFAULT_TUNED})"
     )
-    what.add_argument(
-        "--variant",
-        action="append",
-        default=[],
-        metavar="NAME:VAR=VALUE,...",
-        help="the plugin with settings on top of its defaults; may be repeated",
-    )
+    add(what, "--tuned", str, "TxS[xC]", about, action="append")
+    about = "the plugin with settings on top of its defaults; may be repeated"
+    add(what, "--variant", str, "NAME:VAR=VALUE,...", about, action="append", default=[])
     what.add_argument(
         "--shared-memory", action="store_true", help="add NCCL over shared memory (no TCP) as a yardstick"
     )
     what.add_argument("--without-plugin", action="store_true", help="NCCL's own settings only")
     add_programs(what, driver=False)
-    what.add_argument(
-        "--ranks", type=within(int, 2, 128), metavar="W", help="GPUs of this machine to use (default all)"
-    )
+    add(what, "--ranks", within(int, 2, 128), "W", "GPUs of this machine to use (default all)")
     what.add_argument(
         "--share-gpus",
         action="store_true",
@@ -134,42 +120,30 @@ def make_parser() -> argparse.ArgumentParser:
 
     length = add_length(parser, "turn", f"turns of each backend at each size (default {DEFAULT_REPEATS})")
     parser.set_defaults(repeats=DEFAULT_REPEATS)
-    length.add_argument(
-        "--turn-seconds",
-        type=within(float, 0.001, 60.0),
-        default=DEFAULT_TURN_S,
-        metavar="S",
-        help=f"duration of the slowest backend's turn (default {DEFAULT_TURN_S:g}); less where the time limit"
-        " asks for it",
+    about = (
+        f"duration of the slowest backend's turn (default {DEFAULT_TURN_S:g}); less where the time limit asks for it"
     )
-    length.add_argument(
-        "--time-limit",
-        type=within(float, 1.0, 86400.0),
-        default=DEFAULT_TIME_LIMIT_S,
-        metavar="S",
-        dest="time_limit_s",
-        help="time limit of the run, in seconds, once all backends have started; after it no further turn begins,"
-        f" and what was measured is reported (default {DEFAULT_TIME_LIMIT_S:g})",
+    add(length, "--turn-seconds", within(float, 0.001, 60.0), "S", about, default=DEFAULT_TURN_S)
+    about = (
+        "time limit of the run, in seconds, once all backends have started; after it no further turn begins,"
+        f" and what was measured is reported (default {DEFAULT_TIME_LIMIT_S:g})"
     )
+    limit = within(float, 1.0, 86400.0)
+    add(length, "--time-limit", limit, "S", about, default=DEFAULT_TIME_LIMIT_S, dest="time_limit_s")
 
     network = add_network(parser, "NCCL_SOCKET_IFNAME of all backends", address=False)
     network.add_argument(
         "--tcp-only",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="switch NCCL's P2P and shared memory off, over the loopback interface unless NCCL_SOCKET_IFNAME says"
         " another (default: when all ranks are on one host, where TCP would never be used otherwise)",
     )
 
     output = add_results(parser)
     output.add_argument(
-        "--all-columns",
-        action="store_true",
-        help="a column for each backend, even with more than four",
+        "--all-columns", action="store_true", help="a column for each backend, even with more than four"
     )
-    output.add_argument(
-        "--output-dir", type=Path, metavar="DIR", help="all three there (nccl.json, .csv, .png), and NCCL's logs"
-    )
+    add(output, "--output-dir", Path, "DIR", "both there (nccl.json and nccl.csv), and NCCL's logs")
     # gloo on CPUs drives everything but NCCL itself, so that the whole orchestration is tested without GPUs.
     parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl", help=argparse.SUPPRESS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)

@@ -82,7 +82,7 @@ class NcclRank:
 
     def time(self, _: Any, command: Mapping[str, Any]) -> dict[str, Any]:
         with self._runner.holding(command["collective"], command["bytes"]):
-            launch = self._runner.launch(command["collective"], command["bytes"])
+            launch = self._runner.launch(command["collective"])
             for _ in range(command["warmup"]):
                 launch()
             self._synchronize()

@@ -8,16 +8,13 @@ NCCL's hand-tuned settings then stand in one column, the best of each size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Case, Measurement
 from bagua.net.bench.nccl_ab.backend import Backend
-from bagua.net.bench.nccl_ab.options import NcclOptions
 from bagua.net.bench.nccl_ab.session import NcclSession
 from bagua.net.bench.paced_run import PacedRun
-from bagua.net.bench.result_file import Label, measurement_case, measurement_figures, result_of, speedup, write_files
+from bagua.net.bench.result_file import Figure, Label, measurement_case, measurement_figures, speedup
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import BOLD, MISSING, RESET, Column, format_bandwidth, format_time_us, render_rows
 from bagua.net.bench.verdict import SMALL_BYTES, PairedRatio, paired_ratio
@@ -199,37 +196,14 @@ def _where_slower(collective: str, baseline: str, ratios: Mapping[Case, PairedRa
     return [head + ("; slower:" if slower else ""), *lines]
 
 
-def write_outputs(
-    options: NcclOptions,
-    results: Results,
-    sessions: Sequence[NcclSession],
-    machine: MachineFacts,
-    *,
-    parameters: Mapping[str, object],
-    notes: Sequence[str],
-    errors: Sequence[str],
-    device: str,
-    ranks: int,
-    gpus: int,
-    setting: str,
-) -> list[Path]:
-    """The files that were written."""
+def figures_of(results: Results, *, ranks: int, gpus: int) -> list[Figure]:
+    where: dict[str, Label] = {"ranks": ranks, "gpus": gpus}
     rows = [(row, measurement_case(row, ranks=ranks, gpus=gpus)) for row in results.rows.values()]
     for case, name in results.best.items():
         row = replace(results.rows[case, name], backend=BEST_TUNED_NAME)
         rows.append((row, measurement_case(row, ranks=ranks, gpus=gpus, setting=setting_of(name))))
-    figures = [one for row, labels in rows for one in measurement_figures(row, labels)]
+    found = [one for row, labels in rows for one in measurement_figures(row, labels)]
     for (case, baseline), ratio in results.ratios.items():
-        size: dict[str, Label] = {"collective": case.collective, "size_bytes": case.bytes, "ranks": ranks, "gpus": gpus}
-        figures.append(speedup(size, "bagua-net", baseline, ratio))
-    networks = {session.backend.name: [asdict(proof) for proof in session.proofs] for session in sessions}
-    result = result_of(
-        f"NCCL with and without the plugin: {setting}",
-        figures,
-        machine=machine,
-        parameters={**parameters, "networks": networks},
-        versions={name: parameters.get(name) for name in ("torch", "nccl")},
-        gpu=device if gpus else None,
-        notes=[*notes, *(f"ERROR: {error}" for error in errors)],
-    )
-    return write_files(result, options.json_path, options.csv_path)
+        size: dict[str, Label] = {"collective": case.collective, "size_bytes": case.bytes, **where}
+        found.append(speedup(size, "bagua-net", baseline, ratio))
+    return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.measurement import Case, Sample
+from bagua.net.bench.measurement import Case, Sample, busbw_factor
 from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_log import NetworkProof, network_error
 from bagua.net.bench.processes import DriverProcess, Endpoint, ask, gather
@@ -22,38 +22,29 @@ GPU_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "
 ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 
 # These cut their buffer into one part for each rank, so its size is a multiple of the rank count.
-_SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
+SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 def effective_bytes(collective: str, size_bytes: int, element_bytes: int, ranks: int) -> int:
     """The nearest size above that holds whole elements for every rank. The meaning of a size is nccl-tests': the
     larger of send and receive buffer."""
-    unit = element_bytes * ranks if collective in _SPLIT else element_bytes
+    unit = element_bytes * ranks if collective in SPLIT else element_bytes
     return -(-size_bytes // unit) * unit
 
 
 def link_bytes(collective: str, size_bytes: int, ranks: int) -> int:
-    """Bytes that cross connections in one operation, all ranks together, in NCCL's ring (or pairwise) patterns."""
-    if collective == "all_reduce":
-        return 2 * (ranks - 1) * size_bytes
-    if collective in ("all_gather", "reduce_scatter", "all_to_all", "broadcast"):
-        return (ranks - 1) * size_bytes
-    if collective == "send_recv":
-        return ranks * size_bytes
-    raise ValueError(f"unknown collective {collective!r}; known: {', '.join(GPU_COLLECTIVES)}")
+    """Bytes that cross connections in one operation, all ranks together, in NCCL's ring (or pairwise) patterns: busbw
+    is what one rank's link carries, and all carry the same but in a broadcast, whose last rank sends nothing."""
+    links = ranks - 1 if collective == "broadcast" else ranks * busbw_factor(collective, ranks)
+    return round(size_bytes * links)
 
 
 def buffer_bytes(collective: str, size_bytes: int, ranks: int) -> tuple[int, int]:
     """Bytes of the send and of the receive buffer; all_reduce and broadcast work in place."""
     if collective in ("all_reduce", "broadcast"):
         return 0, size_bytes
-    if collective == "all_gather":
-        return size_bytes // ranks, size_bytes
-    if collective == "reduce_scatter":
-        return size_bytes, size_bytes // ranks
-    if collective in ("all_to_all", "send_recv"):
-        return size_bytes, size_bytes
-    raise ValueError(f"unknown collective {collective!r}; known: {', '.join(GPU_COLLECTIVES)}")
+    part = size_bytes // ranks
+    return {"all_gather": (part, size_bytes), "reduce_scatter": (size_bytes, part)}.get(collective, (size_bytes,) * 2)
 
 
 def make_cases(collectives: Sequence[str], sizes: Sequence[int], element_bytes: int, ranks: int) -> list[Case]:
@@ -115,11 +106,6 @@ class NcclSession:
             moved_bytes=link_bytes(case.collective, case.bytes, len(events)) * iterations,
         )
 
-    def free_bytes(self, timeout_s: float) -> list[int]:
-        """By rank: the memory that is left on its GPU."""
-        events = ask(self.endpoints, json.dumps({"op": "memory"}), "memory", timeout_s)
-        return [int(event["free_bytes"]) for event in events]
-
     def read_proofs(self, timeout_s: float) -> str | None:
         """Ask every rank what its NCCL log says; the error if it is not the backend's network."""
         line = json.dumps({"op": "proof"})
@@ -171,8 +157,14 @@ def check_memory(
         BenchError: a rank has too little; names the case, the need, the rank and the remedy.
     """
     alive = [session for session in sessions if session.is_alive]
-    free = _free_bytes(alive, timeout_s)
-    if not free:
+    free: list[int] = []  # by rank
+    for session in alive:
+        # All backends have a process on each GPU and see the same. One that fails here fails at its next question, too.
+        with contextlib.suppress(BenchError):
+            events = ask(session.endpoints, json.dumps({"op": "memory"}), "memory", timeout_s)
+            free = [int(event["free_bytes"]) for event in events]
+            break
+    else:
         return
     largest = max(cases, key=lambda case: needed_bytes(case, len(free)))
     needed = ranks_per_gpu * needed_bytes(largest, len(free))
@@ -183,13 +175,3 @@ def check_memory(
             f" and rank {rank} has {format_size(free[rank])} left beside the processes of {len(alive)} backends;"
             " lower -e/--maxbytes, or run fewer backends (--tuned, --variant)"
         )
-
-
-def _free_bytes(sessions: Sequence[NcclSession], timeout_s: float) -> list[int]:
-    """By rank. All backends have a process on each GPU and see the same, so the first that answers is enough."""
-    for session in sessions:
-        try:
-            return session.free_bytes(timeout_s)
-        except BenchError:
-            continue  # The run's first question to it fails as well, and is reported there.
-    return []

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bagua.net.bench.driver import BASELINE, PLUGIN
-from bagua.net.bench.machine import check_memory, describe_machine
+from bagua.net.bench.machine import check_memory
 from bagua.net.bench.measurement import Case
 from bagua.net.bench.paced_run import PacedRun
 from bagua.net.bench.progress import Progress
@@ -22,7 +22,7 @@ from bagua.net.bench.ranks import Ranks
 from bagua.net.bench.result_file import Figure, Label, ResultFile, result_of
 from bagua.net.bench.ring.options import MIN_FRESH_PROCESSES, Options
 from bagua.net.bench.ring.report import Report, paired_series
-from bagua.net.bench.ring.run import describe_backend, pace_of, parameters_of, title_of
+from bagua.net.bench.ring.run import describe_backend, described, pace_of
 from bagua.net.bench.ring.sessions import RingSession
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import MISSING, Column, format_time_us, render_rows
@@ -93,10 +93,6 @@ def _spread(ratio: PairedRatio | None) -> str:
     return MISSING if ratio is None else f"{ratio.low:.3f}..{ratio.high:.3f}"
 
 
-def _over_bare(row: Row) -> str:
-    return f"{statistics.median(row.over_bare):.2f}" if row.over_bare else MISSING
-
-
 COLUMNS: tuple[Column[Row], ...] = (
     Column("size", "", lambda row: format_size(row.bytes)),
     Column(BASELINE, "us", lambda row: format_time_us(row.us(BASELINE))),
@@ -161,7 +157,7 @@ def compare_builds(
     pairs = -(-(options.fresh_processes or MIN_FRESH_PROCESSES) // 2)
     orders = {"plugin first": options.backends, "baseline first": _swapped(options.backends)}
     rows = {size: Row(size) for size in options.sizes}
-    described: dict[str, str] = {}
+    backends: dict[str, str] = {}
     verified: list[bool] = []
     wrong: list[str] = []
 
@@ -169,7 +165,7 @@ def compare_builds(
         sessions = [RingSession(name, ranks.places) for name in orders[order]]
         for session in sessions:
             session.connect(options.timeout_s)
-            described[session.name] = describe_backend(session.name, session.listening[0], options, environment)
+            backends[session.name] = describe_backend(session.name, session.listening[0], options, environment)
         # The bytes are the same in every round.
         verify = options.verify and not verified
         left_s = max(_MIN_ROUND_S, (deadline - clock()) / max(1, 2 * pairs - len(verified)))
@@ -203,21 +199,14 @@ def compare_builds(
         )
     short = [format_size(row.bytes) for row in rows.values() if len(row.times) < MIN_FRESH_PROCESSES]
     return BuildReport(
-        title=title_of(ranks, options),
-        ranks=ranks.count,
-        machine=describe_machine(),
-        backends={name: described[name] for name in options.backends},
+        **described(ranks, options, environment, len(verified)),
+        backends={name: backends[name] for name in options.backends},
         notes=[
             *turns.notes,
             *([f"left out, for lack of time: {', '.join(short)}; raise --time-budget"] if short else []),
         ],
-        rows=(),
-        limit=None,
-        paired=(),
         wrong=wrong,
         verified=options.verify,
-        repeats=len(verified),
-        parameters=parameters_of(ranks, options, environment, len(verified)),
         compared=[row for row in rows.values() if len(row.times) >= MIN_FRESH_PROCESSES],
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bagua.net.bench.command_line import (
     RunOptions,
+    add,
     add_length,
     add_network,
     add_programs,
@@ -85,62 +86,28 @@ def make_parser() -> argparse.ArgumentParser:
     add_sizes(parser)
     repeats = f"repetitions of each backend and size (default {DEFAULT_REPEATS}); their spread is min..max"
     length = add_length(parser, "repetition", repeats)
-    length.add_argument(
-        "--time-budget",
-        type=within(float, 1, 86400),
-        metavar="S",
-        dest="time_budget_s",
-        help="seconds for the whole run with start-up and checks, which choose the iterations, instead of -n"
-        f" (default {DEFAULT_TIME_BUDGET_S:g})",
-    )
+    about = "seconds for the whole run with start-up and checks, which choose the iterations, instead of -n (default "
+    about += f"{DEFAULT_TIME_BUDGET_S:g})"
+    add(length, "--time-budget", within(float, 1, 86400), "S", about, dest="time_budget_s")
     length.add_argument(
         "--quick", action="store_true", help=f"five sizes, {QUICK_REPEATS} repeats, {QUICK_TIME_BUDGET_S:g} s budget"
     )
 
     what = parser.add_argument_group("what runs")
-    what.add_argument(
-        "--backends",
-        type=names_of("backend", BACKENDS),
-        metavar="LIST",
-        help=f"of {','.join(BACKENDS)} (default all)",
-    )
-    what.add_argument(
-        "--ranks", type=within(int, 2, MAX_RANKS), metavar="W", help="processes on this machine (default 2)"
-    )
-    what.add_argument(
-        "--channels",
-        type=within(int, 1, MAX_CHANNELS),
-        default=2,
-        metavar="C",
-        help="ring connections of a rank (default 2)",
-    )
-    what.add_argument(
-        "--raw-streams",
-        type=_stream_counts,
-        metavar="LIST",
-        help="of raw TCP (default 1,2,4.. up to the number of CPUs)",
-    )
-    what.add_argument(
-        "--busy-per-cpu",
-        type=within(int, 0, MAX_BUSY_PER_CPU),
-        default=0,
-        metavar="N",
-        help="busy processes in addition to the ranks, for each CPU of a host (default 0)",
-    )
+    about = f"of {','.join(BACKENDS)} (default all)"
+    add(what, "--backends", names_of("backend", BACKENDS), "LIST", about)
+    add(what, "--ranks", within(int, 2, MAX_RANKS), "W", "processes on this machine (default 2)")
+    about = "ring connections of a rank (default 2)"
+    add(what, "--channels", within(int, 1, MAX_CHANNELS), "C", about, default=2)
+    add(what, "--raw-streams", _stream_counts, "LIST", "of raw TCP (default 1,2,4.. up to the number of CPUs)")
+    about = "busy processes in addition to the ranks, for each CPU of a host (default 0)"
+    add(what, "--busy-per-cpu", within(int, 0, MAX_BUSY_PER_CPU), "N", about, default=0)
     what.add_argument("--no-verify", action="store_false", dest="verify", help="do not check the data")
-    what.add_argument(
-        "--baseline-library",
-        type=Path,
-        metavar="PATH",
-        help=f"another build of libnccl-net.so, which runs as the backend {BASELINE}, compared with plugin",
-    )
-    what.add_argument(
-        "--fresh-processes",
-        type=within(int, MIN_FRESH_PROCESSES, 1000),
-        metavar="N",
-        help="with --baseline-library: N short rounds of new processes, and for each size whether the plugin is faster,"
-        " slower or the same",
-    )
+    about = f"another build of libnccl-net.so, which runs as the backend {BASELINE}, compared with plugin"
+    add(what, "--baseline-library", Path, "PATH", about)
+    about = "with --baseline-library: N short rounds of new processes, and for each size whether the plugin is faster,"
+    about += " slower or the same"
+    add(what, "--fresh-processes", within(int, MIN_FRESH_PROCESSES, 1000), "N", about)
     what.add_argument(
         "--fail-on-slower", action="store_true", help="exit with 3 if that finds a size slower, or with more CPU time"
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bagua.net.bench.driver import RAW
 from bagua.net.bench.machine import MachineFacts
@@ -97,10 +97,8 @@ def comparisons(paired: Sequence[PairedSeries]) -> list[str]:
     lines = []
     for baseline in dict.fromkeys(series.baseline for series in paired):
         by_size = {series.bytes: series for series in paired if series.baseline == baseline}
-        large, small = (
-            (by_size.get(LARGE_BYTES) or by_size[max(by_size)]),
-            (by_size.get(SMALL_BYTES) or by_size[min(by_size)]),
-        )
+        large = by_size.get(LARGE_BYTES) or by_size[max(by_size)]
+        small = by_size.get(SMALL_BYTES) or by_size[min(by_size)]
         line = (
             f"{large.backend} vs {baseline}: busbw at {format_size(large.bytes)} {large.busbw},"
             f" p50 time at {format_size(small.bytes)} {ratio_of(small.time)}"
@@ -151,13 +149,13 @@ class Report:
     machine: MachineFacts
     backends: Mapping[str, str]  # what each one is: library, table, device
     notes: Sequence[str]  # what is missing, and why
-    rows: Sequence[Measurement]
-    limit: RawLimit | None
-    paired: Sequence[PairedSeries]
+    parameters: Mapping[str, object]
     wrong: Sequence[str]
     verified: bool  # data was checked at all
     repeats: int
-    parameters: Mapping[str, object] = field(default_factory=dict)
+    rows: Sequence[Measurement] = ()
+    limit: RawLimit | None = None
+    paired: Sequence[PairedSeries] = ()
 
     def head(self) -> str:
         lines = [self.title, self.machine.caption(), self.machine.links()]
@@ -212,8 +210,5 @@ class Report:
             found,
             machine=self.machine,
             parameters={**self.parameters, "backends": dict(self.backends), "verified": self.verified},
-            notes=[
-                *self.notes,
-                *self.wrong,
-            ],
+            notes=[*self.notes, *self.wrong],
         )

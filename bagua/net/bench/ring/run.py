@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from bagua.net import secret_file
 from bagua.net.bench.driver import BASELINE, RAW
@@ -51,7 +52,6 @@ def run_bench(ranks: Ranks, options: Options, environment: Mapping[str, str]) ->
     began = time.monotonic()
     ranks_here = sum(place is ranks.places[0] for place in ranks.places)
     check_memory(max(options.sizes), ranks_here, sum(name != RAW for name in options.backends))
-    machine = describe_machine()
     raw_sizes = [size for size in options.sizes if size >= RAW_MIN_BYTES] or [RAW_ONLY_BYTES]
     with Progress(1) as display:
         display.message(f"starting {', '.join(options.backends)}: {ranks.count} ranks each")
@@ -71,38 +71,49 @@ def run_bench(ranks: Ranks, options: Options, environment: Mapping[str, str]) ->
     repeats = max(row.repetitions for row in rows)
     turns = {str(case.bytes): plan for case, plan in run.turn_plans.items()}
     return Report(
-        title=title_of(ranks, options),
-        ranks=ranks.count,
-        machine=machine,
+        **described(
+            *(ranks, options, environment, repeats),
+            iterations={size: plan.iterations for size, plan in turns.items()},
+            warmup={size: plan.warmup for size, plan in turns.items()},
+        ),
         backends={
             session.name: describe_backend(session.name, session.listening[0], options, environment)
             for session in sessions
             if isinstance(session, RingSession)
         },
-        notes=[*run.turns.notes, *_of_joined(sessions, ranks), *_of_encryption(sessions, environment)],
+        notes=[*run.turns.notes, *_unequal(sessions, ranks, environment)],
         rows=rows,
         limit=limit,
         paired=paired_series(run.turns, [name for name in options.backends if name not in ("plugin", RAW)]),
         wrong=run.faults(),
         verified=bool(run.verified),
-        repeats=repeats,
-        parameters={
-            **parameters_of(ranks, options, environment, repeats),
-            "iterations": {size: plan.iterations for size, plan in turns.items()},
-            "warmup": {size: plan.warmup for size, plan in turns.items()},
-        },
     )
 
 
-def parameters_of(ranks: Ranks, options: Options, environment: Mapping[str, str], repeats: int) -> dict[str, object]:
+def described(
+    ranks: Ranks, options: Options, environment: Mapping[str, str], repeats: int, **more: object
+) -> dict[str, Any]:
+    """What every report says of its run. `more`: parameters."""
+    where = f"{ranks.hosts} hosts" if ranks.hosts > 1 else "one host"
+    address, interface = ranks.path.address, ranks.path.interface
+    over = f"{interface} ({address})" if interface else address
+    plural = "" if options.busy_per_cpu == 1 else "es"
+    busy = f", {options.busy_per_cpu} busy process{plural} per CPU" if options.busy_per_cpu else ""
     return {
+        "title": f"ring all-reduce, {ranks.count} ranks x {options.channels} channels on {where} over {over}{busy}",
         "ranks": ranks.count,
-        "hosts": ranks.hosts,
-        "channels": options.channels,
-        "busy_per_cpu": options.busy_per_cpu,
-        "address": ranks.path.address,
-        "interface": ranks.path.interface or environment.get("NCCL_SOCKET_IFNAME", ""),
+        "machine": describe_machine(),
         "repeats": repeats,
+        "parameters": {
+            "ranks": ranks.count,
+            "hosts": ranks.hosts,
+            "channels": options.channels,
+            "busy_per_cpu": options.busy_per_cpu,
+            "address": address,
+            "interface": interface or environment.get("NCCL_SOCKET_IFNAME", ""),
+            "repeats": repeats,
+            **more,
+        },
     }
 
 
@@ -120,33 +131,20 @@ def pace_of(options: Options, left_s: float, verifies: bool) -> Pace:
     )
 
 
-def title_of(ranks: Ranks, options: Options) -> str:
-    where = f"{ranks.hosts} hosts" if ranks.hosts > 1 else "one host"
-    over = f"{ranks.path.interface} ({ranks.path.address})" if ranks.path.interface else ranks.path.address
-    plural = "" if options.busy_per_cpu == 1 else "es"
-    busy = f", {options.busy_per_cpu} busy process{plural} per CPU" if options.busy_per_cpu else ""
-    return f"ring all-reduce, {ranks.count} ranks x {options.channels} channels on {where} over {over}{busy}"
-
-
-def _of_joined(sessions: Sequence[RingSession | RawSession], ranks: Ranks) -> list[str]:
-    """The plugin uses several interfaces as one device, and what it is compared with has one address."""
+def _unequal(
+    sessions: Sequence[RingSession | RawSession], ranks: Ranks, environment: Mapping[str, str]
+) -> Iterator[str]:
+    """What the plugin is compared with has one address, and sends plaintext."""
+    alone = dict.fromkeys(RAW if one.name.startswith(RAW) else one.name for one in sessions)
+    names = [name for name in alone if name in ("bare", RAW)]
     devices = [str(one) for session in sessions for event in session.listening[:1] for one in event.get("devices", [])]
     joined = [name for name in devices if "+" in name]
-    alone = dict.fromkeys(RAW if one.name.startswith(RAW) else one.name for one in sessions)
-    names = " and ".join(name for name in alone if name in ("bare", RAW))
-    if not joined or not names:
-        return []
-    return [f"{names}: over {ranks.path.address} alone; the plugin's device is {joined[0]}"]
-
-
-def _of_encryption(sessions: Sequence[RingSession | RawSession], environment: Mapping[str, str]) -> list[str]:
-    """What the plugin is compared with sends plaintext."""
-    alone = dict.fromkeys(RAW if one.name.startswith(RAW) else one.name for one in sessions)
-    names = " and ".join(name for name in alone if name in ("bare", RAW))
-    if not names or not secret_file.cipher(environment):
-        return []
-    verb = "is" if names in ("bare", RAW) else "are"
-    return [f"the plugin's traffic is encrypted, and {names} {verb} not: unset BAGUA_NET_ENCRYPTION to compare equals"]
+    what = " and ".join(names)
+    if names and joined:
+        yield f"{what}: over {ranks.path.address} alone; the plugin's device is {joined[0]}"
+    if names and secret_file.cipher(environment):
+        verb = "is" if len(names) == 1 else "are"
+        yield f"the plugin's traffic is encrypted, and {what} {verb} not: unset BAGUA_NET_ENCRYPTION to compare equals"
 
 
 def describe_backend(name: str, listening: Event, options: Options, environment: Mapping[str, str]) -> str:

@@ -88,28 +88,19 @@ def busy_cpus(per_cpu: int, timeout_s: float, environment: Mapping[str, str]) ->
 class RingSession:
     """W ranks that all-reduce in a ring: plugin, plugin-1, bare."""
 
-    collective = "all_reduce"
-
     def __init__(self, name: str, places: Sequence[Place]) -> None:
-        self._name = name
+        self.name = name
         self._endpoints: list[Endpoint] = [
             place.start(DriverRequest(name, rank, len(places))) for rank, place in enumerate(places)
         ]
+        self._ranks = len(places)
         self.listening: list[Event] = []
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def ranks(self) -> int:
-        return len(self._endpoints)
 
     def connect(self, timeout_s: float) -> None:
         self.listening = gather(self._endpoints, "listening", timeout_s, "starting")
         handles = [" ".join(event["handles"]) for event in self.listening]
         for rank, endpoint in enumerate(self._endpoints):
-            endpoint.post(f"connect {handles[(rank + 1) % self.ranks]}")
+            endpoint.post(f"connect {handles[(rank + 1) % self._ranks]}")
         gather(self._endpoints, "connected", timeout_s, "connecting to the next rank")
 
     def close(self) -> None:
@@ -135,7 +126,7 @@ class RingSession:
             iteration_seconds=tuple(max(ranks) for ranks in zip(*per_rank, strict=True)),
             cpu_seconds=sum(result["cpu_s"] for result in results),
             # Each of the W connections carries 2(W-1)/W of the buffer.
-            moved_bytes=2 * (self.ranks - 1) * size_bytes * iterations,
+            moved_bytes=2 * (self._ranks - 1) * size_bytes * iterations,
         )
 
     def verify(self, case: Case, timeout_s: float) -> str:
@@ -154,8 +145,6 @@ class RawSession:
     CPUs' caches decides how fast TCP copies, and for how much CPU.
     """
 
-    collective = "one_way"
-
     def __init__(
         self,
         streams: int,
@@ -170,36 +159,21 @@ class RawSession:
         """`write_bytes`: of one call; 0: the driver's default, 1 MiB. Small transfers over many connections need less,
         or some connections have nothing to do at the end. `listen`: an address of the server's host, and otherwise the
         one of its place."""
-        self.streams = streams
-        self._write_bytes = write_bytes
-        self._ranks = ranks
-        self._channels = channels
+        self.streams, self.name = streams, f"{RAW} x{streams}"
+        self._ranks, self._channels = ranks, channels
         self._client_place = client
-        self._memory_bytes = ring_memory_bytes(largest_bytes, ranks, channels)
-        request = DriverRequest(RAW, server[0], ranks, "server", streams, "", self._memory_bytes, write_bytes, listen)
-        self._server: Endpoint = server[1].start(request)
+        memory_bytes = ring_memory_bytes(largest_bytes, ranks, channels)
+        self._request = DriverRequest(RAW, server[0], ranks, "server", streams, "", memory_bytes, write_bytes, listen)
+        self._server: Endpoint = server[1].start(self._request)
         self.listening: list[Event] = []
         self._client: Endpoint | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{RAW} x{self.streams}"
 
     def connect(self, timeout_s: float) -> None:
         self.listening = gather([self._server], "listening", timeout_s, "starting")
         rank, place = self._client_place
-        request = DriverRequest(
-            RAW,
-            rank,
-            self._ranks,
-            "client",
-            self.streams,
-            self.listening[0]["address"],
-            self._memory_bytes,
-            self._write_bytes,
-        )
-        self._client = place.start(request)
-        gather([self._server, self._client], "connected", timeout_s, f"connecting to {self.listening[0]['address']}")
+        address = self.listening[0]["address"]
+        self._client = place.start(replace(self._request, rank=rank, role="client", connect=address, listen=""))
+        gather([self._server, self._client], "connected", timeout_s, f"connecting to {address}")
 
     def run(self, case: Case, iterations: int, warmup: int, timeout_s: float) -> Sample:
         """TCP knows no messages, so the iterations are one transfer."""

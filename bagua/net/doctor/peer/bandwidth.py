@@ -114,7 +114,7 @@ def _measure(direction: str, sessions: Sequence[RawSession], transfer_s: float, 
     for repetition in range(REPETITIONS):
         for session in rotated(sessions, repetition):
             progress.advance(f"{direction}, {session.name}")
-            sample = session.run(Case(session.collective, sizes[session.name] // _PARTS), _PARTS, 1, _RUN_S)
+            sample = session.run(Case("one_way", sizes[session.name] // _PARTS), _PARTS, 1, _RUN_S)
             seconds[session.name].append(sample.seconds * _PARTS)
             cpus[session.name].append(sample.cpu_seconds / (sample.seconds * _PARTS))
     return [
@@ -127,7 +127,7 @@ def _size_for(session: RawSession, transfer_s: float) -> int:
     """Bytes that take about `transfer_s`. It grows step by step: TCP starts slowly."""
     size = least = session.streams * _MIN_WRITES * _WRITE_BYTES
     while True:
-        seconds = session.run(Case(session.collective, size), 1, 0, _RUN_S).seconds
+        seconds = session.run(Case("one_way", size), 1, 0, _RUN_S).seconds
         wanted = int(size / seconds * transfer_s)
         if wanted <= 2 * size or size >= _MAX_BYTES:
             return max(least, min(wanted, _MAX_BYTES))
