@@ -37,7 +37,7 @@ class BackwardPasses:
     Args:
         active_ranks: which ranks take part.
         weights: what batches count for; None: all ranks alike.
-        open_pass: called with the first gradient of a pass.
+        open_pass: called with the first gradient of a pass; returns whether the pass counts. With each one, if not.
 
     Attributes:
         state: between and in backward passes.
@@ -48,7 +48,7 @@ class BackwardPasses:
             first, and without `find_unused_parameters`.
     """
 
-    def __init__(self, active_ranks: ActiveRanks, weights: BatchWeights | None, open_pass: Callable[[], None]) -> None:
+    def __init__(self, active_ranks: ActiveRanks, weights: BatchWeights | None, open_pass: Callable[[], bool]) -> None:
         self.state = PassState.CLOSED
         self.open_pass = open_pass
         self.communicates = True
@@ -78,11 +78,10 @@ class BackwardPasses:
         Args:
             plan: whose scheduler is registered.
             hooks: of the plan's algorithm.
-            trainable: of the module, as it is now.
+            trainable: of the module.
         """
         self._plan, self._hooks, self._trainable = plan, hooks, trainable
         self._ids = frozenset(id(parameter) for _, parameter in plan.parameters)
-        trainable.remember()
         self._fewest_used = len(plan.parameters)
         self._sends_in_pass = hooks.on_gradient is mark_ready
         self._static = StaticGraph() if plan.setup.static_graph else None

@@ -30,7 +30,7 @@ from bagua.job.computing import Computing
 from bagua.tuning.sampled_steps import median, typical
 
 if TYPE_CHECKING:
-    from bagua.regroup.coordinator import WorldChange
+    from bagua.regroup.job_step import WorldChange
 
 _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
@@ -199,7 +199,7 @@ class DataParallelEngine(AlgorithmFacade):
 
         Args:
             callback: is given the epoch, rank and world size now and before, the lost and the new ranks, and the step
-                (bagua.regroup.coordinator.WorldChange).
+                (bagua.regroup.job_step.WorldChange).
 
         Raises:
             RuntimeError: `init_process_group` was called without `regroup`.

@@ -39,9 +39,8 @@ def gradient_hook(passes: BackwardPasses, position: int) -> Callable[[Tensor], N
         if on_gradient is None:
             passes.refuse_unsynchronized(position, parameter)
             return
-        if passes.state is not is_open:
-            passes.open_pass()
-        on_gradient(parameter)
+        if passes.state is is_open or passes.open_pass():
+            on_gradient(parameter)
 
     # Compiled code may run backward passes, in which hooks are called by Python as any other function.
     hide_from_compiler(hook)

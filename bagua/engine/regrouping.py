@@ -30,6 +30,7 @@ from bagua.replicas.state_broadcast import (
 
 if TYPE_CHECKING:
     from bagua.engine.setup import Setup
+    from bagua.engine.training_plan import TrainingPlan
     from bagua.job.places import Place
     from bagua.regroup.coordinator import Regrouping
 
@@ -48,14 +49,15 @@ def regrouping_of(setup: Setup) -> Regrouping | None:
         ("static_graph=True", setup.static_graph),
         ("autotune=True", setup.tuning_space is not None),
         (f"a module on {_devices(setup.module)}", not _is_on(setup.module, regrouping.device)),
-        (f"a module with {len(setup.optimizers)} optimizers", len(setup.optimizers) != 1),
+        ("a module without optimizers", not setup.optimizers),
     ]
     for name, is_used in names:
         if is_used:
             raise NotImplementedError(
                 f"regroup: {name} is not supported under regroup.\n"
                 f"Module: {type(setup.module).__name__}. Supported are modules on {_supported(regrouping.device)} that"
-                " are wrapped with one optimizer, and an algorithm that follows a regroup, as the default one does.\n"
+                " are wrapped with their optimizers, and an algorithm that follows a regroup, as the default one"
+                " does.\n"
                 "Use these (DistributedDataParallel takes optimizers=[optimizer]), or leave regroup out of"
                 " init_process_group()."
             )
@@ -114,31 +116,35 @@ def share_state(parameters: Sequence[tuple[str, Tensor]], setup: Setup) -> None:
         broadcast_optimizer_state(optimizer, setup.communicator, left_out)
 
 
-# --- a rank joins: see bagua.regroup.coordinator.Participant ---------------------------------------------------------
+# --- a rank joins: see bagua.regroup.job_step.Participant ---------------------------------------------------------
 
 
-def model_description(replica: Replica, setup: Setup) -> dict[str, Any]:
+def model_description(plan: TrainingPlan, setup: Setup) -> dict[str, Any]:
     """
     Args:
-        replica: of what is trained.
+        plan: of what is trained.
     """
+    left_out = left_out_parameters(setup.module, setup.ignored)
     return {
-        "trained": replica.lists,
-        "others": _others(setup).lists,
-        "groups": described.shapes_of(setup.optimizers[0], left_out_parameters(setup.module, setup.ignored)),
+        "trained": plan.replica.lists,
+        "others": _others(plan, setup).lists,
+        "groups": [described.shapes_of(one, left_out) for one in setup.optimizers],
     }
 
 
-def why_not(replica: Replica, setup: Setup, said: dict[str, Any], place: Place, rank: int) -> str | None:
+def why_not(plan: TrainingPlan, setup: Setup, said: dict[str, Any], place: Place, rank: int) -> str | None:
     """Why a process with the model `said` cannot join, at this place, as this rank."""
     left_out = left_out_parameters(setup.module, setup.ignored)
-    problem = replica.difference_of(said["trained"], rank) or _others(setup).difference_of(said["others"], rank)
-    theirs: list[list[described.Shape]] = [
-        [None if shape is None else tuple(shape) for shape in group] for group in said["groups"]
-    ]
-    groups = described.shapes_of(setup.optimizers[0], left_out)
-    if problem is None and theirs != groups:
-        problem = f"rank {rank} has an optimizer with {shapes_difference(theirs, groups)}."
+    problem = plan.replica.difference_of(said["trained"], rank)
+    problem = problem or _others(plan, setup).difference_of(said["others"], rank)
+    # The lists of optimizers are compared with the parameters.
+    for optimizer, said_groups in zip(setup.optimizers, said["groups"], strict=False):
+        theirs: list[list[described.Shape]] = [
+            [None if shape is None else tuple(shape) for shape in group] for group in said_groups
+        ]
+        groups = described.shapes_of(optimizer, left_out)
+        if problem is None and theirs != groups:
+            problem = f"rank {rank} has an optimizer with {shapes_difference(theirs, groups)}."
     current = coordinator.current()
     assert current is not None
     hosts = {one.place.host for one in current.epoch.members}
@@ -148,16 +154,20 @@ def why_not(replica: Replica, setup: Setup, said: dict[str, Any], place: Place, 
 
 
 def given_state(setup: Setup, step: int) -> Offer:
-    """All parameters that replicas share, and the state of the optimizer."""
+    """All parameters that replicas share, and the states of the optimizers."""
     left_out = left_out_parameters(setup.module, setup.ignored)
-    description, tensors = described.describe(setup.optimizers[0], left_out)
-    parameters = [one for _, one in replicated_parameters(setup.module, setup.ignored)]
-    slots = [] if isinstance(description, str) else [(one.entry, one.name) for one in description.slots]
+    tensors: list[Tensor] = [one for _, one in replicated_parameters(setup.module, setup.ignored)]
+    descriptions, slots = [], []
+    for optimizer in setup.optimizers:
+        description, of_optimizer = described.describe(optimizer, left_out)
+        tensors += of_optimizer
+        descriptions.append(description)
+        slots.append([] if isinstance(description, str) else [(one.entry, one.name) for one in description.slots])
     return Offer(
         step,
-        pickle.dumps(description),
+        pickle.dumps(descriptions),
         hashlib.sha256(repr(slots).encode()).hexdigest(),
-        [one.detach().contiguous() for one in (*parameters, *tensors)],
+        [one.detach().contiguous() for one in tensors],
     )
 
 
@@ -167,46 +177,52 @@ def taken_state(setup: Setup, description: bytes) -> tuple[Sequence[Tensor], Cal
         the tensors of an offer, to be filled, and what puts them into place.
 
     Raises:
-        RuntimeError: the state of the optimizer cannot be sent.
-        ValueError: the optimizer is another one.
+        RuntimeError: the state of an optimizer cannot be sent.
+        ValueError: an optimizer is another one.
     """
-    said = pickle.loads(description)
-    if isinstance(said, str):
-        raise RuntimeError(f"This process cannot join: the optimizer's state cannot be sent ({said}).")
-    (optimizer,) = setup.optimizers
     left_out = left_out_parameters(setup.module, setup.ignored)
-    entries, tensors = prepare_entries(optimizer, said, left_out, setup.communicator)
-    targets = [one.detach() for _, one in replicated_parameters(setup.module, setup.ignored)] + list(tensors)
+    targets = [one.detach() for _, one in replicated_parameters(setup.module, setup.ignored)]
+    prepared = []
+    for optimizer, said in zip(setup.optimizers, pickle.loads(description), strict=True):
+        if isinstance(said, str):
+            raise RuntimeError(f"This process cannot join: the optimizer's state cannot be sent ({said}).")
+        entries, tensors = prepare_entries(optimizer, said, left_out, setup.communicator)
+        prepared.append((optimizer, entries))
+        targets += tensors
     filled = [one.contiguous() for one in targets]
 
     def put_into_place() -> None:
         for target, values in zip(targets, filled, strict=True):
             if target is not values:
                 target.copy_(values)
-        install_entries(optimizer, entries, left_out)
+        for optimizer, entries in prepared:
+            install_entries(optimizer, entries, left_out)
 
     return filled, put_into_place
 
 
 def given_rest(setup: Setup) -> dict[str, Any]:
-    """Options of the optimizer and persistent buffers, which users may change between two steps."""
+    """Options of the optimizers and persistent buffers, which users may change between two steps."""
     return {
-        "options": sendable_options(setup.optimizers[0]),
+        "options": [sendable_options(one) for one in setup.optimizers],
         "buffers": {name: one.cpu() for name, one in _buffers(setup)},
     }
 
 
 def take_rest(setup: Setup, rest: dict[str, Any]) -> None:
     """As another process has it."""
-    for group, options in zip(setup.optimizers[0].param_groups, rest["options"], strict=True):
-        group.update(options)
+    for optimizer, of_groups in zip(setup.optimizers, rest["options"], strict=True):
+        for group, options in zip(optimizer.param_groups, of_groups, strict=True):
+            group.update(options)
     with torch.no_grad():
         for name, buffer in _buffers(setup):
             buffer.copy_(rest["buffers"][name])
 
 
-def _others(setup: Setup) -> Replica:
-    frozen = [one for one in replicated_parameters(setup.module, setup.ignored) if not one[1].requires_grad]
+def _others(plan: TrainingPlan, setup: Setup) -> Replica:
+    # A model that is not trained in another one's turn may be frozen as a whole just now.
+    trained = {id(parameter) for _, parameter in plan.parameters}
+    frozen = [one for one in replicated_parameters(setup.module, setup.ignored) if id(one[1]) not in trained]
     return Replica([*frozen, *_buffers(setup)], "frozen parameters and buffers")
 
 

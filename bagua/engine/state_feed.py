@@ -30,7 +30,7 @@ MIN_LIMIT_BYTES = 64 << 20
 
 class StateFeed:
     """
-    Of one process that joins, by a member.
+    Of a model, for one process that joins, by a member.
 
     Args:
         setup: of the model.
@@ -41,12 +41,12 @@ class StateFeed:
     """
 
     def __init__(self, setup: Setup, share: int, of: int) -> None:
-        self._optimizer = setup.optimizers[0]
+        self._optimizers = setup.optimizers
         self._parameters = _parameters_of(setup)
-        self._left = _shared_out([_state_bytes(self._optimizer, one) for one in self._parameters], of)[share]
+        self._left = _shared_out([self._state_bytes(one) for one in self._parameters], of)[share]
         self._copied: list[int] = []
         self._begin: float | None = None
-        share_bytes = sum(_state_bytes(self._optimizer, self._parameters[one]) for one in self._left)
+        share_bytes = sum(self._state_bytes(self._parameters[one]) for one in self._left)
         self.limit_bytes = max(MIN_LIMIT_BYTES, share_bytes)
 
     def begin_step(self) -> Iterator[Record]:
@@ -68,35 +68,48 @@ class StateFeed:
         self._copied.append(number)
         tensors = [parameter.detach()]
         names: list[tuple[Any, ...]] = []
-        for name, value in self._optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                names.append((name, tuple(value.shape), value.dtype, value.device.type))
-                tensors.append(value.detach())
-            else:
-                names.append((name, None, None, value))
+        for position, optimizer in enumerate(self._optimizers):
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    names.append((position, name, tuple(value.shape), value.dtype, value.device.type))
+                    tensors.append(value.detach())
+                else:
+                    names.append((position, name, None, None, value))
         return _record(("state", number, names), tensors)
 
-    def gradients(self) -> Record:
-        """Those that the optimizer steps with now."""
-        numbers = [one for one in self._copied if self._parameters[one].grad is not None]
-        tensors = [grad for one in numbers if (grad := self._parameters[one].grad) is not None]
-        return _record(("gradients", numbers, sendable_options(self._optimizer)), tensors)
+    def gradients(self, optimizer: torch.optim.Optimizer) -> Record | None:
+        """Those that it steps with now. None: it is no optimizer of the model."""
+        position = _position_of(optimizer, self._optimizers)
+        if position is None:
+            return None
+        stepped = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        numbers, tensors = [], []
+        for number in self._copied:
+            gradient = self._parameters[number].grad
+            if gradient is not None and id(self._parameters[number]) in stepped:
+                numbers.append(number)
+                tensors.append(gradient)
+        return _record(("gradients", numbers, sendable_options(optimizer)), tensors)
 
     @property
     def is_complete(self) -> bool:
         """Whether all of the share has been copied."""
         return not self._left
 
+    def _state_bytes(self, parameter: Tensor) -> int:
+        values = [one for optimizer in self._optimizers for one in optimizer.state.get(parameter, {}).values()]
+        return parameter.nbytes + sum(one.nbytes for one in values if isinstance(one, Tensor))
+
 
 class StateFollower:
-    """Of the process that joins.
+    """Of a model of the process that joins.
 
     Args:
         setup: of the model.
     """
 
     def __init__(self, setup: Setup) -> None:
-        self._optimizer = setup.optimizers[0]
+        self._optimizers = setup.optimizers
         self._parameters = _parameters_of(setup)
         self._gradients: dict[int, Tensor] = {}
         self._has_gradients: list[int] = []
@@ -107,7 +120,7 @@ class StateFollower:
         if said[0] == "state":
             parameter = self._parameters[said[1]]
             shapes = [(tuple(parameter.shape), parameter.dtype)]
-            shapes += [(shape, dtype) for _, shape, dtype, _ in said[2] if shape is not None]
+            shapes += [(shape, dtype) for _, _, shape, dtype, _ in said[2] if shape is not None]
             return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in shapes]
         for number in said[1]:
             if number not in self._gradients:
@@ -125,24 +138,27 @@ class StateFollower:
         with torch.no_grad():
             parameter.copy_(tensors[0])
         rest = iter(tensors[1:])
-        state: dict[Any, Any] = {}
-        for name, shape, _, value in said[2]:  # where it has a shape, the value is the kind of device
+        states: dict[int, dict[Any, Any]] = {}
+        for position, name, shape, _, value in said[2]:  # where it has a shape, the value is the kind of device
+            state = states.setdefault(position, {})
             state[name] = value if shape is None else _like(parameter, next(rest), value)
-        if state:
-            self._optimizer.state[parameter] = state
+        for position, state in states.items():
+            self._optimizers[position].state[parameter] = state
 
-    def step(self) -> None:
-        """With the gradients that were taken."""
-        for group, options in zip(self._optimizer.param_groups, self._options, strict=True):
+    def set_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Those that were taken, if they are for this optimizer."""
+        if _position_of(optimizer, self._optimizers) is None:
+            return
+        for group, options in zip(optimizer.param_groups, self._options, strict=True):
             group.update(options)
         for number in self._has_gradients:
             self._parameters[number].grad = self._gradients[number].to(self._parameters[number].device)
-        try:
-            self._optimizer.step()
-        finally:
-            for number in self._has_gradients:
-                self._parameters[number].grad = None
-            self._has_gradients = []
+
+    def forget_gradients(self) -> None:
+        """The optimizer has stepped."""
+        for number in self._has_gradients:
+            self._parameters[number].grad = None
+        self._has_gradients = []
 
 
 def sendable_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -159,6 +175,10 @@ def _can_be_sent(value: object) -> bool:
     except Exception:  # whatever a __reduce__ raises
         return False
     return True
+
+
+def _position_of(optimizer: torch.optim.Optimizer, optimizers: Sequence[torch.optim.Optimizer]) -> int | None:
+    return next((position for position, one in enumerate(optimizers) if one is optimizer), None)
 
 
 def _parameters_of(setup: Setup) -> list[nn.Parameter]:
@@ -202,8 +222,3 @@ def _like(parameter: Tensor, values: Tensor, kind: str) -> Tensor:
     if values.shape != parameter.shape or parameter.is_contiguous():
         return values
     return torch.empty_like(parameter.detach(), dtype=values.dtype, device=values.device).copy_(values)
-
-
-def _state_bytes(optimizer: torch.optim.Optimizer, parameter: Tensor) -> int:
-    values = optimizer.state.get(parameter, {}).values()
-    return parameter.nbytes + sum(one.nbytes for one in values if isinstance(one, Tensor))

@@ -63,7 +63,7 @@ from bagua.job.torch_internals import (
 
 if TYPE_CHECKING:
     from bagua.job.places import Place
-    from bagua.regroup.coordinator import WorldChange
+    from bagua.regroup.job_step import Turn, WorldChange
     from bagua.regroup.transfer import Offer
 
 
@@ -106,6 +106,7 @@ class TrainingSteps:
         self._module = setup.module
         self._facade = facade
         self.regrouping = regrouping_of(setup)
+        self._turn: Turn  # of the module, in steps of the job, under regroup
         self._active_ranks = active_ranks
         self._hooks = ModuleHooks()
         self._of_algorithm: AlgorithmHooks
@@ -121,6 +122,7 @@ class TrainingSteps:
         self._first_node: Node | None = None
         # That have stepped within it: the algorithm is told at its end.
         self._stepped_in_pass: list[torch.optim.Optimizer] = []
+        self._is_left_out = False  # it belongs to a step of the job that is dropped
 
     def _batch_weights(self, setup: Setup) -> BatchWeights | None:
         if setup.loss is None:
@@ -169,7 +171,7 @@ class TrainingSteps:
             forget_code_without_hooks()
         self._install_hooks()
         if self.regrouping is not None:
-            self.regrouping.add(self)
+            self._turn = self.regrouping.add(self)
 
     def start_again(self) -> None:
         """As `start`, in the middle of training: after an error, training is refused."""
@@ -206,6 +208,10 @@ class TrainingSteps:
         self.plans.algorithm.finish(self._facade)
 
     def _use_plan(self) -> None:
+        self.plans.trainable.remember()  # of what is trained now
+        self._follow_plan()
+
+    def _follow_plan(self) -> None:
         plan = self.plans.current
         assert plan is not None
         self.recorder.forget()
@@ -413,25 +419,31 @@ class TrainingSteps:
         if self.passes.communicates and self._end is None:
             self._queue_end()
 
-    def _open_pass(self) -> None:
-        """A backward pass has begun that counts; called on autograd's threads.
+    def _open_pass(self) -> bool:
+        """A backward pass has begun; called on autograd's threads.
+
+        Returns:
+            whether it counts. Otherwise it belongs to a step of the job that is dropped (bagua.regroup.job_step).
 
         Raises:
             RuntimeError: the pass before ended with an exception, when a part of its gradients was communicated; or it
                 is none of autograd's own.
         """
         with self._opening:
-            if self.passes.state is PassState.OPEN:
-                return  # the thread of another device was first
+            if self.passes.state is PassState.OPEN or self._is_left_out:
+                return not self._is_left_out  # it is not the first
             if self.plans.unconfirmed is not None:
                 self._confirm_plan()
             if self.passes.state is PassState.INTERRUPTED:
                 self._refuse_incomplete("at the beginning of a backward pass")
             if self.regrouping is not None:
-                self.regrouping.begin_pass()
+                self._is_left_out = not self.regrouping.begin_pass(self._turn)
             if self._end is None:
                 self._queue_end()
+            if self._is_left_out:
+                return False
             self.passes.begin()
+            return True
 
     def _queue_end(self) -> None:
         if is_autograd_compiled():
@@ -476,6 +488,10 @@ class TrainingSteps:
     def _end_or_drop_pass(self, number: int) -> None:
         """As `_end_pass`, where the job goes on without a rank that is lost meanwhile: then the step is dropped."""
         assert self.regrouping is not None
+        if self._is_left_out:
+            if number == self._last_queued:
+                self.drop_step()
+            return
         try:
             with self.regrouping.ending_pass():
                 self._end_pass(number)
@@ -485,31 +501,35 @@ class TrainingSteps:
     def _note_interruption(self, end: object) -> None:
         """The backward pass has ended with an exception at whose end autograd would have called."""
         if end is self._end:
-            self._end, self._first_node = None, None
+            self._end, self._first_node, self._is_left_out = None, None, False
             if self.passes.state is PassState.OPEN:
                 self.passes.state = PassEvent.RAISES[PassState.OPEN]
 
-    # --- regrouping: see bagua.regroup.coordinator.Participant ------------------------------------------------------
+    # --- regrouping: see bagua.regroup.job_step.Participant ------------------------------------------------------
 
     @property
     def step_was_dropped(self) -> bool:
         """Whether the last step was, because a rank was lost. Until the next backward pass begins."""
-        return self.regrouping is not None and self.regrouping.is_dropped
+        return self.regrouping is not None and self._turn.is_dropped
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.plans.setup.optimizers[0]
+    def name(self) -> str:
+        return self.plans.setup.name
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return self.plans.setup.optimizers
 
     def synchronizes(self, optimizer: torch.optim.Optimizer) -> bool:
         return self.plans.current is not None and self.passes.synchronizes(optimizer)
 
     def drop_step(self) -> None:
-        self._end, self._first_node = None, None
+        self._end, self._first_node, self._is_left_out = None, None, False
         self._stepped_in_pass.clear()
         if self.plans.current is not None:
             self.passes.drop()
         # Also of those that are not synchronized: the optimizer steps them, too.
-        stepped = (one for group in self.optimizer.param_groups for one in group["params"])
+        stepped = (one for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"])
         for parameter in itertools.chain(self._module.parameters(), stepped):
             parameter.grad = None
 
@@ -517,7 +537,7 @@ class TrainingSteps:
     def follow_world(self) -> None:
         refuse_world(self.plans.setup)
         self.plans.follow_world()
-        self._use_plan()
+        self._follow_plan()
 
     def keep_state(self) -> Callable[[], None]:
         return kept_state(self._module, self.plans.setup.optimizers)
@@ -532,12 +552,12 @@ class TrainingSteps:
     def described(self) -> dict[str, Any]:
         plan = self.plans.current
         assert plan is not None
-        return model_description(plan.replica, self.plans.setup)
+        return model_description(plan, self.plans.setup)
 
     def why_not(self, described: dict[str, Any], place: Place, rank: int) -> str | None:
         plan = self.plans.current
         assert plan is not None
-        return why_not(plan.replica, self.plans.setup, described, place, rank)
+        return why_not(plan, self.plans.setup, described, place, rank)
 
     def give_state(self, step: int) -> Offer:
         return given_state(self.plans.setup, step)

@@ -29,7 +29,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -40,15 +40,16 @@ from bagua.error_text import one_line
 from bagua.job import gloo_exit, presence, torch_internals
 from bagua.job.failure_report import failures_named
 from bagua.job.job_thread import leave_watch_to_others
-from bagua.job.places import Place, place_of_this_process
+from bagua.job.places import place_of_this_process
 from bagua.job.regrouped import Regrouped
 from bagua.job.rendezvous import wait_for_all
 from bagua.rank_list import rank_list
 from bagua.regroup import grad_scaler, joining
 from bagua.regroup.detection import Mailbox, Watch
 from bagua.regroup.epochs import PREFIX, Decision, Epoch, EpochStore, Member, Report, decide
-from bagua.regroup.following import Feed, Follower, Record, Source
+from bagua.regroup.following import Feed, Followers, Record
 from bagua.regroup.groups import CONNECT_TIMEOUT, Groups, abort
+from bagua.regroup.job_step import JobStep, Participant, Turn, WorldChange
 from bagua.regroup.joining import Guests
 from bagua.regroup.nccl_group import TIMED_OUT, results_deferred
 from bagua.regroup.samplers import FollowingSampler, Position, refuse_fixed_samplers, warn_of_fixed_samplers
@@ -84,84 +85,6 @@ class Options(Protocol):
     state: dict[str, Any]
 
 
-class WorldChange(NamedTuple):
-    """What `on_regroup` tells.
-
-    Attributes:
-        epoch: the number of the new one.
-        rank: of this process now.
-        world_size: now.
-        previous_rank: before.
-        previous_world_size: before.
-        lost_ranks: those that are gone, as they were numbered before.
-        step: optimizer steps that the job has made so far.
-        joined_ranks: those that are new, as they are numbered now.
-    """
-
-    epoch: int
-    rank: int
-    world_size: int
-    previous_rank: int
-    previous_world_size: int
-    lost_ranks: tuple[int, ...]
-    step: int
-    joined_ranks: tuple[int, ...] = ()
-
-
-class Participant(Protocol):
-    """A model's training, which follows."""
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """That steps the model."""
-
-    def synchronizes(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it steps parameters of the model."""
-
-    def drop_step(self) -> None:
-        """What was done of the present step is forgotten: there are no gradients."""
-
-    def follow_world(self) -> None:
-        """The group has other ranks now. Communicates nothing."""
-
-    def keep_state(self) -> Callable[[], None]:
-        """What restores the state of now."""
-
-    def share_state(self) -> None:
-        """Collective: all take the state of rank 0.
-
-        Raises:
-            Regrouped: another rank was lost.
-        """
-
-    def tell_users(self, change: WorldChange) -> None:
-        """Call what users have asked for."""
-
-    def described(self) -> dict[str, Any]:
-        """The model, for comparison with that of a process that joins. JSON. Any thread."""
-
-    def why_not(self, described: dict[str, Any], place: Place, rank: int) -> str | None:
-        """Why a process with this model cannot join, as this rank. Any thread."""
-
-    def give_state(self, step: int) -> Offer:
-        """Parameters and optimizer states, which nobody changes meanwhile."""
-
-    def take_state(self, description: bytes) -> tuple[Sequence[torch.Tensor], Callable[[], None]]:
-        """Tensors to fill, and what puts them into place."""
-
-    def feed(self, share: int, of: int) -> Source:
-        """For a process that joins: what it follows."""
-
-    def follower(self) -> Follower:
-        """Of this process, which joins."""
-
-    def give_rest(self) -> dict[str, Any]:
-        """What users may change between two steps: options of the optimizer, and buffers."""
-
-    def take_rest(self, rest: dict[str, Any]) -> None:
-        """As `give_rest` of another process has it."""
-
-
 class Regrouping:
     """
     Args:
@@ -174,8 +97,6 @@ class Regrouping:
 
     Attributes:
         epoch: the present one.
-        step: optimizer steps that are done.
-        is_dropped: the last step was dropped, and no backward pass has begun since.
     """
 
     def __init__(
@@ -187,7 +108,8 @@ class Regrouping:
         timeout: datetime.timedelta,
         device: torch.device | None = None,
     ) -> None:
-        self.epoch, self.step, self.is_dropped = epoch, 0, False
+        self.epoch = epoch
+        self._present = JobStep()
         self._options, self._token, self._timeout = options, token, timeout
         self._server, self._store = server, EpochStore(server)
         self._others_store = EpochStore(torch_internals.second_client(server))  # of all other threads, under its lock
@@ -196,14 +118,14 @@ class Regrouping:
         self._is_told = False
         self._has_reported = False
         self._is_stepping = False
+        self._stepping: torch.optim.Optimizer | None = None
+        self._half_stepped: Sequence[Turn] = ()  # some of the optimizers of these models have stepped
         self._thread = threading.get_ident()
         self._depth = 0  # of `within`
         self._is_settling = False
         self._is_stopped = False
         self._has_trained = False  # a step, in this process
-        self._passes_in_step = 0
         self._idle_epochs = 0
-        self._participants: weakref.WeakSet[Any] = weakref.WeakSet()
         # It has the state of the job. One that joins has not, until the wrap of its model returns.
         self._is_whole = epoch.number >= 0
         self._fetched: int | None = None  # the step whose parameters and optimizer states it has taken
@@ -214,14 +136,12 @@ class Regrouping:
         self._step_s = 0.0  # that the last one has taken
         self._feeds: list[Feed] = []
         self._has_followed = False  # the others, until it was admitted
-        self._is_between_steps = True
         self._samplers: list[weakref.ref[FollowingSampler]] = []  # the n-th is that of all ranks
         # Of samplers that this process will make, which has joined: states by their numbers, and what ranks have said.
         self._given_samplers: dict[int, dict[str, Any]] = {}
         self._said_before: list[tuple[list[list[Position | None]], int]] = []
         self._keeps_batch = False  # the regroup under way is one in a forward pass, which goes on
         self._has_begun = False
-        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._unsaid: Regrouped | None = None  # what the next collective of the program raises
         self._groups = Groups(
             server, timeout, device, self._on_failure, self._why_not, self._on_nccl_problem, self._why_waiting
@@ -242,23 +162,22 @@ class Regrouping:
 
     # --- what the rest of Bagua asks ---------------------------------------------------------------------------------
 
-    def add(self, participant: Participant) -> None:
+    @property
+    def step(self) -> int:
+        """Steps that the job has made (bagua.regroup.job_step)."""
+        return self._present.count
+
+    def add(self, participant: Participant) -> Turn:
         """A model is wrapped.
 
         Raises:
-            NotImplementedError: another one is.
+            NotImplementedError: training has begun without it.
         """
-        if any(one is not participant for one in self._participants):
-            raise NotImplementedError(
-                "regroup: another model is wrapped already. Several models are not supported under regroup.\n"
-                "Wrap one module that has both, or leave regroup out."
-            )
-        self._participants.add(participant)
+        return self._present.add(participant)
 
     def remove(self, participant: Participant) -> None:
         """It is no longer wrapped."""
-        self._participants.discard(participant)
-        self._known.clear()
+        self._present.remove(participant)
 
     def add_state(self, name: str, one: Any) -> None:
         """Something with `state_dict` and `load_state_dict` is the same on all ranks, as what is in `Regroup(state=)`.
@@ -298,33 +217,41 @@ class Regrouping:
     def ending_pass(self) -> Iterator[None]:
         """As `within`, at the end of a backward pass. Collectives on GPUs may still be under way after it: the
         optimizer waits for them (`settle_before_step`)."""
-        with self.within(), results_deferred():
-            yield
+        self._depth += 1
+        try:
+            with results_deferred():
+                yield
+        finally:
+            self._depth -= 1
         if self._groups.nccl is not None:
             self._groups.nccl.note_pass()
 
-    def begin_pass(self) -> None:
-        """A backward pass begins that communicates.
+    def begin_pass(self, turn: Turn) -> bool:
+        """A backward pass of a model begins that communicates.
+
+        Returns:
+            False: it belongs to a step that is dropped, and communicates nothing.
 
         Raises:
-            NotImplementedError: one has been made since the last step.
+            NotImplementedError: the model has made one since the last step.
+            RuntimeError: this process was to join a job of more models.
         """
-        if self._passes_in_step:
-            raise NotImplementedError(
-                "regroup: a second backward pass communicates before optimizer.step().\n"
-                "If a rank is lost, ranks could drop different passes of a step. Accumulate gradients in no_sync(), so"
-                " that the last pass of a step alone communicates. To leave a step out, call optimizer.zero_grad() and"
-                " optimizer.step() all the same: that changes nothing, and counts as a step."
+        if not self._is_whole:
+            raise RuntimeError(
+                f"This process has wrapped {len(self._present.participants)} models, and the job that it was to join"
+                " has more. It cannot train alone.\n"
+                "Wrap all models before the first backward pass, as the other ranks do."
             )
-        self._passes_in_step = 1
-        self.is_dropped, self._unsaid = False, None
+        if not self._present.begin_pass(turn):
+            return False
+        self._unsaid = None
         if not self._has_begun:
             self._has_begun = True
             warn_of_fixed_samplers(self._has_following_sampler())
+        return True
 
     def repeat(self, function: Callable[[], None]) -> None:
-        """Calls it, collectives of Bagua's own that come before a backward pass; again after each regroup. The pass
-        goes on with what its loop has drawn, and with the gradients that were accumulated before."""
+        """Calls it, collectives of Bagua's own with which a model is wrapped; again after each regroup."""
         while True:
             try:
                 with self.within():
@@ -333,25 +260,52 @@ class Regrouping:
             except Regrouped:
                 self.settle(drops_step=False)
 
+    def repeat_in_forward(self, function: Callable[[], None]) -> None:
+        """Calls it, collectives of Bagua's own in a forward pass; again after each regroup. If nothing else of the step
+        was communicated before, the pass goes on with what its loop has drawn, and with the gradients that were
+        accumulated before. Otherwise the step is dropped, and nothing is called for the rest of it."""
+        present = self._present
+        while not (present.is_dropped and present.is_left_out):
+            try:
+                with self.within():
+                    function()
+                present.has_begun |= not present.is_between
+                return
+            except Regrouped:
+                self.settle(drops_step=present.has_begun)
+
     # --- a rank joins: [Note: how a rank joins] in bagua.regroup.joining ----------------------------------------------
 
     def enter(self) -> None:
-        """The model of this process is wrapped. If the job has begun without it, it joins here.
+        """A model of this process is wrapped. If the job has begun without it, it joins here, with the last one of as
+        many as the other ranks have.
 
         Raises:
             RuntimeError: the job has ended, or refuses this process.
         """
         if self._is_whole:
             return
-        (participant,) = self._participants
+        participants = self._present.participants
         member = self.epoch.members[0]
         looks = _Looks(time.monotonic() + self._timeout.total_seconds(), self._timeout)
+
+        def followers() -> Followers:
+            return Followers([one.follower() for one in participants], self._present.optimizers)
+
         try:
-            said = {"model": participant.described(), "member": json.loads(Epoch(0, (member,)).to_json())}
+            said = {
+                "models": [one.described() for one in participants],
+                "member": json.loads(Epoch(0, (member,)).to_json()),
+            }
             self._is_settling = True  # steps that it makes now are the others'
-            self._has_followed = joining.ask(self._store, member, said, participant.follower, looks.pause_for)
+            followed = joining.ask(self._store, member, said, followers, looks.pause_for)
+            if followed is None:
+                self._is_settling = False
+                _logger.info(f"The job has more models than the {len(participants)} that this process has wrapped.")
+                return
+            self._has_followed = followed
             self._settle(drops_step=False, counts=False)
-            self._is_between_steps = False  # the others are in the forward pass that it makes first
+            self._present.is_between = False  # the others are in the forward pass that it makes first
         except BaseException as error:
             self._is_settling = False
             if self.epoch.number != ALONE:
@@ -361,14 +315,22 @@ class Regrouping:
 
     def _on_join(self, said: dict[str, Any]) -> tuple[dict[str, Any], Guest | None]:
         """A process asks for admission; on a thread of its connection."""
-        epoch, participants = self.epoch, tuple(self._participants)
-        if not participants or not self._is_whole:
-            return {"later": f"rank {epoch.rank_of(self._token)} to wrap its model"}, None
+        epoch, participants, models = self.epoch, self._present.participants, said["models"]
+        if not self._has_begun or not self._is_whole:  # before that, it may not have wrapped all models
+            return {"later": f"rank {epoch.rank_of(self._token)} to begin training"}, None
         (member,) = Epoch.of_json(json.dumps(said["member"]).encode()).members
-        for one in participants:
-            problem = one.why_not(said["model"], member.place, len(epoch.members))
+        for one, model in zip(participants, models, strict=False):
+            problem = one.why_not(model, member.place, len(epoch.members))
             if problem is not None:
                 return {"refused": problem}, None
+        if len(models) > len(participants):
+            problem = (
+                f"This process cannot join the job, as rank {len(epoch.members)}.\n"
+                f"It has wrapped {len(models)} models, and rank {epoch.rank_of(self._token)} {len(participants)}."
+            )
+            return {"refused": problem}, None
+        if len(models) < len(participants):
+            return {"more": len(participants)}, None
         guest = Guest(said["name"], member.token)
         with self._lock:
             if self._is_told or said["epoch"] != self.epoch.number or self._is_stopped:
@@ -387,10 +349,10 @@ class Regrouping:
 
     def _feed(self) -> None:
         """Before a step."""
-        (participant,) = self._participants
+        present = self._present
         for feed in tuple(self._feeds):
             if not feed.is_over:
-                feed.begin_step(self.step, participant.feed)
+                feed.begin_step(present.count, present.participants, present.optimizers)
             if feed.is_over:
                 with self._lock:
                     self._feeds.remove(feed)
@@ -403,8 +365,11 @@ class Regrouping:
 
     def begin_forward(self) -> None:
         """A forward pass of training begins. Before the first of a step, ranks join."""
-        if self._is_between_steps:
-            self._is_between_steps = False
+        present = self._present
+        if present.is_between:
+            if present.is_dropped:
+                present.begin_next()
+            present.is_between = False
             now = time.monotonic()
             self._began, self._step_s = now, now - self._began
             if self._guests and not self._is_told:
@@ -428,7 +393,7 @@ class Regrouping:
             if self._is_told or self._has_reported:
                 return  # the pass that begins is dropped
             self._has_reported = True
-            report = Report(self.step, len(self._participants), self._is_whole, tokens)
+            report = self._own_report(tokens)
         self._store.report(epoch, self._token, report)
         if self._wait_for_next(time.monotonic() + self._timeout.total_seconds()).is_agreed:
             self._end_feeds(Record(("admitted",)))
@@ -490,9 +455,12 @@ class Regrouping:
             if self._has_reported or not self._is_told:
                 return
             self._has_reported = True
-            report = Report(self.step, len(self._participants), self._is_whole)
-            epoch = self.epoch
+            report, epoch = self._own_report(), self.epoch
         self._ask(lambda store: store.report(epoch, self._token, report))
+
+    def _own_report(self, admits: tuple[str, ...] = ()) -> Report:
+        present = self._present
+        return Report(present.count, len(present.participants), self._is_whole, admits, len(present.made))
 
     def _ask(self, request: Callable[[EpochStore], None]) -> None:
         # Without the store nobody can regroup: the training thread finds out, and says so.
@@ -521,6 +489,7 @@ class Regrouping:
             raise Regrouped("The job is regrouping: a rank was lost.", epoch.number + 1) from error
         lost = self.settle()
         self._unsaid = None
+        self._present.begin_next()  # which the program goes on with
         raise self._regrouped(lost) from error
 
     def _why_not(self) -> Regrouped | None:
@@ -529,6 +498,7 @@ class Regrouping:
         if self._unsaid is None or self._depth or threading.get_ident() != self._thread:
             return None
         said, self._unsaid = self._unsaid, None
+        self._present.begin_next()
         return said
 
     def _regrouped(self, lost: tuple[int, ...]) -> Regrouped:
@@ -568,7 +538,6 @@ class Regrouping:
         """
         lost = self._settle(drops_step)
         if drops_step:
-            self._is_between_steps = True
             self._unsaid = self._regrouped(lost)
         return lost
 
@@ -579,7 +548,7 @@ class Regrouping:
         """
         before = self.epoch
         with self._lock:
-            self._is_stepping = False
+            self._is_stepping, self._half_stepped = False, ()
         if self.step == before.step and counts:
             self._idle_epochs += 1
         else:
@@ -593,9 +562,9 @@ class Regrouping:
                 self._groups.leave_gpu()
                 self._keeps_batch = not drops_step
                 if drops_step:
-                    for participant in tuple(self._participants):
+                    for participant in self._present.participants:
                         participant.drop_step()
-                    self.is_dropped, self._passes_in_step = True, 0
+                    self._present.drop()
                 lost = self._reach_whole(before, deadline, begin)
         except dist.DistError as error:
             raise RuntimeError(
@@ -658,7 +627,7 @@ class Regrouping:
             f" of {change.world_size} (was {change.previous_rank} of {change.previous_world_size}), at step"
             f" {self.step}, after {took:.2f} s."
         )
-        for participant in tuple(self._participants):
+        for participant in self._present.participants:
             participant.tell_users(change)
 
     def _hand_over(self) -> None:
@@ -682,12 +651,11 @@ class Regrouping:
 
     def _rest(self) -> bytes | str:
         """Pickled; a text: why it cannot be."""
-        (participant,) = self._participants
         try:
             state = {name: one.state_dict() for name, one in self._state.items()}
             samplers = [one() for one in self._samplers]
             positions = {number: one.state_dict() for number, one in enumerate(samplers) if one is not None}
-            return pickle.dumps((participant.give_rest(), state, positions))
+            return pickle.dumps(([one.give_rest() for one in self._present.participants], state, positions))
         except Exception as error:  # whatever a state_dict raises: that is the end of the one that joins alone
             return one_line(error, 300)
 
@@ -697,9 +665,9 @@ class Regrouping:
                 f"This process cannot join: rank 0 could not give the state of the job ({given}).\n"
                 "Check that what is in Regroup(state=...) can be pickled."
             )
-        rest, state, self._given_samplers = pickle.loads(given)
-        (participant,) = self._participants
-        participant.take_rest(rest)
+        rests, state, self._given_samplers = pickle.loads(given)
+        for participant, rest in zip(self._present.participants, rests, strict=True):
+            participant.take_rest(rest)
         for name, values in state.items():
             if name in self._state:
                 self._state[name].load_state_dict(values)
@@ -717,23 +685,25 @@ class Regrouping:
 
     def _fetch(self, epoch: Epoch, deadline: float) -> bool:
         """Take parameters and optimizer states. False: the epoch is over, and nobody gives them any more."""
-        (participant,) = self._participants
         looks = _Looks(deadline, self._timeout)
         sources = [token for token in epoch.tokens if token not in epoch.newcomers]
-        put_into_place: Callable[[], None] | None = None
+        put_into_place: list[Callable[[], None]] = []
 
         def prepare(description: bytes) -> Sequence[torch.Tensor]:
-            nonlocal put_into_place
-            tensors: Sequence[torch.Tensor]
-            tensors, put_into_place = participant.take_state(description)
+            tensors: list[torch.Tensor] = []
+            put_into_place.clear()
+            for participant, one in zip(self._present.participants, pickle.loads(description), strict=True):
+                filled, put = participant.take_state(one)
+                tensors += filled
+                put_into_place.append(put)
             return tensors
 
         while self._fetched != epoch.step:
             doors = [StateDoor.of_json(text) for text in self._store.doors(sources)]
             fetch = Fetch(epoch.step, doors, prepare, self._has_followed)
             if fetch.run(lambda received: self._store.set_progress(self._token, f"{received} bytes")):
-                assert put_into_place is not None
-                put_into_place()
+                for put in put_into_place:
+                    put()
                 if self._has_followed:
                     count = f"{fetch.differing} tensors were taken from them" if fetch.differing else "none was taken"
                     _logger.info(f"Tensors were compared with those of the other ranks: {count}.")
@@ -762,7 +732,7 @@ class Regrouping:
             self.epoch = following
             self._is_told = self._has_reported = False
             if not self._is_whole:
-                self.step = following.step
+                self._present.settle(following.step)
             self._guests.clear()
             feeds, self._feeds = self._feeds, []
         for feed in feeds:
@@ -771,26 +741,27 @@ class Regrouping:
         self._watch.follow(following)
         if self._is_whole:
             if following.newcomers:
-                (participant,) = self._participants
-                self._server_of_state.offer(participant.give_state(following.step))
+                self._server_of_state.offer(_joint_offer(self._present.participants, following.step))
         elif not self._fetch(following, deadline):
             return False
         if not self._connect(following, deadline):
             return False
         try:
-            for participant in tuple(self._participants):
+            for participant in self._present.participants:
                 participant.follow_world()
             if following.is_behind:
                 self._share_state(following)
         except Regrouped:
             return False
-        self.step = following.step
+        with self._lock:
+            self._present.settle(following.step)
         return True
 
     def _positions(self) -> list[Position | None]:
         """Of the samplers of this process."""
-        samplers = [one() for one in self._samplers]
-        return [None if one is None else one.position(self.step, self._keeps_batch) for one in samplers]
+        samplers, present = [one() for one in self._samplers], self._present
+        step = present.count + bool(present.made)  # with the one that counts, although it is not over
+        return [None if one is None else one.position(step, self._keeps_batch) for one in samplers]
 
     def _samplers_follow(self) -> None:
         said = self._store.positions(self.epoch), self.epoch.rank_of(self._token)
@@ -892,8 +863,9 @@ class Regrouping:
         communicator = self._groups.default
         assert communicator is not None
         is_source = epoch.rank_of(self._token) == 0
-        is_behind = self.step != epoch.step
-        participants = tuple(self._participants)
+        present = self._present
+        is_behind = (present.count, len(present.made)) != epoch.position
+        participants = present.participants
         restore = [one.keep_state() for one in participants] if is_behind else []
         kept = {name: one.state_dict() for name, one in self._state.items()}
         try:
@@ -911,40 +883,39 @@ class Regrouping:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is the optimizer of a wrapped model.
+        """Whether it is an optimizer of a wrapped model.
 
         Raises:
-            NotImplementedError: it is another one, and steps parameters of the model.
+            NotImplementedError: it is another one, and steps parameters of a model.
         """
-        known = self._known.get(optimizer)
-        if known is None:
-            known = any(one.synchronizes(optimizer) for one in self._participants)
-            if known and all(one.optimizer is not optimizer for one in self._participants):
-                raise NotImplementedError(
-                    f"regroup: {type(optimizer).__name__} steps parameters of a model that was wrapped with another"
-                    " optimizer. If a rank is lost, ranks could have made the step of one of them alone.\n"
-                    "Use one optimizer with several param_groups, and pass it where the model is wrapped."
-                )
-            self._known[optimizer] = known
-        return known
+        return bool(self._present.turns_of(optimizer))
+
+    def drops(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether its last step was dropped, or the one that it is to make will be."""
+        return any(turn.is_dropped for turn in self._present.turns_of(optimizer))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if not self._participants or self._is_settling or not self.concerns(optimizer):
+        if self._is_settling or not self._present.turns_of(optimizer):
             return
-        if named.get("closure") is not None or any(one is not None for one in arguments[1:]):
+        if named.get("closure") is not None or (len(arguments) > 1 and any(one is not None for one in arguments[1:])):
             raise NotImplementedError(
                 f"regroup: {type(optimizer).__name__}.step() was given a closure, in which passes would communicate.\n"
                 "Call backward() before step(), and step() without a closure."
             )
-        self.settle_before_step()
+        self.begin_step(optimizer)
         for feed in tuple(self._feeds):
-            feed.before_step()
+            feed.before_step(optimizer)
 
-    def settle_before_step(self) -> None:
-        """The optimizer is about to step. If this process has been told that its epoch is over, the step is dropped."""
-        self._wait_for_pass()
+    def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step. If this process has been told that its epoch is over, the step is dropped."""
+        present = self._present
+        if id(optimizer) in present.ended:
+            present.refuse_second_step(optimizer)
+        if self._groups.nccl is not None:
+            self._wait_for_pass()
         with self._lock:
-            if not self._is_told:
+            self._stepping = optimizer
+            if not self._is_told or (self._half_stepped and self._half_stepped == present.turns_of(optimizer)):
                 self._is_stepping = True
                 return
         self.settle()
@@ -966,31 +937,37 @@ class Regrouping:
                     raise error
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._participants and not self._is_settling and self.concerns(optimizer):
-            self.end_step()
+        if optimizer is self._stepping:
+            self.end_step(optimizer)
 
-    def end_step(self) -> None:
-        """The optimizer has stepped, or a GradScaler has decided that it does not."""
+    def end_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped, or a GradScaler has decided that it does not. Again is harmless."""
+        if optimizer is not self._stepping:
+            return
+        present = self._present
+        turns = present.turns_of(optimizer)
         with self._lock:
-            is_stepping, self._is_stepping = self._is_stepping, False
-            is_first = False
-            is_done = is_stepping and not self.is_dropped
-            if is_done:
-                self.step += 1
-                is_first, self._has_trained = not self._has_trained, True
-            self._passes_in_step = 0
-            self._is_between_steps = True
-            is_told = self._is_told
-        if is_first:
+            self._stepping = None
+            is_made = self._is_stepping
+            for turn in turns:
+                is_made &= not turn.is_dropped
+            is_first = is_made and not present.made
+            is_over = present.end(optimizer, is_made)
+            # What all ranks have given gradients for is not left half done.
+            self._half_stepped = turns if is_made and not is_over and present.is_half_stepped(turns) else ()
+            self._is_stepping = bool(self._half_stepped)
+            reports = self._is_told and not self._is_stepping
+        if is_made and not self._has_trained:
+            self._has_trained = True
             self._ask(lambda store: store.set_trained(self._token))
         for feed in tuple(self._feeds):
-            feed.end_step()
-        if is_done:
+            feed.end_step(optimizer)
+        if is_made and (is_first or is_over):
             for reference in self._samplers:
                 sampler = reference()
                 if sampler is not None:
-                    sampler.end_step()
-        if is_told:
+                    sampler.end_step(is_first)
+        if reports:
             self._report()
 
     def refuse_scaler_without_state(self, scaler: object) -> None:
@@ -1024,6 +1001,17 @@ class Regrouping:
         with contextlib.suppress(RuntimeError):  # the store is gone
             self._mailbox.stop(self._others_store)
         self._groups.forget()
+
+
+def _joint_offer(participants: Sequence[Participant], step: int) -> Offer:
+    """The state of all models."""
+    offers = [one.give_state(step) for one in participants]
+    return Offer(
+        step,
+        pickle.dumps([one.description for one in offers]),
+        " ".join(one.layout for one in offers),
+        [tensor for one in offers for tensor in one.tensors],
+    )
 
 
 def _follow(sampler: FollowingSampler, number: int, said: Sequence[Sequence[Position | None]], rank: int) -> None:

@@ -59,10 +59,11 @@ class Epoch:
     Attributes:
         number: the first of a job is 0.
         members: in rank order.
-        step: optimizer steps that are done, and that all members have once they have connected.
-        is_behind: some members lack the last of these; rank 0 has it, and they take its state.
+        step: steps of the job that are done, and that all members have once they have connected.
+        is_behind: some members lack steps of optimizers; rank 0 has made them, and they take its state.
         newcomers: tokens of members that have no state yet; rank 0 is none of them.
         is_agreed: all were between the same two steps when they made it, so that no step is dropped.
+        made: how many optimizers have made the last of these steps; 0: all. The others do not make it any more.
     """
 
     number: int
@@ -71,10 +72,16 @@ class Epoch:
     is_behind: bool = False
     newcomers: tuple[str, ...] = ()
     is_agreed: bool = False
+    made: int = 0
 
     @property
     def tokens(self) -> tuple[str, ...]:
         return tuple(one.token for one in self.members)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Steps that were over, and optimizers that had stepped in the next one, where this epoch was made."""
+        return self.step - bool(self.made), self.made
 
     @property
     def key(self) -> str:
@@ -103,16 +110,18 @@ class Report:
     """What a member says before the next epoch.
 
     Attributes:
-        step: optimizer steps that its model has made.
+        step: steps of the job that are over.
         models: how many it has wrapped.
         is_whole: it has all of the state.
         admits: tokens of processes that join at this step. It is between two steps, and has nothing under way.
+        made: optimizers that have stepped in the step after these.
     """
 
     step: int
     models: int = 0
     is_whole: bool = True
     admits: tuple[str, ...] = ()
+    made: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,11 +170,11 @@ def decide(
     said = [reports[one.token] for one in left]
     if len({one.models for one in said}) > 1:
         return Decision(problem="a rank was lost while models were wrapped, and some ranks have wrapped one already")
-    step = max(one.step for one in said)
-    is_behind = any(one.step != step for one in said)
+    step, made = max((one.step, one.made) for one in said)
+    is_behind = any((one.step, one.made) != (step, made) for one in said)
     if is_behind:
-        # Who has the last step comes first: states are broadcast from rank 0.
-        source = next(position for position, one in enumerate(said) if one.step == step and one.is_whole)
+        # Who has made the last step comes first: states are broadcast from rank 0.
+        source = next(rank for rank, one in enumerate(said) if (one.step, one.made) == (step, made) and one.is_whole)
         left.insert(0, left.pop(source))
     # One that has admitted nobody was told of a loss before it came to this step.
     admitted = said[0].admits if len({one.admits for one in said}) == 1 else ()
@@ -174,7 +183,8 @@ def decide(
         if token not in lost:
             left.append((joiners or {})[token])
             newcomers.append(token)
-    return Decision(Epoch(epoch.number + 1, tuple(left), step, is_behind, tuple(newcomers), bool(admitted)))
+    step += bool(made)  # what an optimizer has changed counts
+    return Decision(Epoch(epoch.number + 1, tuple(left), step, is_behind, tuple(newcomers), bool(admitted), made))
 
 
 @dataclass

@@ -4,9 +4,11 @@ and not for as long as all of the state takes.
 [Note: following] Each member gives a share of the parameters over a connection of its own: the process asks for it by
 {"secret", "follow": {"epoch", "share", "of"}}, and gets records, in the order of the steps. Each is announced
 by {"bytes", "sizes", "crc", "waiting"}: of a pickled tuple, which follows, and of tensors, which follow that. Tuples:
-    ("begin", step)                   the number of steps that are done
-    ("state", ...), ("gradients", ..) as bagua.engine.state_feed says; gradients of a step that is about to be done
-    ("end", has_stepped)              of a step; the optimizer may have left it out, because of infinities
+    ("begin", step)                   how many steps of optimizers are done
+    ("state", model, ...)             of the model of this number, as bagua.engine.state_feed says
+    ("gradients", model, ...)         likewise; with which an optimizer is about to step
+    ("end", optimizer, has_stepped)   of a step of the optimizer of this number; it may have left it out, because of
+                                      infinities
     ("complete",)                     all parameters of the share have been copied
     ("admitted",)                     the epoch is over, and the next one has the process
 A connection that closes otherwise ends the following: the process takes all of the state then, while the others wait.
@@ -33,7 +35,8 @@ from bagua.regroup.transfer import MAX_TEXT, bytes_of, receive_into, receive_mes
 if TYPE_CHECKING:
     import torch
 
-# Records of a member that have not been sent, when a process that joins counts as having caught up: of one step.
+# Records of a member that have not been sent, when a process that joins counts as having caught up: of one step, per
+# optimizer.
 FEW = 2
 MAX_STEPS = 64  # that have not been sent; then it does not catch up
 TICK_S = 0.25
@@ -59,23 +62,30 @@ class Record:
 
 
 class Source(Protocol):
-    """Of the records of a share: bagua.engine.state_feed.StateFeed."""
+    """Of the records of a share of a model: bagua.engine.state_feed.StateFeed. Without the model's number."""
 
     limit_bytes: int
 
     def begin_step(self) -> Iterator[Record]:
         """Copies of parameters."""
 
-    def gradients(self) -> Record:
-        """Of the step that is about to be done."""
+    def gradients(self, optimizer: torch.optim.Optimizer) -> Record | None:
+        """With which it is about to step. None: it is no optimizer of the model."""
 
     @property
     def is_complete(self) -> bool:
         """Whether all of the share has been copied."""
 
 
+class Feeder(Protocol):
+    """A wrapped model: bagua.regroup.job_step.Participant."""
+
+    def feed(self, share: int, of: int) -> Source:
+        """What a process follows."""
+
+
 class Follower(Protocol):
-    """Of this process, which joins: bagua.engine.state_feed.StateFollower."""
+    """A model of this process, which joins: bagua.engine.state_feed.StateFollower."""
 
     def room(self, said: tuple[Any, ...]) -> list[torch.Tensor]:
         """For the tensors of a record."""
@@ -83,8 +93,49 @@ class Follower(Protocol):
     def take(self, said: tuple[Any, ...], tensors: list[torch.Tensor]) -> None:
         """A record."""
 
-    def step(self) -> None:
-        """With the gradients of the last records."""
+    def set_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Those of the last records, if it is an optimizer of the model."""
+
+    def forget_gradients(self) -> None:
+        """It has stepped."""
+
+
+class Followers:
+    """All models of this process, which joins.
+
+    Args:
+        models: by their numbers.
+        optimizers: by their numbers.
+    """
+
+    def __init__(self, models: Sequence[Follower], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._models, self._optimizers = models, optimizers
+
+    @property
+    def optimizer_count(self) -> int:
+        return len(self._optimizers)
+
+    def room(self, said: tuple[Any, ...]) -> list[torch.Tensor]:
+        """For the tensors of a record."""
+        kind, model, *rest = said
+        tensors: list[torch.Tensor] = self._models[model].room((kind, *rest))
+        return tensors
+
+    def take(self, said: tuple[Any, ...], tensors: list[torch.Tensor]) -> None:
+        """A record."""
+        kind, model, *rest = said
+        self._models[model].take((kind, *rest), tensors)
+
+    def step(self, number: int) -> None:
+        """By the optimizer of this number, with the gradients of the last records."""
+        optimizer = self._optimizers[number]
+        for one in self._models:
+            one.set_gradients(optimizer)
+        try:
+            optimizer.step()
+        finally:
+            for one in self._models:
+                one.forget_gradients()
 
 
 @dataclass
@@ -95,8 +146,9 @@ class Feed:
     share: int
     of: int
     is_over: bool = False
-    _source: Source | None = None
-    _pending: Record | None = None
+    _sources: Sequence[Source] = ()
+    _optimizers: Sequence[torch.optim.Optimizer] = ()
+    _pending: Sequence[Record] = ()
     _waiting: int = 0  # bytes
     _waiting_steps: int = 0
     _is_complete_told: bool = False
@@ -105,34 +157,40 @@ class Feed:
 
     # --- on the training thread --------------------------------------------------------------------------------------
 
-    def begin_step(self, step: int, source: Callable[[int, int], Source]) -> None:
-        """Before a step."""
-        if self._source is None:
-            self._source = source(self.share, self.of)
-            self._put(Record(("begin", step)))
-        for record in self._source.begin_step():
-            self._put(record)
-        if self._source.is_complete and not self._is_complete_told:
+    def begin_step(self, step: int, models: Sequence[Feeder], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Before a step of the job, of so many that are done."""
+        if not self._sources:
+            self._sources = [one.feed(self.share, self.of) for one in models]
+            self._optimizers = optimizers
+            self._put(Record(("begin", step * len(optimizers))))
+        for model, source in enumerate(self._sources):
+            if not source.is_complete:
+                for record in source.begin_step():
+                    self._put(_of_model(model, record))
+                break
+        if not self._is_complete_told and all(one.is_complete for one in self._sources):
             self._is_complete_told = True
             self._put(Record(("complete",)))
-        if self._waiting > self._source.limit_bytes or self._waiting_steps > MAX_STEPS:
+        if self._waiting > sum(one.limit_bytes for one in self._sources) or self._waiting_steps > MAX_STEPS:
             _logger.warning(
                 f"A process that joins is too slow to follow: {self._waiting >> 20} MiB of {self._waiting_steps} steps"
                 " wait for it. It will take the state while the others wait."
             )
             self.end()
 
-    def before_step(self) -> None:
-        """The optimizer is about to step."""
-        self._pending = None if self._source is None else self._source.gradients()
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to step."""
+        records = [(model, source.gradients(optimizer)) for model, source in enumerate(self._sources)]
+        self._pending = [_of_model(model, record) for model, record in records if record is not None]
 
-    def end_step(self) -> None:
+    def end_step(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped, or does not in this step."""
-        if self._source is not None:
-            if self._pending is not None:
-                self._put(self._pending)
-            self._put(Record(("end", self._pending is not None)))
-            self._pending = None
+        if self._sources:
+            for record in self._pending:
+                self._put(record)
+            number = next(number for number, one in enumerate(self._optimizers) if one is optimizer)
+            self._put(Record(("end", number, bool(self._pending))))
+            self._pending = ()
 
     def end(self, *last: Record) -> None:
         """Nothing more comes but this."""
@@ -166,18 +224,23 @@ class Feed:
             self.is_over = True
 
 
+def _of_model(number: int, record: Record) -> Record:
+    kind, *rest = record.said
+    return Record((kind, number, *rest), record.tensors, record.wait)
+
+
 class Following:
     """By a process that joins, on its training thread; one thread more for each connection.
 
     Args:
         connections: to all members, by their shares; closed by whoever has made them.
-        follower: what is done with records.
+        followers: what is done with records.
     """
 
-    def __init__(self, connections: Sequence[socket.socket], follower: Follower) -> None:
-        self._shares = [_Share(one, follower) for one in connections]
-        self._follower = follower
-        self.steps = 0  # that were followed
+    def __init__(self, connections: Sequence[socket.socket], followers: Followers) -> None:
+        self._shares = [_Share(one, followers) for one in connections]
+        self._followers = followers
+        self.steps = 0  # of optimizers, that were followed
 
     def run(self, on_caught_up: Callable[[], None], on_step: Callable[[int], None], tick: Callable[[], None]) -> bool:
         """
@@ -200,12 +263,12 @@ class Following:
                     in_step = [one for one in self._shares if one.step == step]
                     for one in in_step:
                         one.wait(tick)
-                    kinds = list(pool.map(_Share.read_step, in_step))
-                    if "admitted" in kinds:
+                    ends = list(pool.map(_Share.read_step, in_step))
+                    if None in ends:
                         # Others may not have come as far as "begin" before that.
-                        return set(kinds) == {"admitted"} and len(in_step) == len(self._shares)
-                    if "stepped" in kinds:
-                        self._follower.step()
+                        return set(ends) == {None} and len(in_step) == len(self._shares)
+                    for number in {number for number, has_stepped in filter(None, ends) if has_stepped}:
+                        self._followers.step(number)
                     step += 1
                     self.steps += 1
                     on_step(self.steps)
@@ -218,15 +281,15 @@ class Following:
 
 
 class _Share:
-    def __init__(self, connection: socket.socket, follower: Follower) -> None:
-        self._connection, self._follower = connection, follower
+    def __init__(self, connection: socket.socket, followers: Followers) -> None:
+        self._connection, self._followers = connection, followers
         self._is_complete = False
         self._waiting = 0
         self.step = 0
 
     @property
     def has_caught_up(self) -> bool:
-        return self._is_complete and self._waiting <= FEW
+        return self._is_complete and self._waiting <= FEW * self._followers.optimizer_count
 
     def wait(self, tick: Callable[[], None]) -> None:
         """Until something comes."""
@@ -239,15 +302,20 @@ class _Share:
             raise ConnectionError(f"a record {kind} came instead of the first one")
         (self.step,) = rest
 
-    def read_step(self) -> str:
-        """All that belongs to a step. Returns what became of it."""
+    def read_step(self) -> tuple[int, bool] | None:
+        """All that belongs to a step of an optimizer.
+
+        Returns:
+            the number of that optimizer, and whether it has stepped. None: this process is admitted.
+        """
         while True:
             kind, *rest = self._read()
             if kind == "end":
                 self.step += 1
-                return "stepped" if rest[0] else "left out"
+                number, has_stepped = rest
+                return number, has_stepped
             if kind == "admitted":
-                return "admitted"
+                return None
             if kind == "complete":
                 self._is_complete = True
 
@@ -263,7 +331,7 @@ class _Share:
             raise ConnectionError("the checksum of a record is wrong")
         record: tuple[Any, ...] = pickle.loads(text)
         if record[0] in ("state", "gradients"):
-            tensors = self._follower.room(record)
+            tensors = self._followers.room(record)
             if [one.nbytes for one in tensors] != said["sizes"]:
                 raise ConnectionError("a record has other sizes than this process has made room for")
             for one, expected in zip(tensors, checksums, strict=True):
@@ -271,5 +339,5 @@ class _Share:
                 receive_into(self._connection, memory)
                 if zlib.crc32(memory) != expected:
                     raise ConnectionError("the checksum of a record is wrong")
-            self._follower.take(record, tensors)
+            self._followers.take(record, tensors)
         return record

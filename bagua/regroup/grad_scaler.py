@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 class Steps(Protocol):
     """Of this process: bagua.regroup.coordinator.Regrouping."""
 
-    is_dropped: bool
-
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is the optimizer of a wrapped model."""
+        """Whether it is an optimizer of a wrapped model."""
+
+    def drops(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether its step is dropped."""
 
     def refuse_scaler_without_state(self, scaler: object) -> None:
         """ValueError: ranks do not take this scaler's state from each other."""
 
-    def settle_before_step(self) -> None:
-        """The optimizer is about to step."""
+    def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to step."""
 
-    def end_step(self) -> None:
-        """The step is over."""
+    def end_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has stepped, or does not in this step."""
 
 
 _regrouping: Steps | None = None
@@ -70,7 +71,7 @@ def _concerned(scaler: Any, optimizer: torch.optim.Optimizer) -> Steps | None:
 
 def _unscale(scaler: Any, original: Any, optimizer: torch.optim.Optimizer) -> None:
     regrouping = _concerned(scaler, optimizer)
-    if regrouping is None or not regrouping.is_dropped:
+    if regrouping is None or not regrouping.drops(optimizer):
         original(scaler, optimizer)
 
 
@@ -79,13 +80,11 @@ def _step(scaler: Any, original: Any, optimizer: torch.optim.Optimizer, *argumen
     if regrouping is None:
         return original(scaler, optimizer, *arguments, **named)
     result = None
-    if not regrouping.is_dropped:
-        regrouping.settle_before_step()
-    if not regrouping.is_dropped:
+    regrouping.begin_step(optimizer)
+    if not regrouping.drops(optimizer):
         result = original(scaler, optimizer, *arguments, **named)
-        if not regrouping.is_dropped:
-            regrouping.end_step()  # also of one that the optimizer did not make, because of infinities
-    setattr(scaler, _DROPPED, regrouping.is_dropped)
+    regrouping.end_step(optimizer)  # of one that it did not make, because of infinities or a loss
+    setattr(scaler, _DROPPED, regrouping.drops(optimizer))
     return result
 
 

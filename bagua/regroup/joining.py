@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from bagua.job import peer_watch
 from bagua.regroup.epochs import CANCELLED, Epoch, EpochStore, Member
-from bagua.regroup.following import Follower, Following
+from bagua.regroup.following import Followers, Following
 from bagua.regroup.transfer import Guest, StateDoor, receive_message, send_message
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ STALL_STEPS = 3
 CONFIRM_S = 5.0  # for which all ranks refuse connections, before a process gives up that was to join them
 PAUSE_S = 0.1
 MAX_PAUSE_S = 2.0
+_MORE_MODELS = "more models"
 
 
 class Guests:
@@ -122,20 +123,21 @@ def ask(
     store: EpochStore,
     member: Member,
     description: dict[str, Any],
-    follower: Callable[[], Follower],
+    followers: Callable[[], Followers],
     pause: Callable[[Epoch, str, float], None],
-) -> bool:
+) -> bool | None:
     """
     Ask the members of the present epoch, and of those after it, until one has this process in it.
 
     Args:
         member: this process.
-        description: of its model, for comparison.
-        follower: makes what takes the state of the job, while that goes on.
+        description: of its models, for comparison.
+        followers: makes what takes the state of the job, while that goes on.
         pause: waits for so long, and raises at the deadline; is told the epoch, and what it is waited for.
 
     Returns:
-        whether this process has followed the others to the present epoch's step.
+        whether this process has followed the others to the present epoch's step; None: they have more models, the first
+        of which are like its own.
 
     Raises:
         RuntimeError: the job has ended, or refuses this process.
@@ -163,8 +165,10 @@ def ask(
         links: list[socket.socket] = []
         try:
             problem = _ask_members(store, epoch, {**description, "name": name, "token": member.token}, links)
+            if problem == _MORE_MODELS:
+                return None
             if problem is None:
-                has_followed = _follow(store, epoch, name, links, follower(), pause)
+                has_followed = _follow(store, epoch, name, links, followers(), pause)
                 _wait_for_next(store, epoch, name, links, pause)
                 waited = PAUSE_S
                 continue
@@ -199,6 +203,8 @@ def _ask_members(store: EpochStore, epoch: Epoch, said: dict[str, Any], links: l
             return f"rank {rank} to answer ({error})"
         if "refused" in answer:
             raise RuntimeError(answer["refused"])
+        if "more" in answer:
+            return _MORE_MODELS
         if "later" in answer:
             return str(answer["later"])
     return None
@@ -209,7 +215,7 @@ def _follow(
     epoch: Epoch,
     name: str,
     links: list[socket.socket],
-    follower: Follower,
+    followers: Followers,
     pause: Callable[[Epoch, str, float], None],
 ) -> bool:
     """Whether this process has followed the members, and was admitted. If it cannot follow, it takes all of the state
@@ -230,7 +236,7 @@ def _follow(
             for share, door in enumerate(doors):
                 request = {"epoch": epoch.number, "share": share, "of": len(doors)}
                 connections.append(stack.enter_context(door.connect({"follow": request})))
-            following = Following(connections, follower)
+            following = Following(connections, followers)
             result = following.run(
                 tell,
                 lambda steps: store.set_progress(token, f"followed {steps} steps"),

@@ -22,12 +22,13 @@ ON_LOSS = ("drop",)
 class Regroup:
     """
     Lets a job go on without ranks that it loses, and with others that join: `init_process_group(regroup=Regroup())`.
-    On CPUs with gloo or on GPUs with NCCL, for one model that one optimizer steps.
+    On CPUs with gloo or on GPUs with NCCL, for models that are wrapped with their optimizers before training begins.
 
     `python -m bagua.distributed.run --regroup` starts the ranks of a node. Where others start them, the store at
     MASTER_ADDR and MASTER_PORT must live on if a rank dies: the same command with `--store-only` serves it. When a rank
     is lost, the step in which that happened is dropped on all others, or counts on all of them, if one of them had made
-    it. A process that is started while the job has begun joins it when its model is wrapped.
+    it. With several models, it counts if one of them has stepped, and the rest of it is dropped. A process that is
+    started while the job has begun joins it when its models are wrapped.
 
     Args:
         min_ranks: with how many ranks the job may go on, at least. None: more than half of those that were there before

@@ -20,13 +20,20 @@ Position = dict[str, Any]  # what a sampler says of itself, of JSON's types
 class FollowingSampler(Protocol):
     """Hands out what is left of an epoch: bagua.torch_api.contrib.regroup_sampler."""
 
-    def end_step(self) -> None:
-        """An optimizer step is done, and what it was made of."""
+    def end_step(self, is_first: bool) -> None:
+        """An optimizer has stepped.
+
+        Args:
+            is_first: of a step of the job: what that was made of is done. Otherwise, it is the last of several.
+
+        Raises:
+            RuntimeError: samples were drawn between two of them.
+        """
 
     def position(self, step: int, keeps_batch: bool) -> Position:
         """
         Args:
-            step: optimizer steps that this process has made.
+            step: steps that this process has made, if only with some of its optimizers.
             keeps_batch: the loop still has what it was given for the present step.
 
         Returns:

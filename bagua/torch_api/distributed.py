@@ -17,7 +17,7 @@ from bagua.torch_api.wrapping import with_bagua
 
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
-    from bagua.regroup.coordinator import WorldChange
+    from bagua.regroup.job_step import WorldChange
     from bagua.torch_api.algorithms.base import AlgorithmImpl
 
 

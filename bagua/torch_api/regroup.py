@@ -7,8 +7,9 @@ from bagua.regroup import coordinator
 
 def regroup_step() -> int:
     """
-    How many optimizer steps the job has made, those of lost ranks included; the same on all ranks between two steps.
-    A step that was dropped does not count. A loop over a number of steps asks this instead of counting by itself.
+    How many steps the job has made, those of lost ranks included; the same on all ranks between two steps. In a step,
+    each optimizer of each wrapped model steps once. One that was dropped does not count, unless an optimizer had
+    stepped before. A loop over a number of steps asks this instead of counting by itself.
 
     Raises:
         RuntimeError: `init_process_group` was called without `regroup`.

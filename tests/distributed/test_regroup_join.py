@@ -33,6 +33,7 @@ from torch import nn
 import bagua.torch_api as bagua
 from bagua.regroup import coordinator, groups, joining
 from bagua.regroup.following import Following
+from bagua.regroup.job_step import WorldChange
 from bagua.regroup.transfer import Fetch
 
 STEPS = 8
@@ -121,7 +122,7 @@ def _join_the_last_one(how: str) -> None:
         stepper.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         joined.append((bagua.regroup_step(), twin, stepper))
 
-    def follow(change: coordinator.WorldChange) -> None:
+    def follow(change: WorldChange) -> None:
         for group in optimizer.param_groups:
             group["lr"] *= change.world_size / change.previous_world_size
         if change.joined_ranks:
@@ -227,7 +228,7 @@ def _refusals() -> tuple[int, int]:
     if not is_new:
         join_job(min_ranks=1)
         model = bagua.with_bagua(net, [optimizer])
-        changes: list[coordinator.WorldChange] = []
+        changes: list[WorldChange] = []
         model.on_regroup(changes.append)
         _train_until(store, "joined", model, optimizer)
         assert [one.joined_ranks for one in changes] == [(2,)]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import bagua.torch_api as bagua
-from bagua.regroup import coordinator
+from bagua.regroup.job_step import WorldChange
 
 SAMPLES, BATCH, EPOCHS, RANKS = 62, 3, 3, 4
 
@@ -79,7 +79,7 @@ def count_samples(
         next(iter(loader))  # a look at a batch changes nothing
     ends = []
 
-    def note(change: coordinator.WorldChange) -> None:
+    def note(change: WorldChange) -> None:
         nonlocal are_all_there
         are_all_there |= bool(change.joined_ranks)
 

@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="needs PyTorch")
 
 import torch
 from support.rank_tests import on_ranks
+from support.regrouped import run_job, start
 from torch import nn
 
 import bagua.torch_api as bagua
@@ -22,6 +23,7 @@ PACKAGE = bagua.__file__.removesuffix("torch_api/__init__.py")
 STEPS = 4
 FEW, MANY = 2, 10
 MOST = {"with_bagua": 60, "wrapper": 70}
+MOST_UNDER_REGROUP = {"with_bagua": 77, "wrapper": 92}
 MOST_PER_PARAMETER = 2  # the hook, and what sets the ready flag
 
 
@@ -82,3 +84,13 @@ def test_a_step_calls_little(device: torch.device) -> None:
         few, many = (calls_in_a_step(how, parameters, device) for parameters in (FEW, MANY))
         assert few <= most, how
         assert many - few <= MOST_PER_PARAMETER * (MANY - FEW), how
+
+
+def _calls_under_regroup() -> dict[str, int]:
+    start()
+    return {how: calls_in_a_step(how, FEW, torch.get_default_device()) for how in MOST_UNDER_REGROUP}
+
+
+def test_a_step_under_regroup_calls_little() -> None:
+    for calls in run_job(2, _calls_under_regroup):
+        assert all(calls[how] <= most for how, most in MOST_UNDER_REGROUP.items()), calls

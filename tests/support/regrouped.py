@@ -2,7 +2,8 @@
 (support.ranks).
 
 The model is a ledger: its gradients are whole numbers that depend on the rank's first number and the step alone, and
-its parameters their sum. So the parameters say exactly which steps of which ranks were trained, in any order of sums.
+its parameters their sums, for each step in another place. So the parameters say exactly which steps of which ranks were
+trained, in any order of sums. Of several ledgers, each has a pass and an optimizer of its own in each step.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from bagua.regroup import coordinator, following, joining
 from bagua.regroup.epochs import EpochStore
 from bagua.regroup.following import Feed
 from bagua.regroup.groups import Groups
+from bagua.regroup.job_step import WorldChange
 from bagua.regroup.transfer import Fetch, StateServer
 from bagua.regroup.watched_group import WatchedGroup
 
@@ -52,12 +54,14 @@ POINTS_OF_ADMISSION = ("feeding", "reported", "offered", "ready", "connected", "
 
 class Kill(NamedTuple):
     """Of the rank that was this one at first, by its own hand: at a point of this step or of the next one, or of a
-    regroup then, or else before what follows. One that is patient dies when it comes to the point, if ever."""
+    regroup then, or else before what follows. One that is patient dies when it comes to the point, if ever. Of several
+    models, in the turn of this one."""
 
     rank: int
     step: int
     point: str
     is_patient: bool = False
+    model: int = 0
 
 
 class Join(NamedTuple):
@@ -67,7 +71,7 @@ class Join(NamedTuple):
     step: int
 
 
-def drawn_kills(seed: int, ranks: int, count: int, steps: int) -> list[Kill]:
+def drawn_kills(seed: int, ranks: int, count: int, steps: int, models: int = 1) -> list[Kill]:
     """At most one of a rank. Some come at the same step, some during a regroup."""
     draw = random.Random(seed)
     victims = draw.sample(range(ranks), count)
@@ -78,7 +82,7 @@ def drawn_kills(seed: int, ranks: int, count: int, steps: int) -> list[Kill]:
             kills.append(Kill(victim, kills[-1].step, draw.choice(points)))
         else:
             kills.append(Kill(victim, draw.randrange(1, steps - 2), draw.choice(POINTS)))
-    return kills
+    return [one._replace(model=draw.randrange(models)) for one in kills]
 
 
 def drawn_joins(seed: int, ranks: int, count: int, steps: int) -> tuple[list[Join], list[Kill]]:
@@ -164,10 +168,10 @@ class Ledger(nn.Module):
         super().__init__()
         self.layers = nn.ParameterList([nn.Parameter(torch.zeros(WIDTH)) for _ in range(LAYERS)])
 
-    def forward(self, amounts: Tensor) -> Tensor:
+    def forward(self, amounts: Tensor, step: int) -> Tensor:
         loss = amounts.new_zeros(())
         for layer, weight in zip(amounts, self.layers, strict=True):
-            loss = loss - (weight * layer).sum()
+            loss = loss - weight[step % WIDTH] * layer
         return loss
 
 
@@ -177,7 +181,7 @@ class History:
     def __init__(self) -> None:
         self.phases: list[tuple[int, list[int]]] = [(bagua.regroup_step(), _members())]
 
-    def note(self, change: coordinator.WorldChange) -> None:
+    def note(self, change: WorldChange) -> None:
         regrouping = coordinator.current()
         assert regrouping is not None
         assert change.world_size == dist.get_world_size() == bagua.get_world_size() == len(regrouping.epoch.members)
@@ -193,13 +197,13 @@ def _members() -> list[int]:
     return [one.first_rank for one in regrouping.epoch.members]
 
 
-def expected(phases: list[tuple[int, list[int]]], layer: int, steps: int) -> int:
-    """What the ledger has after so many steps."""
-    total = steps if layer == 0 else 0
+def expected(phases: list[tuple[int, list[int]]], layer: int, steps: int) -> list[int]:
+    """What a ledger has after so many steps."""
+    totals = [0] * WIDTH
     for step in range(steps):
         members = next(members for begin, members in reversed(phases) if begin <= step)
-        total += sum(amount(rank, step, layer) for rank in members)
-    return total
+        totals[step % WIDTH] += sum(amount(rank, step, layer) for rank in members)
+    return totals
 
 
 def keep_ledger(
@@ -210,8 +214,9 @@ def keep_ledger(
     min_ranks: int,
     joins: Sequence[Join] = (),
     follows: bool = True,
+    models: int = 1,
 ) -> dict[str, Any]:
-    """Trains a ledger until the job has made so many steps, and all have joined that live. If none that join may follow
+    """Trains ledgers until the job has made so many steps, and all have joined that live. If none that join may follow
     the others, they are too slow. Returns what this rank has seen."""
     if not follows:
         following.MAX_STEPS = 0
@@ -227,38 +232,49 @@ def keep_ledger(
                 _die_while_joining(mine, store, stack)
             start(min_ranks=min_ranks)
             assert (dist.get_rank(), dist.get_world_size(), bagua.regroup_step()) == (0, 1, 0)
-        net = Ledger()
-        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-        if how == "wrapper":
-            model: Any = bagua.data_parallel.DistributedDataParallel(
-                net, optimizers=[optimizer], algorithm=_algorithm(codec), bucket_cap_mb=128 / 2**20
-            )
-        else:
-            model = bagua.with_bagua(net, [optimizer], _algorithm(codec))
-    history = History()
-    model.on_regroup(history.note)
+        trained = [_wrapped_ledger(how, codec) for _ in range(models)]
+    histories = [History() for _ in trained]
+    for (_, _, model), history in zip(trained, histories, strict=True):
+        model.on_regroup(history.note)
     if join is not None:
         store.set(f"settled {number}", b"")
     dropped = 0
     while not _is_end(store, step := bagua.regroup_step(), steps, joins):
         store.set(f"step {step}", b"")
-        with dying(mine, step, net, optimizer):
-            optimizer.zero_grad()
-            loss = model(torch.tensor([[float(amount(number, step, layer))] for layer in range(LAYERS)]))
-            loss.backward()
-            was_dropped = model.step_was_dropped
-            if was_dropped:
-                assert all(one.grad is None for one in net.parameters())
-            _die_at(mine, step, "returned")
-            optimizer.step()
-            dropped += model.step_was_dropped
-            _die_at(mine, step, "stepped")
-            if not model.step_was_dropped:
-                with torch.no_grad():
-                    net.layers[0].add_(1)  # one that follows the optimizer's steps does not see it
-    totals = [int(one[0]) for one in net.layers]
-    assert all(bool((one == one[0]).all()) for one in net.layers)
-    return {"totals": totals, "phases": history.phases, "dropped": dropped, "rank": dist.get_rank(), "steps": step}
+        for turn, (net, optimizer, model) in enumerate(trained):
+            kill = mine if mine is not None and mine.model == turn else None
+            with dying(kill, step, net, optimizer):
+                optimizer.zero_grad()
+                amounts = [[float(amount(number, step, layer))] for layer in range(LAYERS)]
+                model(torch.tensor(amounts), step).sum().backward()
+                if model.step_was_dropped:
+                    assert all(one.grad is None for one in net.parameters())
+                _die_at(kill, step, "returned")
+                optimizer.step()
+                dropped += model.step_was_dropped
+                _die_at(kill, step, "stepped")
+                if not model.step_was_dropped:
+                    with torch.no_grad():
+                        net.layers[0].add_(1)  # one that follows the optimizer's steps does not see it
+    assert all(one.phases == histories[0].phases for one in histories)
+    return {
+        "totals": [[one.int().tolist() for one in net.layers] for net, _, _ in trained],
+        "phases": histories[0].phases,
+        "dropped": dropped,
+        "rank": dist.get_rank(),
+        "steps": step,
+    }
+
+
+def _wrapped_ledger(how: str, codec: str | None) -> tuple[Ledger, torch.optim.Optimizer, Any]:
+    net = Ledger()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    if how == "wrapper":
+        wrapper = bagua.data_parallel.DistributedDataParallel(
+            net, optimizers=[optimizer], algorithm=_algorithm(codec), bucket_cap_mb=128 / 2**20
+        )
+        return net, optimizer, wrapper
+    return net, optimizer, bagua.with_bagua(net, [optimizer], _algorithm(codec))
 
 
 def _is_end(store: dist.Store, step: int, steps: int, joins: Sequence[Join]) -> bool:
@@ -358,7 +374,8 @@ def after_calls(owner: Any, name: str, count: int, die: Callable[[], None] = die
 
 
 def check_ledgers(results: list[dict[str, Any] | None], steps: int, dead: set[int]) -> None:
-    """Of all ranks: survivors have the same, and each step of each rank of its time exactly once."""
+    """Of all ranks: survivors have the same, and each step of each rank of its time exactly once. Of several models,
+    those after the first one may lack the steps in which ranks were lost."""
     left = {rank: one for rank, one in enumerate(results) if one is not None}
     assert set(left) == set(range(len(results))) - dead, (left.keys(), dead)
     some = next(iter(left.values()))  # it was there at first
@@ -370,7 +387,15 @@ def check_ledgers(results: list[dict[str, Any] | None], steps: int, dead: set[in
     members = some["phases"][-1][1]
     assert {rank: one["rank"] for rank, one in left.items()} == {rank: members.index(rank) for rank in left}
     assert some["steps"] >= steps
-    assert some["totals"] == [expected(some["phases"], layer, some["steps"]) for layer in range(LAYERS)], some["phases"]
+    first, *others = some["totals"]
+    whole = [expected(some["phases"], layer, some["steps"]) for layer in range(LAYERS)]
+    assert first == [[total + some["steps"] for total in whole[0]], *whole[1:]], some["phases"]
+    for totals in others:
+        lacking = [place for place, total in enumerate(totals[-1]) if total != whole[-1][place]]
+        for total, one in zip(totals, whole, strict=True):
+            made = some["steps"] - len(lacking) if one is whole[0] else 0
+            assert total == [made + (value if place not in lacking else 0) for place, value in enumerate(one)]
+        assert len(lacking) <= len(dead)
 
 
 def _is_stopped_for_long(pids: str, timeout_s: float) -> str:

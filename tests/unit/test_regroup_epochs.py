@@ -50,6 +50,20 @@ def test_one_that_has_made_the_step_comes_first() -> None:
     assert (decision.epoch.step, decision.epoch.is_behind) == (6, True)
 
 
+def test_a_step_counts_that_some_optimizers_have_made() -> None:
+    reports = {"m0": Report(5), "m1": Report(5, made=1), "m2": Report(5, made=1)}
+    decision = decide(_epoch(3), reports, (), None)
+    assert decision is not None
+    assert decision.epoch is not None
+    assert (decision.epoch.tokens, decision.epoch.is_behind) == (("m1", "m0", "m2"), True)
+    assert (decision.epoch.step, decision.epoch.position) == (6, (5, 1))
+    decision = decide(_epoch(3), {**reports, "m0": Report(6)}, (), None)
+    assert decision is not None
+    assert decision.epoch is not None
+    assert (decision.epoch.tokens, decision.epoch.is_behind) == (("m0", "m1", "m2"), True)
+    assert (decision.epoch.step, decision.epoch.position) == (6, (6, 0))
+
+
 def test_those_that_all_admit_come_last_and_one_without_state_is_never_first() -> None:
     members = {one.token: one for one in _epoch(5).members}
 

@@ -42,7 +42,8 @@ class RegroupSampler(Sampler[int]):
 
     - A DataLoader, with `batch_size` or a BatchSampler of that size, the same on all ranks, in order.
     - A step's batches are drawn after the step before it, by the thread that trains; equally many on all ranks. With
-      gradient accumulation, give their number as `accumulation`, so that no step has batches of two epochs.
+      several models, before the first optimizer steps. If there are several batches, because of gradient accumulation
+      or several models, give their number as `accumulation`, so that no step has batches of two epochs.
     - One iterator at a time. After `Regrouped`, the loop draws a new batch.
 
     To evaluate, use another sampler: without optimizer steps, samples are never done.
@@ -53,7 +54,7 @@ class RegroupSampler(Sampler[int]):
         shuffle: draw the order from `seed` and the epoch. Otherwise it is that of the dataset.
         drop_last: leave out what does not fill a step of all ranks at the end of an epoch. Otherwise samples are
             repeated to fill it. Without regroup, what does not fill one sample of each rank.
-        accumulation: batches of an optimizer step, on each rank.
+        accumulation: batches of a step, on each rank.
 
     Attributes:
         epoch: what `set_epoch` or `load_state_dict` said last; 0 at first.
@@ -164,10 +165,23 @@ class RegroupSampler(Sampler[int]):
 
     # --- bagua.regroup.samplers.FollowingSampler ----------------------------------------------------------------------
 
-    def end_step(self) -> None:
-        """See FollowingSampler."""
-        if self._pass is not None and self._share is not None:
-            self._pass.done = self._share.given()
+    def end_step(self, is_first: bool = True) -> None:
+        """See FollowingSampler.
+
+        Raises:
+            RuntimeError: as said there.
+        """
+        if self._pass is None or self._share is None:
+            return
+        given = self._share.given()
+        if not is_first and given != self._pass.done:
+            raise RuntimeError(
+                "RegroupSampler: batches were drawn between the optimizers' steps of one step of the job.\n"
+                f"{given - self._pass.done} samples of this rank. If a rank is lost, nobody would know whether they"
+                " were trained.\n"
+                "Draw all batches of a step before its first backward pass, and pass their number: accumulation=2."
+            )
+        self._pass.done = given
 
     def position(self, step: int, keeps_batch: bool) -> dict[str, Any]:
         """See FollowingSampler."""

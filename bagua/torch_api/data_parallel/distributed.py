@@ -343,7 +343,7 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         if self.module.training and has_graph:
             regrouping.begin_forward()
         # The broadcast alone is repeated; what else is done before a forward pass communicates nothing then.
-        regrouping.repeat(lambda: self.forward_buffers.before_forward(*given))
+        regrouping.repeat_in_forward(lambda: self.forward_buffers.before_forward(*given))
 
     def _end_forward(self) -> None:
         self.forward_buffers.after_forward(self._uneven.source)

@@ -13,7 +13,7 @@ from bagua.engine.parameters import replicated_parameters
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
     from bagua.engine.data_parallel import DataParallelEngine
-    from bagua.regroup.coordinator import WorldChange
+    from bagua.regroup.job_step import WorldChange
     from bagua.torch_api.algorithms.base import AlgorithmImpl
 
 

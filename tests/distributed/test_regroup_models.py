@@ -1,0 +1,286 @@
+"""Several models and optimizers in one job follow together when it loses ranks and when others join."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.processes import wait_until
+from support.regrouped import device_type, die, job_store, join_job, run_job, start
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import bagua.torch_api as bagua
+from bagua.regroup import coordinator
+from bagua.regroup.job_step import WorldChange
+from bagua.regroup.transfer import Fetch
+from bagua.regroup.watched_group import WatchedGroup, WatchedWork
+
+NOISE, SAMPLE = 3, 5
+Players = tuple[nn.Module, nn.Module, Sequence[torch.optim.Optimizer]]
+
+
+def _players(seed: int) -> Players:
+    """A generator with its optimizer, and a discriminator with two."""
+    torch.manual_seed(seed)
+    generator = nn.Sequential(nn.Linear(NOISE, 8), nn.Tanh(), nn.Linear(8, SAMPLE))
+    discriminator = nn.Sequential(nn.Linear(SAMPLE, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizers = (
+        torch.optim.Adam(generator.parameters(), 1e-2),
+        torch.optim.Adam([one for one in discriminator.parameters() if one.dim() > 1], 1e-2),
+        torch.optim.SGD([one for one in discriminator.parameters() if one.dim() == 1], 0.1, momentum=0.5),
+    )
+    return generator, discriminator, optimizers
+
+
+def _losses(generator: Any, discriminator: Any, number: int, step: int) -> tuple[Any, Any]:
+    """Of both, as functions."""
+    torch.manual_seed(100 * number + step)
+    noise, real = torch.randn(4, NOISE), torch.randn(4, SAMPLE)
+
+    def of_discriminator() -> Tensor:
+        return (discriminator(generator(noise).detach()) - discriminator(real)).square().mean()
+
+    def of_generator() -> Tensor:
+        return -discriminator(generator(noise)).mean()
+
+    return of_discriminator, of_generator
+
+
+def _replayed(players: Players, numbers: Sequence[int], begin: int, end: int) -> None:
+    """The same steps by plain torch: means over replicas of these ranks."""
+    generator, discriminator, (of_generator, *of_discriminator) = players
+    for step in range(begin, end):
+        for turn, (net, optimizers) in enumerate(((discriminator, of_discriminator), (generator, [of_generator]))):
+            gradients: list[list[Tensor]] = []
+            for number in numbers:
+                net.zero_grad()
+                _losses(generator, discriminator, number, step)[turn]().backward()
+                gradients.append([one.grad.clone() for one in net.parameters() if one.grad is not None])
+            for one, *parts in zip(net.parameters(), *gradients, strict=True):
+                one.grad = sum((part / len(numbers) for part in parts[1:]), parts[0] / len(numbers))
+            for optimizer in optimizers:
+                optimizer.step()
+
+
+def _wrap_players(players: Players) -> tuple[Any, Any]:
+    generator, discriminator, (of_generator, *of_discriminator) = players
+    return (
+        bagua.with_bagua(generator, [of_generator]),
+        bagua.data_parallel.DistributedDataParallel(discriminator, optimizers=of_discriminator),
+    )
+
+
+def _wrap_too_little_first(players: Players) -> tuple[Any, Any]:
+    """Of a process that joins."""
+    generator, _, (of_generator, *_) = players
+    alone = bagua.with_bagua(generator, [of_generator])
+    with pytest.raises(RuntimeError, match="has wrapped 1 models, and the job that it was to join has more"):
+        alone(torch.ones(1, NOISE)).sum().backward()
+    of_generator.zero_grad()
+    other = nn.Linear(SAMPLE, 2)
+    with pytest.raises(RuntimeError, match=r"cannot join the job, as rank 1.\n.*'0.weight'"):
+        bagua.with_bagua(other, [torch.optim.SGD(other.parameters(), 0.1)])
+    generator.bagua_ddp.detach()  # type: ignore[operator]
+    return _wrap_players(players)
+
+
+def _play() -> None:
+    """Of two ranks one dies in the generator's turn, and another process joins the other."""
+    store, number, is_new = job_store(), int(os.environ["RANK"]), os.environ["WORLD_SIZE"] == "3"
+    scaler = torch.amp.GradScaler(device_type(), init_scale=4.0)
+    if is_new:
+        store.wait(["lost"])
+        start(min_ranks=1, state={"scaler": scaler})
+    else:
+        join_job(min_ranks=1, state={"scaler": scaler})
+    players = _players(number)
+    fetches: list[Fetch] = []
+    original = Fetch.run
+
+    def run(fetch: Fetch, *arguments: Any) -> bool:
+        fetches.append(fetch)
+        return original(fetch, *arguments)
+
+    Fetch.run = run  # type: ignore[method-assign]
+    generator, discriminator = (_wrap_too_little_first if is_new else _wrap_players)(players)
+    of_generator, *of_discriminator = players[2]
+    told: list[tuple[str, WorldChange]] = []
+    joined: list[tuple[int, Players]] = []
+
+    def keep() -> None:
+        twins = _players(7)
+        for twin, one in zip((*twins[:2], *twins[2]), (*players[:2], *players[2]), strict=True):
+            twin.load_state_dict(copy.deepcopy(one.state_dict()))  # type: ignore[attr-defined]
+        joined.append((bagua.regroup_step(), twins))
+
+    def note(change: WorldChange) -> None:
+        told.append(("generator", change))
+        if change.joined_ranks:
+            keep()
+
+    generator.on_regroup(note)
+    discriminator.on_regroup(lambda change: told.append(("discriminator", change)))
+    if is_new:
+        keep()
+        (fetch,) = fetches
+        assert (fetch.differing, fetch.received) == (0, 0)
+    dropped = []
+    while not joined or bagua.regroup_step() < joined[0][0] + 3:
+        step = bagua.regroup_step()
+        discriminator_loss, generator_loss = _losses(generator, discriminator, number, step)
+        for one in players[2]:
+            one.zero_grad()
+        scaler.scale(discriminator_loss()).backward()
+        for one in of_discriminator:
+            scaler.step(one)
+        # Two ways to say that its gradients are not wanted.
+        players[1].requires_grad_(step % 2 == 1)
+        with discriminator.no_sync() if step % 2 else contextlib.nullcontext():
+            loss = scaler.scale(generator_loss())
+            if number == 1 and step == 2:
+                die()
+            loss.backward()
+        players[1].requires_grad_(True)
+        assert generator.step_was_dropped == all(one.grad is None for one in players[0].parameters())
+        scaler.step(of_generator)
+        scaler.update()
+        if generator.step_was_dropped:
+            dropped.append((step, discriminator.step_was_dropped))
+            store.set("lost", b"")
+    begin, twins = joined[0]
+    if not is_new:
+        # The discriminator has made step 2, which counts, and the generator has not.
+        assert dropped == [(2, False)]
+        assert [(name, one.step, one.lost_ranks, one.joined_ranks) for name, one in told] == [
+            (name, at, lost, new)
+            for at, lost, new in ((3, (1,), ()), (begin, (), (1,)))
+            for name in ("generator", "discriminator")
+        ]
+    _replayed(twins, (0, 2), begin, begin + 3)
+    for plain, one in zip(twins[:2], players[:2], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), one.parameters(), strict=True))
+    everybody: list[Any] = [None, None]
+    state = [sorted(one.state_dict()["state"].items()) for one in players[2]]
+    dist.all_gather_object(everybody, (repr(state), scaler.state_dict(), bagua.regroup_step()))
+    assert everybody[0] == everybody[1]
+
+
+def test_models_follow_together_and_one_that_joins_has_the_state_of_all() -> None:
+    run_job(2, _play, joiners=1, expect_death={1})
+
+
+class _Counter(nn.Module):
+    """Its weight says by what it was called in steps that were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8))
+        self.register_buffer("broadcast_before_each_pass", torch.zeros(1))
+
+    def forward(self, amount: float) -> Tensor:
+        return -(self.weight * amount).sum()
+
+
+def _two_broadcasts_in_a_step() -> tuple[list[float], int]:
+    """Rank 0 loses the second one of step 2, which rank 1 has got from it."""
+    rank, store = join_job(timeout_s=20), job_store()
+    current = coordinator.current()
+    assert current is not None
+    net = _Counter()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    algorithm = bagua.algorithms.Algorithm.init("gradient_allreduce", average=False)
+    model = bagua.data_parallel.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm)
+    original, calls = WatchedGroup.broadcast, 0  # type: ignore[misc]
+
+    def broadcast(self: Any, *arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        work = original(self, *arguments, **named)
+        calls += 1
+        if (bagua.regroup_step(), calls, dist.get_world_size()) == (2, 2, 3):
+            work.wait()
+            if rank == 2:
+                store.wait(["sent"])
+                die()
+            if rank == 0:
+                store.set("sent", b"")
+                wait_until(lambda: current.is_pending, "this rank is told of the loss", 60)
+                return WatchedWork(None, dist.DistBackendError("Connection closed by peer"), self._on_failure)
+        return work
+
+    WatchedGroup.broadcast = broadcast  # type: ignore[assignment]
+    dropped = 0
+    while bagua.regroup_step() < 5:
+        calls = 0
+        optimizer.zero_grad()
+        (model(1.0) + model(2.0)).backward()
+        optimizer.step()
+        dropped += model.step_was_dropped
+    return net.weight.tolist(), dropped
+
+
+def test_ranks_at_different_broadcasts_of_a_step_drop_it() -> None:
+    first, second, _ = run_job(3, _two_broadcasts_in_a_step, expect_death={2}, timeout=60)
+    assert first == second == ([3.0 * (3 * 2 + 2 * 3)] * 8, 1)
+
+
+def _refusals() -> None:
+    join_job()
+    players = _players(0)
+    with pytest.raises(NotImplementedError, match="a module without optimizers"):
+        bagua.data_parallel.DistributedDataParallel(nn.Linear(2, 2))
+    generator, discriminator = _wrap_players(players)
+    of_generator, *of_discriminator = players[2]
+
+    def play(is_careful: bool) -> None:
+        of_both = _losses(generator, discriminator, 0, 0)
+        of_both[0]().backward()
+        for one in of_discriminator:
+            one.step()
+        if is_careful:
+            with discriminator.no_sync():
+                of_both[1]().backward()
+            of_generator.step()
+        else:
+            of_both[1]().backward()
+
+    play(True)
+    late = nn.Linear(2, 2)
+    with pytest.raises(NotImplementedError, match=r"Linear_\d is wrapped after training has begun \(step 1\)"):
+        bagua.with_bagua(late, [torch.optim.SGD(late.parameters(), 0.1)])
+    bagua.with_bagua(players[0], [of_generator])  # again
+    play(True)
+    stranger = torch.optim.SGD(players[0].parameters(), 0.1)
+    with pytest.raises(NotImplementedError, match=r"SGD steps parameters of .*, which was wrapped without it"):
+        stranger.step()
+    with pytest.raises(NotImplementedError, match=r"a second backward pass, before Adam of Sequential_\d has stepped"):
+        play(False)
+    with pytest.raises(NotImplementedError, match="SGD steps a second time, before Adam of"):
+        of_discriminator[1].step()
+    # As the error says, of a step that leaves the generator out.
+    before = bagua.regroup_step(), [one.clone() for one in players[0].parameters()]
+    of_generator.zero_grad()
+    of_generator.step()
+    assert bagua.regroup_step() == before[0] + 1
+    assert all(torch.equal(*one) for one in zip(players[0].parameters(), before[1], strict=True))
+    loader = DataLoader(range(16), batch_size=2, sampler=bagua.contrib.RegroupSampler(range(16)))  # type: ignore[arg-type]
+    batches = iter(loader)
+    next(batches)
+    play(True)
+    next(batches)
+    _losses(generator, discriminator, 0, 0)[0]().backward()
+    for one in of_discriminator:
+        one.step()
+    next(batches)
+    with pytest.raises(RuntimeError, match="batches were drawn between the optimizers' steps of one step of the job"):
+        of_generator.step()
+
+
+def test_what_does_not_fit_a_step_is_refused_by_name() -> None:
+    run_job(2, _refusals)
