@@ -19,6 +19,7 @@ from bagua.engine.incomplete_step import (
     unregistered_parameters,
     unsynchronized_gradient,
 )
+from bagua.engine.local_gradients import LocalGradients
 from bagua.engine.parameters import TrainableWatch
 from bagua.engine.setup import ActiveRanks
 from bagua.engine.static_graph import StaticGraph
@@ -41,6 +42,7 @@ class BackwardPasses:
 
     Attributes:
         state: between and in backward passes.
+        local: where gradients are kept before they are communicated; None: nowhere.
         communicates: backward passes do; otherwise they only accumulate gradients.
         on_gradient: by the parameter's position in the module, what its gradient hook calls; None: it is not
             synchronized, and must not get a gradient.
@@ -55,6 +57,7 @@ class BackwardPasses:
         self.on_gradient: list[Callable[[Tensor], None] | None] = []
         self.used_anywhere: set[str] | None = None
         self.weights = weights
+        self.local: LocalGradients | None = None
         self._active_ranks = active_ranks
         self._plan: TrainingPlan
         self._hooks: AlgorithmHooks
@@ -130,6 +133,8 @@ class BackwardPasses:
         if self.weights is not None:
             self.weights.begin_pass(self._plan.buckets)
         self._used.clear()
+        if self.local is not None:
+            self.local.begin_pass()
         if self._static is not None:
             self._static.begin_pass()
         self._passes += 1
@@ -167,6 +172,16 @@ class BackwardPasses:
             for name, parameter in plan.parameters:
                 if id(parameter) in self._used:
                     self._hooks.on_gradient(name, parameter)
+
+    def begin_again(self) -> None:
+        """The last pass, with this rank's gradients of it, among the ranks that are there now."""
+        assert self.local is not None
+        self.state = PassEvent.BEGINS[self.state]
+        finds_unused = self._plan.setup.find_unused_parameters  # then the end of the pass looks for the others
+        for name, parameter in self._plan.parameters:
+            has_one = self.local.put_back(parameter)
+            if id(parameter) in self._used if finds_unused else has_one:
+                self._hooks.on_gradient(name, parameter)
 
     def contribute_zeros(self) -> None:
         """A backward pass of the other ranks, to which this one has nothing to add. Its own gradients are lost."""

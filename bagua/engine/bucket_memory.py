@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bagua.engine.flat_views import flat_views, offsets_of
+from bagua.engine.local_gradients import LocalGradients
 from bagua.engine.tensor import (
     TensorRecord,
     effective_tensor,
@@ -48,6 +49,7 @@ class BucketMemory:
             element on the GPU; None: there are none.
         dtype: of all its tensors.
         device: of all its tensors.
+        local: where gradients are kept before they are communicated; None: nowhere.
         is_on_gpu: kernels work on it, and launching one takes longer than most of what is done here.
         holds_gradients: alone.
 
@@ -95,6 +97,7 @@ class BucketMemory:
         self.padding_tensor: Tensor | None = self._flat[self._elements :] if padding else None
         self.prescale: float | None = None
         self.weight: float | Tensor | None = None
+        self.local: LocalGradients | None = None
         # Gradients that `copy_in_one` has multiplied: nothing may be added to them.
         self.is_scaled = bytearray(len(self.tensors))
         self.attach()
@@ -144,7 +147,7 @@ class BucketMemory:
     def gathers_alone(self, index: int) -> bool:
         """Whether `copy_in_one` is worth while for a gradient: on CPUs, where one that was just made is in the caches,
         and its memory is used again for the next one. On a GPU, a kernel for each gradient costs more."""
-        is_large = self.views[index].numel() >= _LARGE_GRADIENT
+        is_large = self.views[index].numel() >= _LARGE_GRADIENT and self.local is None
         return is_large and self.holds_gradients and self.flatten and self.device.type == "cpu"
 
     def copy_in_one(self, index: int) -> None:

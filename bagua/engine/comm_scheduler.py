@@ -200,6 +200,8 @@ class CommScheduler:
     def _start(self, bucket: Bucket, streams: Sequence[torch.cuda.Stream], is_sampling: bool) -> _Started:
         if streams:
             _wait_for(streams, bucket)
+        if bucket.local is not None:
+            bucket.local.keep(bucket.tensors)
         inline_op, is_on_gpu = bucket.inline_op, bucket.is_on_gpu
         if is_on_gpu and (is_sampling or inline_op is None):
             return self._start_on_stream(bucket)

@@ -177,6 +177,12 @@ class DataParallelEngine(AlgorithmFacade):
         does nothing. Until the next backward pass begins."""
         return self._steps.step_was_dropped
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of the copies of gradients with which a step can be repeated when a rank is lost."""
+        local = self._steps.plans.local
+        return 0 if local is None else local.nbytes
+
     def join_job(self) -> None:
         """At the end of the wrap. If the job has begun without this process, it joins here, and has the state of the
         other ranks then.

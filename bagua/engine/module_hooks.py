@@ -157,7 +157,7 @@ class ModuleHooks:
         self._before_any_step.clear()
 
 
-def call_at_end(on_end: Callable[[int], None], number: int, on_exception: Callable[[object], None]) -> object:
+def call_at_end(on_end: Callable[[int], Any], number: int, on_exception: Callable[[object], None]) -> object:
     """
     Autograd calls at the end of the running backward pass. If that ends with an exception, it drops what it would have
     called. Neither object is one of Python's own classes: this runs in every step.

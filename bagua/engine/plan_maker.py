@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bagua.engine.bucket_plan import plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.gradient_owners import refuse_second_engine
+from bagua.engine.local_gradients import LocalGradients
 from bagua.engine.parameters import TrainableWatch, left_out_parameters, trainable_parameters
 from bagua.engine.setup import Setup
 from bagua.engine.step_statistics import PassRecorder
@@ -36,6 +37,7 @@ class PlanMaker:
         setup: what the first plan follows from.
         facade: what algorithms are told of the engine.
         recorder: takes the times of the plans.
+        keeps_local: gradients are kept before they are communicated.
 
     Attributes:
         setup: of the plan in use.
@@ -44,11 +46,12 @@ class PlanMaker:
         parameters: (name, parameter) that are synchronized, in the module's order.
         trainable: of the module, as it was when its parameters were last looked for.
         unconfirmed: the comparison of a plan, which goes on while a forward pass runs; None: the ranks have agreed.
+        local: where they are kept; None: nowhere.
     """
 
     trainable: TrainableWatch
 
-    def __init__(self, setup: Setup, facade: object, recorder: PassRecorder) -> None:
+    def __init__(self, setup: Setup, facade: object, recorder: PassRecorder, keeps_local: bool = False) -> None:
         self.setup = setup
         self.algorithm: Any = setup.algorithm.reify(setup.group)
         self.current: TrainingPlan | None = None
@@ -58,6 +61,8 @@ class PlanMaker:
         # By id of the recipe, with the recipe: the same object each time that tuning comes back to it.
         self._algorithms: dict[int, tuple[Any, Any]] = {id(setup.algorithm): (setup.algorithm, self.algorithm)}
         self._kept = KeptPlans()
+        self._keeps_local = keeps_local
+        self.local: LocalGradients | None = None
         # Ids of parameters that all ranks had the same values of, from a broadcast on.
         self._broadcast: set[int] = set()
         self.unconfirmed: tuple[failures_named, Callable[[], None]] | None = None
@@ -84,6 +89,8 @@ class PlanMaker:
         parameters = self._wanted()
         setup, communicator = self.setup, self.setup.communicator
         replica = self._describe(parameters)
+        if self._keeps_local:
+            self.local = LocalGradients([parameter for _, parameter in parameters])
         self._broadcast = {id(parameter) for _, parameter in parameters}
         if not setup.synchronizes_first:
             once_compared()
@@ -271,6 +278,7 @@ class PlanMaker:
         buckets = algorithm.tensors_to_buckets([[tensors[index] for index in group] for group in groups], setup.flatten)
         for bucket in buckets:
             algorithm.init_operations(self._facade, bucket)
+            bucket.local = self.local
         join_helps = not algorithm.may_change and all(bucket.holds_gradients for bucket in buckets)
         scheduler = CommScheduler(buckets, setup.group, self._recorder, join_helps=join_helps)
         return TrainingPlan(

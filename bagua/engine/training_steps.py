@@ -93,7 +93,8 @@ class TrainingSteps:
 
     def __init__(self, setup: Setup, facade: object, active_ranks: ActiveRanks) -> None:
         self.recorder = PassRecorder()
-        self.plans = PlanMaker(setup, facade, self.recorder)
+        self.regrouping = regrouping_of(setup)
+        self.plans = PlanMaker(setup, facade, self.recorder, self.regrouping is not None and self.regrouping.repeats)
         self.weights = self._batch_weights(setup)
         self.passes = BackwardPasses(active_ranks, self.weights, self._open_pass)
         self.tuner: PlanTuner | None = None
@@ -105,7 +106,6 @@ class TrainingSteps:
         self.on_regroup: list[Callable[[WorldChange], object]] = []
         self._module = setup.module
         self._facade = facade
-        self.regrouping = regrouping_of(setup)
         self._turn: Turn  # of the module, in steps of the job, under regroup
         self._active_ranks = active_ranks
         self._hooks = ModuleHooks()
@@ -215,6 +215,7 @@ class TrainingSteps:
         plan = self.plans.current
         assert plan is not None
         self.recorder.forget()
+        self.passes.local = self.plans.local
         self._of_algorithm = AlgorithmHooks.of(plan.algorithm, self._facade)
         self.passes.use_plan(plan, self._of_algorithm, self.plans.trainable)
 
@@ -453,20 +454,23 @@ class TrainingSteps:
         end = self._end_pass if self.regrouping is None else self._end_or_drop_pass
         self._end = call_at_end(end, self._last_queued, self._note_interruption)
 
-    def _end_pass(self, number: int) -> None:
+    def _end_pass(self, number: int) -> bool:
         """The backward pass is over for which this call was queued; called by autograd.
+
+        Returns:
+            whether it was one that counts.
 
         Raises:
             RuntimeError: the module has got parameters that are not synchronized.
         """
         if number != self._last_queued:
-            return
+            return False
         node, self._first_node = self._first_node, None
         if self.passes.state is not PassState.OPEN:
             if node is None or not accumulates_everywhere(node):
                 self._end = None
                 self.passes.refuse_unregistered()  # whose gradients nobody sees
-                return
+                return False
             self._open_pass()
         self._end = None
         if self.passes.end():
@@ -484,19 +488,25 @@ class TrainingSteps:
             setup = self._tuned_setup() if self._tunes_after_pass else None
             if setup is not None:
                 self._replan_in_training(setup)
+        return True
 
     def _end_or_drop_pass(self, number: int) -> None:
-        """As `_end_pass`, where the job goes on without a rank that is lost meanwhile: then the step is dropped."""
-        assert self.regrouping is not None
+        """As `_end_pass`, where the job goes on without a rank that is lost meanwhile: then the step is dropped, or
+        repeated."""
+        regrouping = self.regrouping
+        assert regrouping is not None
         if self._is_left_out:
             if number == self._last_queued:
                 self.drop_step()
             return
         try:
-            with self.regrouping.ending_pass():
-                self._end_pass(number)
+            with regrouping.ending_pass():
+                counts = self._end_pass(number)
         except Regrouped:
-            self.regrouping.settle()
+            regrouping.settle_pass(self)
+        else:
+            if counts and regrouping.repeats:
+                regrouping.end_pass(self)
 
     def _note_interruption(self, end: object) -> None:
         """The backward pass has ended with an exception at whose end autograd would have called."""
@@ -522,6 +532,18 @@ class TrainingSteps:
 
     def synchronizes(self, optimizer: torch.optim.Optimizer) -> bool:
         return self.plans.current is not None and self.passes.synchronizes(optimizer)
+
+    def rewind(self) -> None:
+        self._end, self._first_node = None, None
+        self._stepped_in_pass.clear()
+        if self.plans.current is not None:
+            self.passes.drop()
+            for _, parameter in self.plans.parameters:
+                parameter.grad = None
+
+    def reduce_again(self) -> None:
+        self.passes.begin_again()
+        self._end_pass(self._last_queued)
 
     def drop_step(self) -> None:
         self._end, self._first_node, self._is_left_out = None, None, False

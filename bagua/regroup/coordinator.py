@@ -6,9 +6,9 @@
     report   of each member: how many optimizer steps it has made. One that is in a forward pass reports at once, and
              one in `optimizer.step` when that has ended; from the report on, no step begins before the next epoch
     decided  by whoever has all reports: bagua.regroup.epochs
-    settled  on the training thread of each, when it comes to its next collective or step: `Regrouping.settle`. New
+    settled  on the training thread of each, when it comes to its next collective or step: `Regrouping._settle`. New
              groups, what depends on them, and the state of the last step for those that are behind
-    dropped  what this process had done of its present step
+    dropped  what this process had done of its present step; or repeated: see `Ready` in bagua.regroup.epochs
 
 The training thread is the one that has called `init_process_group`. A collective on another thread raises as well, and
 does not regroup.
@@ -46,7 +46,21 @@ from bagua.job.rendezvous import wait_for_all
 from bagua.rank_list import rank_list
 from bagua.regroup import grad_scaler, joining
 from bagua.regroup.detection import Mailbox, Watch
-from bagua.regroup.epochs import PREFIX, Decision, Epoch, EpochStore, Member, Report, decide
+from bagua.regroup.epochs import (
+    NOTHING,
+    PASS,
+    PREFIX,
+    START,
+    Decision,
+    Epoch,
+    EpochStore,
+    Member,
+    Ready,
+    Report,
+    decide,
+    first_call,
+    kept,
+)
 from bagua.regroup.following import Feed, Followers, Record
 from bagua.regroup.groups import CONNECT_TIMEOUT, Groups, abort
 from bagua.regroup.job_step import JobStep, Participant, Turn, WorldChange
@@ -97,6 +111,7 @@ class Regrouping:
 
     Attributes:
         epoch: the present one.
+        repeats: a step in which a rank is lost is repeated, and not dropped.
     """
 
     def __init__(
@@ -108,7 +123,7 @@ class Regrouping:
         timeout: datetime.timedelta,
         device: torch.device | None = None,
     ) -> None:
-        self.epoch = epoch
+        self.epoch, self.repeats = epoch, options.on_loss == "repeat"
         self._present = JobStep()
         self._options, self._token, self._timeout = options, token, timeout
         self._server, self._store = server, EpochStore(server)
@@ -120,6 +135,7 @@ class Regrouping:
         self._is_stepping = False
         self._stepping: torch.optim.Optimizer | None = None
         self._half_stepped: Sequence[Turn] = ()  # some of the optimizers of these models have stepped
+        self._has_gradients = False  # of all ranks: this process will step, if steps are repeated
         self._thread = threading.get_ident()
         self._depth = 0  # of `within`
         self._is_settling = False
@@ -139,8 +155,9 @@ class Regrouping:
         self._samplers: list[weakref.ref[FollowingSampler]] = []  # the n-th is that of all ranks
         # Of samplers that this process will make, which has joined: states by their numbers, and what ranks have said.
         self._given_samplers: dict[int, dict[str, Any]] = {}
-        self._said_before: list[tuple[list[list[Position | None]], int]] = []
-        self._keeps_batch = False  # the regroup under way is one in a forward pass, which goes on
+        self._said_before: list[tuple[list[Ready], int, list[bool]]] = []
+        self._hold = START  # of the present step, in the regroup under way: see Ready
+        self._readies: list[Ready] = []  # of the members of the last epoch that this process has come to
         self._has_begun = False
         self._unsaid: Regrouped | None = None  # what the next collective of the program raises
         self._groups = Groups(
@@ -171,8 +188,13 @@ class Regrouping:
         """A model is wrapped.
 
         Raises:
-            NotImplementedError: training has begun without it.
+            NotImplementedError: training has begun without it, or steps are repeated, and another one is wrapped.
         """
+        if self.repeats and any(one is not participant for one in self._present.participants):
+            raise NotImplementedError(
+                f'regroup: on_loss="repeat" is for one model, and {participant.name} is another one.\n'
+                'Pass Regroup(on_loss="drop"), or wrap one module that has both.'
+            )
         return self._present.add(participant)
 
     def remove(self, participant: Participant) -> None:
@@ -206,7 +228,7 @@ class Regrouping:
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
         """Around collectives of Bagua's own on the training thread: they raise Regrouped, and whoever has entered this
-        regroups then by `settle`."""
+        regroups then."""
         self._depth += 1
         try:
             yield
@@ -215,8 +237,8 @@ class Regrouping:
 
     @contextlib.contextmanager
     def ending_pass(self) -> Iterator[None]:
-        """As `within`, at the end of a backward pass. Collectives on GPUs may still be under way after it: the
-        optimizer waits for them (`settle_before_step`)."""
+        """As `within`, at the end of a backward pass. Collectives on GPUs may still be under way after it:
+        `_wait_for_pass` waits for them."""
         self._depth += 1
         try:
             with results_deferred():
@@ -258,21 +280,70 @@ class Regrouping:
                     function()
                 return
             except Regrouped:
-                self.settle(drops_step=False)
+                self._settle(START)
 
     def repeat_in_forward(self, function: Callable[[], None]) -> None:
         """Calls it, collectives of Bagua's own in a forward pass; again after each regroup. If nothing else of the step
-        was communicated before, the pass goes on with what its loop has drawn, and with the gradients that were
-        accumulated before. Otherwise the step is dropped, and nothing is called for the rest of it."""
+        was communicated before, or steps are repeated, the pass goes on with what its loop has drawn, and with the
+        gradients that were accumulated before. Otherwise the step is dropped, and nothing is called for the rest of
+        it."""
         present = self._present
         while not (present.is_dropped and present.is_left_out):
             try:
                 with self.within():
+                    if present.replays:
+                        present.replay()
                     function()
-                present.has_begun |= not present.is_between
+                if not present.is_between:
+                    present.has_begun = True
+                    if self.repeats:
+                        present.calls.append(function)
                 return
             except Regrouped:
-                self.settle(drops_step=present.has_begun)
+                self._settle_present()
+
+    def end_pass(self, participant: Participant) -> None:
+        """A backward pass has ended. From now on this process makes its step whatever comes, if it has not been told
+        yet: others may have to take it from here."""
+        if not self._note_gradients():
+            self.settle_pass(participant)
+
+    def _note_gradients(self) -> bool:
+        self._wait_for_pass()
+        with self._lock:
+            self._is_stepping = self._has_gradients = not self._is_told
+            return self._has_gradients
+
+    def settle_pass(self, participant: Participant) -> None:
+        """A backward pass is at its end, and a collective of it has failed: regroup. Repeat it, or drop the step."""
+        while self._settle_present():
+            try:
+                with self.within(), results_deferred(False):
+                    self._present.replay()
+                with self.ending_pass():
+                    participant.reduce_again()
+            except Regrouped:
+                continue
+            if self._note_gradients():
+                return
+
+    def _settle_present(self) -> bool:
+        """Regroup within a step.
+
+        Returns:
+            whether it goes on.
+        """
+        present = self._present
+        hold = START
+        if present.has_begun:
+            hold = PASS if self.repeats and not self._has_gradients else NOTHING
+        lost = self._settle(hold)
+        if hold != START and any(one.hold == NOTHING for one in self._readies):
+            self._unsaid = self._regrouped(lost)
+        if self._hold == NOTHING:
+            return False
+        present.replay_from(first_call(self.epoch, self._readies))
+        return True
 
     # --- a rank joins: [Note: how a rank joins] in bagua.regroup.joining ----------------------------------------------
 
@@ -304,7 +375,7 @@ class Regrouping:
                 _logger.info(f"The job has more models than the {len(participants)} that this process has wrapped.")
                 return
             self._has_followed = followed
-            self._settle(drops_step=False, counts=False)
+            self._settle(START, counts=False)
             self._present.is_between = False  # the others are in the forward pass that it makes first
         except BaseException as error:
             self._is_settling = False
@@ -397,7 +468,7 @@ class Regrouping:
         self._store.report(epoch, self._token, report)
         if self._wait_for_next(time.monotonic() + self._timeout.total_seconds()).is_agreed:
             self._end_feeds(Record(("admitted",)))
-            self._settle(drops_step=False, counts=False)
+            self._settle(START, counts=False)
         else:
             self._note(epoch, "the job has lost a rank")
 
@@ -524,11 +595,8 @@ class Regrouping:
         """Whether this process has been told that its epoch is over."""
         return self._is_told
 
-    def settle(self, drops_step: bool = True) -> tuple[int, ...]:
-        """Regroup. On the training thread.
-
-        Args:
-            drops_step: what was done of the present step is dropped. Otherwise nothing of it was communicated.
+    def settle(self) -> tuple[int, ...]:
+        """Regroup, and drop what was done of the present step. On the training thread.
 
         Returns:
             the ranks that are gone, as they were numbered.
@@ -536,19 +604,21 @@ class Regrouping:
         Raises:
             RuntimeError: the job cannot go on, or this process is no part of it any more.
         """
-        lost = self._settle(drops_step)
-        if drops_step:
-            self._unsaid = self._regrouped(lost)
+        lost = self._settle(NOTHING)
+        self._unsaid = self._regrouped(lost)
         return lost
 
-    def _settle(self, drops_step: bool, counts: bool = True) -> tuple[int, ...]:
+    def _settle(self, hold: str, counts: bool = True) -> tuple[int, ...]:
         """
         Args:
+            hold: what this process would keep of the present step (bagua.regroup.epochs.Ready). What it does keep is
+                in `_hold` then.
             counts: as an epoch in which no step may be made.
         """
         before = self.epoch
         with self._lock:
-            self._is_stepping, self._half_stepped = False, ()
+            self._is_stepping = self._has_gradients = False
+            self._half_stepped = ()
         if self.step == before.step and counts:
             self._idle_epochs += 1
         else:
@@ -560,11 +630,13 @@ class Regrouping:
             with self.within(), results_deferred(False):
                 # Nothing of the former epoch writes into gradients or buffers any more.
                 self._groups.leave_gpu()
-                self._keeps_batch = not drops_step
-                if drops_step:
-                    for participant in self._present.participants:
-                        participant.drop_step()
-                    self._present.drop()
+                self._hold = hold
+                if hold == NOTHING:
+                    self._drop_step()
+                elif hold == PASS:
+                    for turn in self._present.turns:
+                        if turn.has_passed and turn.participant is not None:
+                            turn.participant.rewind()
                 lost = self._reach_whole(before, deadline, begin)
         except dist.DistError as error:
             raise RuntimeError(
@@ -586,6 +658,12 @@ class Regrouping:
         elif lost:
             warn_of_fixed_samplers(has_following=True)
         return lost
+
+    def _drop_step(self) -> None:
+        self._hold = NOTHING
+        for participant in self._present.participants:
+            participant.drop_step()
+        self._present.drop()
 
     def _reach_whole(self, before: Epoch, deadline: float, begin: float) -> tuple[int, ...]:
         """Until this process is at work in an epoch whose members all have the state.
@@ -745,6 +823,7 @@ class Regrouping:
         elif not self._fetch(following, deadline):
             return False
         if not self._connect(following, deadline):
+            self._heed(following)
             return False
         try:
             for participant in self._present.participants:
@@ -752,19 +831,33 @@ class Regrouping:
             if following.is_behind:
                 self._share_state(following)
         except Regrouped:
+            self._heed(following)
             return False
+        self._readies = self._store.readies(following)
+        if self._hold == PASS and not kept(following, self._readies)[following.rank_of(self._token)]:
+            self._drop_step()
         with self._lock:
             self._present.settle(following.step)
         return True
 
-    def _positions(self) -> list[Position | None]:
-        """Of the samplers of this process."""
-        samplers, present = [one() for one in self._samplers], self._present
+    def _heed(self, epoch: Epoch) -> None:
+        """This process has not come to work in an epoch. Others may have, and have dropped the step."""
+        if (
+            self._hold == PASS
+            and not self._store.not_ready(epoch)
+            and any(one.hold == NOTHING for one in self._store.readies(epoch))
+        ):
+            self._drop_step()
+
+    def _ready(self) -> Ready:
+        present = self._present
         step = present.count + bool(present.made)  # with the one that counts, although it is not over
-        return [None if one is None else one.position(step, self._keeps_batch) for one in samplers]
+        samplers = [one() for one in self._samplers]
+        positions = [None if one is None else one.position(step) for one in samplers]
+        return Ready(self._hold, len(present.calls), (present.count, len(present.made)), positions)
 
     def _samplers_follow(self) -> None:
-        said = self._store.positions(self.epoch), self.epoch.rank_of(self._token)
+        said = self._readies, self.epoch.rank_of(self._token), kept(self.epoch, self._readies)
         if self._given_samplers:
             self._said_before.append(said)
         for number, reference in enumerate(self._samplers):
@@ -813,7 +906,7 @@ class Regrouping:
     def _connect(self, epoch: Epoch, deadline: float) -> bool:
         """Whether the groups of the epoch are made. Otherwise it is over."""
         store, rank = self._store, epoch.rank_of(self._token)
-        store.set_ready(epoch, self._token, self._positions())
+        store.set_ready(epoch, self._token, self._ready())
         wait = _Looks(deadline, self._timeout)
         patience = joining.Patience(store, self._timeout.total_seconds() / 2, self._step_s)
         while missing := store.not_ready(epoch):
@@ -913,12 +1006,23 @@ class Regrouping:
             present.refuse_second_step(optimizer)
         if self._groups.nccl is not None:
             self._wait_for_pass()
-        with self._lock:
-            self._stepping = optimizer
-            if not self._is_told or (self._half_stepped and self._half_stepped == present.turns_of(optimizer)):
-                self._is_stepping = True
+        self._stepping = optimizer
+        while True:
+            with self._lock:
+                self._is_stepping = (
+                    not self._is_told
+                    or self._has_gradients
+                    or (bool(self._half_stepped) and self._half_stepped == present.turns_of(optimizer))
+                )
+            if self._is_stepping:
                 return
-        self.settle()
+            if not self.repeats:
+                self.settle()
+                return
+            if not self._settle_present():
+                return
+            with contextlib.suppress(Regrouped), self.within():
+                present.replay()
 
     def _wait_for_pass(self) -> None:
         """Gradients are what all ranks have made of them, or this process has been told that they are not.
@@ -956,6 +1060,7 @@ class Regrouping:
             # What all ranks have given gradients for is not left half done.
             self._half_stepped = turns if is_made and not is_over and present.is_half_stepped(turns) else ()
             self._is_stepping = bool(self._half_stepped)
+            self._has_gradients &= not is_over
             reports = self._is_told and not self._is_stepping
         if is_made and not self._has_trained:
             self._has_trained = True
@@ -1014,9 +1119,10 @@ def _joint_offer(participants: Sequence[Participant], step: int) -> Offer:
     )
 
 
-def _follow(sampler: FollowingSampler, number: int, said: Sequence[Sequence[Position | None]], rank: int) -> None:
+def _follow(sampler: FollowingSampler, number: int, said: Sequence[Ready], rank: int, kept: Sequence[bool]) -> None:
     """`number`: of the sampler, in what the ranks have said."""
-    sampler.follow([one[number] if number < len(one) else None for one in said], rank)
+    positions: list[Position | None] = [one.samplers[number] if number < len(one.samplers) else None for one in said]
+    sampler.follow(positions, rank, kept)
 
 
 class _Looks:

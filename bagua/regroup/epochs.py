@@ -8,7 +8,7 @@ that does not reach the store makes none.
     epoch                    the present one, as JSON; what compare-and-set changes
     lost                     lines of JSON, which are only added to: {"token", "how"}. A process is lost for good
     report/<n>/<token>       what this member of epoch n says before epoch n + 1 is made: `Report`
-    ready/<n>/<token>        this member of epoch n is about to connect; as JSON, where its samplers are
+    ready/<n>/<token>        this member of epoch n is about to connect: `Ready`
     mail/<n>/<token>         epoch n is over, says another member: why. What a member waits for in the store
     trained/<token>          this process has made a step; for the agent that starts it again if it dies
     joiner/<token>           a process that wants to join, as a member: JSON
@@ -122,6 +122,42 @@ class Report:
     is_whole: bool = True
     admits: tuple[str, ...] = ()
     made: int = 0
+
+
+NOTHING, START, PASS = "nothing", "start", "pass"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a member says when it is about to connect.
+
+    Attributes:
+        hold: what it keeps of the present step. NOTHING: it goes on with the next one, or makes this one anew. START:
+            it has communicated nothing of it, and goes on. PASS: it would repeat what it has communicated, if all do.
+        calls: collectives of forward passes that it has made in the step, with PASS.
+        position: steps that are over, and optimizers that have stepped in the next one.
+        samplers: where they are, of JSON's types.
+    """
+
+    hold: str
+    calls: int
+    position: tuple[int, int]
+    samplers: Sequence[Any] = ()
+
+
+def kept(epoch: Epoch, members: Sequence[Ready]) -> list[bool]:
+    """Which members of the epoch go on with the step that they are in. Others have dropped it, or had only the end of
+    one left that counts."""
+    drop = any(one.hold == NOTHING for one in members)
+    return [one.hold == START or (one.hold == PASS and not drop and one.position == epoch.position) for one in members]
+
+
+def first_call(epoch: Epoch, members: Sequence[Ready]) -> int:
+    """From which collective of the forward passes on those that repeat a step do so: none of the others comes to an
+    earlier one."""
+    if any(one.position != epoch.position for one in members):
+        return 0  # of the next step
+    return min(one.calls for one in members)
 
 
 @dataclass(frozen=True)
@@ -294,18 +330,14 @@ class EpochStore:
     def has_trained(self, token: str) -> bool:
         return self.client.check([f"trained/{token}"])
 
-    def set_ready(self, epoch: Epoch, token: str, positions: Sequence[Any]) -> None:
-        """
-        Args:
-            epoch: that this member connects.
-            token: of the member.
-            positions: of its samplers, of JSON's types.
-        """
-        self.client.set(f"ready/{epoch.number}/{token}", json.dumps(positions))
+    def set_ready(self, epoch: Epoch, token: str, ready: Ready) -> None:
+        self.client.set(f"ready/{epoch.number}/{token}", json.dumps(asdict(ready)))
 
-    def positions(self, epoch: Epoch) -> list[list[Any]]:
-        """What its members have said when they were ready, in rank order. All are ready."""
-        return [json.loads(one) for one in self.client.multi_get([f"ready/{epoch.number}/{t}" for t in epoch.tokens])]
+    def readies(self, epoch: Epoch) -> list[Ready]:
+        """Of its members, in rank order. All are ready."""
+        texts = self.client.multi_get([f"ready/{epoch.number}/{token}" for token in epoch.tokens])
+        said: list[dict[str, Any]] = [json.loads(one) for one in texts]
+        return [Ready(**{**one, "position": tuple(one["position"])}) for one in said]
 
     def not_ready(self, epoch: Epoch) -> list[Member]:
         """Members that are not about to connect."""

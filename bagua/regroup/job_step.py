@@ -65,6 +65,16 @@ class Participant(Protocol):
     def drop_step(self) -> None:
         """What was done of the present step is forgotten: there are no gradients."""
 
+    def rewind(self) -> None:
+        """What was communicated of a pass is forgotten. This rank's own gradients are kept for `reduce_again`."""
+
+    def reduce_again(self) -> None:
+        """Collective: with them, the pass ends among the ranks that are there now.
+
+        Raises:
+            Regrouped: another rank was lost.
+        """
+
     def follow_world(self) -> None:
         """The group has other ranks now. Communicates nothing."""
 
@@ -144,6 +154,8 @@ class JobStep:
         is_dropped: what was not made of the present one is dropped.
         has_begun: something of it was communicated.
         is_between: no forward pass of training has begun in it.
+        calls: collectives of forward passes that are done, where they may have to be repeated.
+        replays: likewise, that have to be repeated before anything else is communicated.
     """
 
     def __init__(self) -> None:
@@ -153,6 +165,8 @@ class JobStep:
         self.is_dropped = False
         self.has_begun = False
         self.is_between = True
+        self.calls: list[Callable[[], None]] = []
+        self.replays: list[Callable[[], None]] = []
         self.turns: list[Turn] = []
         self._owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, Sequence[Turn]] = weakref.WeakKeyDictionary()
         self._count: int | None = None  # of the optimizers
@@ -290,6 +304,7 @@ class JobStep:
             if participant is not None and not self.made.issuperset(map(id, participant.optimizers)):
                 turn.is_dropped = True
         self.is_between = not self.is_left_out
+        self._forget_calls()
 
     def settle(self, count: int) -> None:
         """All ranks have made so many steps, and have the same state."""
@@ -302,8 +317,28 @@ class JobStep:
         self.ended.clear()
         self.is_dropped = self.has_begun = False
         self.is_between = True
+        if self.calls or self.replays:
+            self._forget_calls()
         for turn in self.turns:
             turn.has_passed = False
+
+    def _forget_calls(self) -> None:
+        self.calls, self.replays = [], []
+
+    def replay_from(self, number: int) -> None:
+        """All calls of forward passes from this one on have to be repeated."""
+        self.replays = self.calls[number:] + self.replays
+        del self.calls[number:]
+
+    def replay(self) -> None:
+        """Collective.
+
+        Raises:
+            Regrouped: another rank was lost.
+        """
+        while self.replays:
+            self.replays[0]()
+            self.calls.append(self.replays.pop(0))
 
     def refuse_second_step(self, optimizer: torch.optim.Optimizer) -> None:
         """It has been called in this step.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.job.torch_internals import Store
 
-ON_LOSS = ("drop",)
+ON_LOSS = ("drop", "repeat")
 
 
 class Regroup:
@@ -36,12 +36,13 @@ class Regroup:
         state: what has to be the same on all ranks beside model and optimizer, by name: objects with `state_dict` and
             `load_state_dict`, such as a learning rate scheduler or a GradScaler. A rank that is a step behind the
             others when one is lost takes theirs, and so does one that joins.
-        on_loss: "drop": the step in which a rank was lost is dropped.
+        on_loss: "drop": the step in which a rank was lost is dropped. "repeat": it is not. The gradients of the ranks
+            that are left are averaged anew, before `backward()` returns. This takes the memory of one more set of
+            gradients, and is for one model.
 
     Raises:
         TypeError: `min_ranks` is not an integer, or `state` is not a mapping of objects with both methods.
         ValueError: `min_ranks` is below 1, or `on_loss` is unknown.
-        NotImplementedError: `on_loss` is "repeat", which is not implemented.
     """
 
     def __init__(
@@ -51,10 +52,8 @@ class Regroup:
             raise TypeError(f"min_ranks is {shown(min_ranks)}. Pass a number of ranks, or None for more than half.")
         if min_ranks is not None and min_ranks < 1:
             raise ValueError(f"min_ranks={min_ranks} must be at least 1, or None for more than half.")
-        if on_loss == "repeat":
-            raise NotImplementedError('on_loss="repeat" is not implemented. Use on_loss="drop".')
         if on_loss not in ON_LOSS:
-            raise ValueError(f'on_loss={on_loss!r} is unknown. Pass "drop".')
+            raise ValueError(f'on_loss={on_loss!r} is unknown. Pass "drop" or "repeat".')
         self.min_ranks = min_ranks
         self.on_loss = on_loss
         if state is not None and not isinstance(state, Mapping):

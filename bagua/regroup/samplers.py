@@ -30,22 +30,22 @@ class FollowingSampler(Protocol):
             RuntimeError: samples were drawn between two of them.
         """
 
-    def position(self, step: int, keeps_batch: bool) -> Position:
+    def position(self, step: int) -> Position:
         """
         Args:
             step: steps that this process has made, if only with some of its optimizers.
-            keeps_batch: the loop still has what it was given for the present step.
 
         Returns:
             what the others need to know of this rank.
         """
 
-    def follow(self, positions: Sequence[Position | None], rank: int) -> None:
+    def follow(self, positions: Sequence[Position | None], rank: int, kept: Sequence[bool]) -> None:
         """Divide what is left anew.
 
         Args:
             positions: of all members, in rank order. None: it has no such sampler.
             rank: of this process.
+            kept: for each member, whether its loop goes on with what it was given for the present step.
 
         Raises:
             RuntimeError: the ranks contradict each other.

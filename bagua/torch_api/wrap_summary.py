@@ -48,6 +48,9 @@ def log_wrap(engine: DataParallelEngine) -> None:
     _warn_of_variables()
     _warn_of_other_models(engine)
     _logger.info(summary(engine))
+    if engine.kept_bytes:
+        size = _size(engine.kept_bytes)
+        _logger.info(f'{type(engine.module).__name__}: on_loss="repeat" keeps copies of gradients, {size} on each rank')
     for one in engine.bagua_algorithm.options_without_effect(engine):
         _logger.warning(one)
     if _logger.isEnabledFor(logging.DEBUG):

@@ -51,23 +51,33 @@ STEPS = 8
 def test_each_step_of_each_rank_is_trained_once(seed: int) -> None:
     how = ("with_bagua", "wrapper")[seed % 2]
     codec = "bf16" if seed % 5 == 3 else None
-    models = 1 + (seed % 3 == 2)
+    models, on_loss = 1 + (seed % 3 == 2), "repeat" if seed % 3 == 1 else "drop"
     kills = drawn_kills(seed, 6, 4, STEPS, models)
     dead = {one.rank for one in kills}
     results = run_job(
-        *(6, keep_ledger, kills, STEPS, how, codec, 1, (), True, models),
+        *(6, keep_ledger, kills, STEPS, how, codec, 1, (), True, models, on_loss),
         env=SMALL_BUCKETS if codec is None else {},
         expect_death=dead,
     )
     check_ledgers(results, STEPS, dead)
 
 
-@pytest.mark.parametrize(("point", "codec"), [("told", None), ("connected", "bf16")])
-def test_ranks_that_follow_each_other_die_at_once_or_while_others_regroup(point: str, codec: str | None) -> None:
+@pytest.mark.parametrize(
+    ("point", "codec", "on_loss"),
+    rest_is_deep([("connected", "bf16", "drop"), ("told", None, "drop"), ("repeating", "bf16", "repeat")], 1, 2),
+)
+def test_ranks_that_follow_each_other_die_at_once_or_while_others_regroup(
+    point: str, codec: str | None, on_loss: str
+) -> None:
     kills = [Kill(0, 3, "gradient 2"), Kill(1, 3, "gradient 2"), Kill(2, 3, point)]
-    results = run_job(5, keep_ledger, kills, STEPS, "with_bagua", codec, 1, env=SMALL_BUCKETS, expect_death={0, 1, 2})
+    results = run_job(
+        *(5, keep_ledger, kills, STEPS, "with_bagua", codec, 1, (), True, 1, on_loss),
+        env=SMALL_BUCKETS,
+        expect_death={0, 1, 2},
+    )
     check_ledgers(results, STEPS, {0, 1, 2})
     assert results[3]["phases"][-1] == (3, [3, 4])
+    assert on_loss == "drop" or results[3]["dropped"] == results[4]["dropped"] == 0
 
 
 # --- a run that had that membership from that step on ----------------------------------------------------------------
@@ -83,13 +93,16 @@ def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     return model(torch.randn(16, 8)).square().mean()
 
 
-def _train_and_replay(how: str) -> None:
-    rank = join_job()
+def _train_and_replay(how: str, on_loss: str) -> None:
+    rank = join_job(on_loss=on_loss)
     net = _mlp()
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     model: Any = net
     if how == "wrapper":
-        model = bagua.data_parallel.DistributedDataParallel(net, optimizers=[optimizer])
+        views = on_loss == "drop"
+        model = bagua.data_parallel.DistributedDataParallel(
+            net, optimizers=[optimizer], gradient_as_bucket_view=views, find_unused_parameters=not views
+        )
     elif how == "two models with one optimizer":
         model = bagua.with_bagua(net[:3], [optimizer])
         bagua.with_bagua(net[3], [optimizer])
@@ -108,13 +121,16 @@ def _train_and_replay(how: str) -> None:
         after.append((change, twins, stepper))
 
     model.on_regroup(keep)
+    passes = 0
     while (step := bagua.regroup_step()) < STEPS:
         optimizer.zero_grad()
         loss = _loss(nn.Sequential(model, net[3]) if how.startswith("two") else model, rank, step)
         if rank == 1 and step == 4:
-            die()
+            net[0].weight.register_hook(die)  # others have its first gradients
         loss.backward()
         optimizer.step()
+        passes += 1
+    assert passes == STEPS + (on_loss == "drop")
     ((change, twins, stepper),) = after
     assert (change.step, change.lost_ranks, change.previous_world_size) == (4, (1,), 3)
     # Plain torch: the mean of two replicas' gradients.
@@ -132,9 +148,17 @@ def _train_and_replay(how: str) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("how", ["with_bagua", "wrapper", "two models with one optimizer"])
-def test_survivors_train_as_if_they_had_been_two_from_that_step_on(how: str) -> None:
-    run_job(3, _train_and_replay, how, expect_death={1})
+@pytest.mark.parametrize(
+    ("how", "on_loss"),
+    [
+        ("with_bagua", "drop"),
+        ("two models with one optimizer", "drop"),
+        ("with_bagua", "repeat"),
+        ("wrapper", "repeat"),
+    ],
+)
+def test_survivors_train_as_if_they_had_been_two_from_that_step_on(how: str, on_loss: str) -> None:
+    run_job(3, _train_and_replay, how, on_loss, env=SMALL_BUCKETS, expect_death={1})
 
 
 # --- a step that one survivor has made, and another has not -----------------------------------------------------------
@@ -159,9 +183,9 @@ def _wait_until_told() -> None:
     wait_until(lambda: current.is_pending, "this rank is told of the loss", 60)
 
 
-def _lose_one_that_has_told_half(flag: str, second_dies: bool) -> tuple[str, float, int, int] | None:
+def _lose_one_that_has_told_half(flag: str, second_dies: bool, on_loss: str) -> tuple[str, float, int, int] | None:
     count = _Count()
-    rank = join_job(state={"count": count}, min_ranks=1)
+    rank = join_job(state={"count": count}, min_ranks=1, on_loss=on_loss)
     torch.manual_seed(0)
     net = nn.Linear(1024, 512)  # 2 MiB: its sum goes by messages
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
@@ -199,24 +223,28 @@ def _lose_one_that_has_told_half(flag: str, second_dies: bool) -> tuple[str, flo
 
 
 @on_cpus
-def test_a_rank_that_is_behind_takes_parameters_momentum_and_state_of_one_that_has_made_the_step() -> None:
-    first, second, _ = run_job(3, _lose_one_that_has_told_half, "stepped", False, expect_death={2})
-    assert first == second
-    # Rank 1 lost step 2, which counts, and rank 0 its pass of step 3.
-    assert first[1:] == (2, 5, 1)
+@pytest.mark.parametrize("on_loss", ["drop", "repeat"])
+def test_a_rank_that_is_behind_takes_parameters_momentum_and_state_of_one_that_has_made_the_step(on_loss: str) -> None:
+    first, second, _ = run_job(3, _lose_one_that_has_told_half, "stepped", False, on_loss, expect_death={2})
+    assert first[:3] == second[:3]
+    # Rank 1 lost step 2, which counts, and rank 0 its pass of step 3, if that is not repeated.
+    assert (first[1:], second[3]) == ((2, 5, int(on_loss == "drop")), 1)
 
 
 @on_cpus
-def test_a_rank_that_is_told_between_its_pass_and_its_step_drops_the_step() -> None:
-    first, second, _ = run_job(3, _lose_one_that_has_told_half, "returned", False, expect_death={2})
-    assert first == second
-    assert first[1:] == (2, 5, 1)
+@pytest.mark.parametrize("on_loss", ["drop", "repeat"])
+def test_a_rank_that_is_told_between_its_pass_and_its_step_drops_the_step_or_makes_it_for_all(on_loss: str) -> None:
+    first, second, _ = run_job(3, _lose_one_that_has_told_half, "returned", False, on_loss, expect_death={2})
+    assert first[:3] == second[:3]
+    assert (first[1:], second[3]) == ((2, 5, int(on_loss == "drop")), 1)
 
 
 @on_cpus
-def test_a_rank_keeps_its_own_state_if_the_one_that_is_ahead_dies_as_well() -> None:
-    _, second, _ = run_job(3, _lose_one_that_has_told_half, "stepped", True, expect_death={0, 2})
-    assert second[1:] == (1, 5, 1)  # step 2 was dropped, and made again
+@pytest.mark.parametrize("on_loss", rest_is_deep(["drop", "repeat"], 0))
+def test_a_rank_keeps_its_own_state_if_the_one_that_is_ahead_dies_as_well(on_loss: str) -> None:
+    _, second, _ = run_job(3, _lose_one_that_has_told_half, "stepped", True, on_loss, expect_death={0, 2})
+    # Step 2 was made again, or repeated.
+    assert second[1:] == (1, 5, int(on_loss == "drop"))
 
 
 def _lose_one_while_wrapping(how: str) -> tuple[int, float]:
@@ -294,8 +322,8 @@ def test_collectives_of_the_program_raise_once_all_have_regrouped() -> None:
     run_job(4, _own_collectives, expect_death={2, 3})
 
 
-def _own_collective_that_some_have_done() -> int:
-    rank = join_job(timeout_s=20)
+def _own_collective_that_some_have_done(on_loss: str) -> int:
+    rank = join_job(timeout_s=20, on_loss=on_loss)
     net = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     model = bagua.with_bagua(net, [optimizer])
@@ -318,39 +346,81 @@ def _own_collective_that_some_have_done() -> int:
     return bagua.regroup_step()
 
 
-def test_a_rank_that_was_in_the_next_pass_raises_too_and_all_go_on_with_the_same_step() -> None:
-    assert run_job(3, _own_collective_that_some_have_done, expect_death={2}, timeout=60)[:2] == [6, 6]
+@pytest.mark.parametrize("on_loss", rest_is_deep(["drop", "repeat"], 0))
+def test_a_rank_that_was_in_the_next_pass_raises_too_and_all_go_on_with_the_same_step(on_loss: str) -> None:
+    assert run_job(3, _own_collective_that_some_have_done, on_loss, expect_death={2}, timeout=60)[:2] == [6, 6]
 
 
-def _scaled() -> tuple[list[float], int]:
-    scaler = torch.amp.GradScaler(device_type(), init_scale=4.0, growth_interval=2)
-    rank = join_job(state={"scaler": scaler})
-    net = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+def _own_collective_between_pass_and_step(on_loss: str) -> tuple[int, int, list[float]]:
+    rank = join_job(on_loss=on_loss)
+    net = nn.Linear(4, 1, bias=False)
+    nn.init.zeros_(net.weight)
+    optimizer = torch.optim.SGD(net.parameters(), 1.0)
     model = bagua.with_bagua(net, [optimizer])
-    scales = []
+    raised = 0
+    while (step := bagua.regroup_step()) < 4:
+        optimizer.zero_grad()
+        loss = -model(torch.full((1, 4), rank + 1.0)).sum()
+        loss.backward()
+        if rank == 2 and step == 2:
+            die()
+        try:
+            dist.all_reduce(loss)
+        except bagua.Regrouped:
+            assert net.weight.grad is None
+            raised += 1
+            continue
+        optimizer.step()
+    return raised, step, net.weight[0].tolist()
+
+
+@pytest.mark.parametrize("on_loss", rest_is_deep(["drop", "repeat"], 1))
+def test_a_step_is_dropped_whose_collective_of_the_program_raises(on_loss: str) -> None:
+    first, second, _ = run_job(3, _own_collective_between_pass_and_step, on_loss, expect_death={2})
+    assert first == second == (1, 4, [2 * 2.0 + 2 * 1.5] * 4)
+
+
+def _scaled(on_loss: str) -> tuple[list[float], int, list[float]]:
+    scaler = torch.amp.GradScaler(device_type(), init_scale=4.0, growth_interval=2)
+    rank = join_job(state={"scaler": scaler}, on_loss=on_loss)
+    net = nn.Linear(4, 4)
+    nn.init.zeros_(net.weight)
+    net.unused = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.25)
+    model = bagua.with_bagua(net, [optimizer], find_unused_parameters=True)
+    scales: list[float] = []
+    means: list[float] = []
     while (step := bagua.regroup_step()) < 5:
         optimizer.zero_grad()
         for last in (False, True):
             if not last:
                 with model.bagua_ddp.no_sync():
-                    scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+                    scaler.scale(model(torch.ones(2, 4)).sum() * (rank + 1)).backward()
             else:
-                loss = scaler.scale(model(torch.ones(2, 4)).sum())
+                loss = scaler.scale(model(torch.ones(2, 4)).sum() * (rank + 1))
                 if rank == 2 and step == 2:
                     die()
                 loss.backward()
         scaler.unscale_(optimizer)
+        if net.weight.grad is not None:
+            means.append(net.weight.grad[0, 0].item())
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
         scales.append(scaler.get_scale())
-    return scales, bagua.regroup_step()
+    assert net.weight[0, 0].item() == pytest.approx(-0.25 * 5 / 20**0.5, rel=1e-5)  # of clipped gradients
+    return scales, bagua.regroup_step(), means
 
 
 def test_a_grad_scaler_does_nothing_in_a_dropped_step() -> None:
-    first, second, _ = run_job(3, _scaled, expect_death={2})
-    assert first == second == ([4.0, 8.0, 8.0, 8.0, 16.0, 16.0], 5)
+    first, second, _ = run_job(3, _scaled, "drop", expect_death={2})
+    assert first == second == ([4.0, 8.0, 8.0, 8.0, 16.0, 16.0], 5, [8.0, 8.0, 6.0, 6.0, 6.0])
+
+
+def test_a_step_that_is_repeated_has_its_accumulated_gradients_and_is_scaled_and_clipped() -> None:
+    first, second, _ = run_job(3, _scaled, "repeat", expect_death={2})
+    # Two passes of two samples each: of ranks 0 to 2, then of 0 and 1.
+    assert first == second == ([4.0, 8.0, 8.0, 16.0, 16.0], 5, [8.0, 8.0, 6.0, 6.0, 6.0])
 
 
 def _fork_after_regroup() -> int:
@@ -576,6 +646,7 @@ def _refusals() -> None:
         ("a module on meta", lambda: bagua.with_bagua(elsewhere, [torch.optim.SGD(elsewhere.parameters(), 0.1)])),
         ("autotune=True", lambda: bagua.with_bagua(net, [optimizer], autotune=True)),
         ("static_graph=True", lambda: wrapper(net, optimizers=[optimizer], static_graph=True)),
+        ("skip_all_reduce_unused_params=True", lambda: wrapper(net, skip_all_reduce_unused_params=True)),
         ("groups of some ranks", lambda: bagua.new_group([0, 1])),
         ("groups of some ranks", lambda: dist.new_group([0, 1])),
         ("groups of some ranks", lambda: dist.init_device_mesh("cpu", (2, 1))),
@@ -616,8 +687,6 @@ def test_options_are_checked() -> None:
         bagua.Regroup(min_ranks=0)
     with pytest.raises(TypeError, match="min_ranks"):
         bagua.Regroup(min_ranks="half")  # type: ignore[arg-type]
-    with pytest.raises(NotImplementedError, match="repeat"):
-        bagua.Regroup(on_loss="repeat")
     with pytest.raises(ValueError, match="on_loss"):
         bagua.Regroup(on_loss="wait")
     with pytest.raises(TypeError, match=r"state\['lr'\]"):

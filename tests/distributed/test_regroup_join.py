@@ -45,8 +45,9 @@ def test_processes_that_join_train_each_step_from_then_on(seed: int) -> None:
     how = ("with_bagua", "wrapper")[seed % 2]
     codec = "bf16" if seed % 5 == 3 else None
     joins, kills = drawn_joins(seed, 3, 2, STEPS)
+    on_loss = "repeat" if seed % 4 in (1, 2) else "drop"
     results = run_job(
-        *(3, keep_ledger, kills, STEPS, how, codec, 1, joins, seed % 3 != 2),
+        *(3, keep_ledger, kills, STEPS, how, codec, 1, joins, seed % 3 != 2, 1, on_loss),
         joiners=2,
         env=SMALL_BUCKETS if codec is None else {},
         expect_death={one.rank for one in kills},
@@ -237,6 +238,8 @@ def _refusals() -> tuple[int, int]:
     store.wait(["steps"])
     with pytest.raises(RuntimeError, match=r"this process has min_ranks=2, .* and rank 0 has min_ranks=1"):
         bagua.init_process_group(regroup=bagua.Regroup(min_ranks=2), timeout=60, backend="gloo")
+    with pytest.raises(RuntimeError, match=r"on_loss='repeat', .* and rank 0 has .* on_loss='drop'"):
+        bagua.init_process_group(regroup=bagua.Regroup(min_ranks=1, on_loss="repeat"), timeout=60, backend="gloo")
     bagua.init_process_group(regroup=bagua.Regroup(min_ranks=1), timeout=60, backend="gloo")
     wide = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
     plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -188,9 +190,9 @@ class _Counter(nn.Module):
         return -(self.weight * amount).sum()
 
 
-def _two_broadcasts_in_a_step() -> tuple[list[float], int]:
+def _two_broadcasts_in_a_step(on_loss: str) -> tuple[list[float], int]:
     """Rank 0 loses the second one of step 2, which rank 1 has got from it."""
-    rank, store = join_job(timeout_s=20), job_store()
+    rank, store = join_job(timeout_s=20, on_loss=on_loss), job_store()
     current = coordinator.current()
     assert current is not None
     net = _Counter()
@@ -225,9 +227,26 @@ def _two_broadcasts_in_a_step() -> tuple[list[float], int]:
     return net.weight.tolist(), dropped
 
 
-def test_ranks_at_different_broadcasts_of_a_step_drop_it() -> None:
-    first, second, _ = run_job(3, _two_broadcasts_in_a_step, expect_death={2}, timeout=60)
-    assert first == second == ([3.0 * (3 * 2 + 2 * 3)] * 8, 1)
+@pytest.mark.parametrize("on_loss", ["drop", "repeat"])
+def test_ranks_at_different_broadcasts_of_a_step_drop_it_or_repeat_what_some_lack(on_loss: str) -> None:
+    first, second, _ = run_job(3, _two_broadcasts_in_a_step, on_loss, expect_death={2}, timeout=60)
+    assert first == second == ([3.0 * (3 * 2 + 2 * 3)] * 8, int(on_loss == "drop"))
+
+
+def _repeat_of_two() -> str:
+    log = io.StringIO()
+    logging.getLogger("bagua").addHandler(logging.StreamHandler(log))
+    join_job(on_loss="repeat")
+    first, second = nn.Linear(3, 5), nn.Linear(2, 2)
+    bagua.with_bagua(first, [torch.optim.SGD(first.parameters(), 0.1)])
+    with pytest.raises(NotImplementedError, match='on_loss="repeat" is for one model, and Linear_1 is another'):
+        bagua.with_bagua(second, [torch.optim.SGD(second.parameters(), 0.1)])
+    return log.getvalue()
+
+
+def test_steps_of_one_model_are_repeated_and_its_wrap_says_at_which_cost() -> None:
+    (text,) = run_job(1, _repeat_of_two)
+    assert 'Linear: on_loss="repeat" keeps copies of gradients, 80 B on each rank\n' in text
 
 
 def _refusals() -> None:

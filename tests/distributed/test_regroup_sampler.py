@@ -59,7 +59,13 @@ def wrapped(how: str) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
 
 
 def count_samples(
-    kills: list[Kill], how: str, accumulation: int, drop_last: bool, loading: dict[str, Any], joins_at: int = 0
+    kills: list[Kill],
+    how: str,
+    accumulation: int,
+    drop_last: bool,
+    loading: dict[str, Any],
+    joins_at: int = 0,
+    on_loss: str = "drop",
 ) -> list[tuple[int, int, list[int]]]:
     """At each end of an epoch: the step, the number of ranks, and how often each sample was trained so far. The last
     rank joins when the others have come to step `joins_at`; these make more epochs until it is there."""
@@ -67,9 +73,10 @@ def count_samples(
     are_all_there = not joins_at or rank == RANKS - 1
     if joins_at and rank == RANKS - 1:
         store.wait([f"step {joins_at}"])
-        bagua.init_process_group(regroup=bagua.Regroup(min_ranks=1), timeout=60, backend="gloo")
+        options = bagua.Regroup(min_ranks=1, on_loss=on_loss)
+        bagua.init_process_group(regroup=options, timeout=60, backend="gloo")
     else:
-        join_job(min_ranks=1)
+        join_job(min_ranks=1, on_loss=on_loss)
     mine = next((one for one in kills if one.rank == rank), None)
     net, optimizer, model = wrapped(how)
     no_sync = model.no_sync if how == "wrapper" else model.bagua_ddp.no_sync
@@ -141,6 +148,8 @@ def test_each_sample_is_trained_once_an_epoch(seed: int) -> None:
         accumulation,
         drop_last,
         loading,
+        0,
+        "repeat" if seed % 4 in (1, 2) else "drop",
         env=SMALL_BUCKETS,
         expect_death={one.rank for one in kills},
     )

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import bagua.torch_api as bagua
 from bagua.collectives import byte_transport
+from bagua.engine.backward_passes import BackwardPasses
 from bagua.engine.state_feed import StateFollower
 from bagua.job.failure_report import CollectiveError
 from bagua.job.torch_internals import default_store
@@ -45,8 +46,8 @@ SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "128"}  # bytes: two layers each
 
 # Of a step, in the order in which they come. "sent 2" is after the launch of the second bucket.
 POINTS = ("forward", "gradient 5", "gradient 2", "sent 1", "sent 3", "returned", "stepping", "stepped")
-# Of a regroup.
-POINTS_OF_REGROUP = ("told", "reported", "ready", "connected")
+# Of a regroup. "repeating" is within the second reduction of a step, if there is one.
+POINTS_OF_REGROUP = ("told", "reported", "ready", "connected", "repeating")
 # Of a process that joins, and of a rank that admits it.
 POINTS_OF_JOIN = ("asked", "following", "fetched", "ready", "connected", "given")
 POINTS_OF_ADMISSION = ("feeding", "reported", "offered", "ready", "connected", "handing")
@@ -215,22 +216,24 @@ def keep_ledger(
     joins: Sequence[Join] = (),
     follows: bool = True,
     models: int = 1,
+    on_loss: str = "drop",
 ) -> dict[str, Any]:
     """Trains ledgers until the job has made so many steps, and all have joined that live. If none that join may follow
     the others, they are too slow. Returns what this rank has seen."""
     if not follows:
         following.MAX_STEPS = 0
+    options: dict[str, Any] = {"min_ranks": min_ranks, "on_loss": on_loss}
     number, store = int(os.environ["RANK"]), job_store()
     join = next((one for one in joins if one.rank == number), None)
     mine = next((one for one in kills if one.rank == number), None)
     with contextlib.ExitStack() as stack:
         if join is None:
-            join_job(min_ranks=min_ranks)
+            join_job(**options)
         else:
             store.wait([f"step {join.step}"], datetime.timedelta(seconds=60))
             if mine is not None and mine.point in POINTS_OF_JOIN:
                 _die_while_joining(mine, store, stack)
-            start(min_ranks=min_ranks)
+            start(**options)
             assert (dist.get_rank(), dist.get_world_size(), bagua.regroup_step()) == (0, 1, 0)
         trained = [_wrapped_ledger(how, codec) for _ in range(models)]
     histories = [History() for _ in trained]
@@ -256,6 +259,8 @@ def keep_ledger(
                 if not model.step_was_dropped:
                     with torch.no_grad():
                         net.layers[0].add_(1)  # one that follows the optimizer's steps does not see it
+        # Made, or taken from a rank that has.
+        assert on_loss == "drop" or bagua.regroup_step() == step + 1
     assert all(one.phases == histories[0].phases for one in histories)
     return {
         "totals": [[one.int().tolist() for one in net.layers] for net, _, _ in trained],
@@ -348,6 +353,8 @@ def dying(kill: Kill | None, step: int, net: Ledger, optimizer: torch.optim.Opti
             stack.enter_context(after_calls(EpochStore, "set_ready", 1))
         elif kind == "connected":
             stack.enter_context(after_calls(Groups, "install", 0))
+        elif kind == "repeating":
+            stack.enter_context(after_calls(BackwardPasses, "begin_again", 1))
         yield
 
 

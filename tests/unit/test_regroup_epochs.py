@@ -10,7 +10,20 @@ import torch.distributed as dist
 
 from bagua.job.places import Place
 from bagua.job.presence import Door
-from bagua.regroup.epochs import LEFT, Epoch, EpochStore, Member, Report, decide
+from bagua.regroup.epochs import (
+    LEFT,
+    NOTHING,
+    PASS,
+    START,
+    Epoch,
+    EpochStore,
+    Member,
+    Ready,
+    Report,
+    decide,
+    first_call,
+    kept,
+)
 
 
 def _epoch(ranks: int, step: int = 0) -> Epoch:
@@ -120,8 +133,28 @@ def test_losses_and_reports_are_read_as_they_were_written() -> None:
     assert reader.lost() == {"m1": "exited", "m2": LEFT}
     store.report(epoch, "m0", Report(7, 1, False, ("m5",)))
     assert reader.reports(epoch, {"m1"}) == {"m0": Report(7, 1, False, ("m5",))}
-    store.set_ready(epoch, "m0", [])
+    readies = [Ready(PASS, 2, (7, 0), [{"rows": 3}, None]), Ready(START, 0, (7, 0)), Ready(NOTHING, 0, (6, 1))]
+    store.set_ready(epoch, "m0", readies[0])
     assert [one.token for one in reader.not_ready(epoch)] == ["m1", "m2"]
+    store.set_ready(epoch, "m1", readies[1])
+    store.set_ready(epoch, "m2", readies[2])
+    assert [(one.hold, one.calls, one.position, list(one.samplers)) for one in reader.readies(epoch)] == [
+        (one.hold, one.calls, one.position, list(one.samplers)) for one in readies
+    ]
+
+
+def test_a_pass_is_kept_if_all_keep_theirs_and_repeated_from_where_the_last_one_is() -> None:
+    epoch = replace(_epoch(3), step=7)
+
+    def decided(*readies: Ready) -> tuple[list[bool], int]:
+        return kept(epoch, readies), first_call(epoch, readies)
+
+    here, before, start = Ready(PASS, 2, (7, 0)), Ready(PASS, 1, (7, 0)), Ready(START, 0, (7, 0))
+    assert decided(here, here, here) == ([True] * 3, 2)
+    assert decided(here, before, here) == ([True] * 3, 1)
+    assert decided(here, start, before) == ([True] * 3, 0)
+    assert decided(here, Ready(PASS, 2, (6, 0)), here) == ([True, False, True], 0)  # which has that step made for it
+    assert decided(here, Ready(NOTHING, 0, (7, 0)), start)[0] == [False, False, True]
 
 
 def test_one_that_has_left_is_missing_only_in_collectives_after_its_last() -> None:

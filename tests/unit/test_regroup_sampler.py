@@ -106,7 +106,7 @@ class Rank:
 
     @property
     def is_at_end(self) -> bool:
-        return self.batches is not None and self.sampler.position(self.step, keeps_batch=False)["is_over"]
+        return self.batches is not None and self.sampler.position(self.step)["is_over"]
 
 
 class Job:
@@ -194,14 +194,14 @@ class Job:
             step = max(one.step for one in left)
             ahead = [one for one in left if one.step == step]
             order = [ahead[0], *(one for one in left if one is not ahead[0])]
-            positions = [json.loads(json.dumps(one.sampler.position(one.step, keeps[one]))) for one in order]
+            positions = [json.loads(json.dumps(one.sampler.position(one.step))) for one in order]
             fails = draw.random() < 0.4
             following = draw.sample(order, draw.randrange(len(order))) if fails else order
             self.members = order
             for one in following:
                 one.step = step
                 self.running = one
-                one.sampler.follow(positions, order.index(one))
+                one.sampler.follow(positions, order.index(one), [keeps[other] for other in order])
                 if not keeps[one]:
                     one.drawn = []
             if not fails:

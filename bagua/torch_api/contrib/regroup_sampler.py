@@ -183,7 +183,7 @@ class RegroupSampler(Sampler[int]):
             )
         self._pass.done = given
 
-    def position(self, step: int, keeps_batch: bool) -> dict[str, Any]:
+    def position(self, step: int) -> dict[str, Any]:
         """See FollowingSampler."""
         one, share = self._pass, self._share
         said: dict[str, Any] = {"settings": self._settings(), "step_size": self._step_size, "step": step}
@@ -200,11 +200,10 @@ class RegroupSampler(Sampler[int]):
             "rows": one.rows + one.done,
             "is_over": one.done == len(one.table),
             "own": own,
-            "lost": 0 if keeps_batch else given,
-            "kept": given if keeps_batch else 0,
+            "given": given,
         }
 
-    def follow(self, positions: Sequence[Mapping[str, Any] | None], rank: int) -> None:
+    def follow(self, positions: Sequence[Mapping[str, Any] | None], rank: int, kept: Sequence[bool]) -> None:
         """See FollowingSampler."""
         known = [one for one in positions if one is not None and "begin" in one]
         if not known:
@@ -222,20 +221,21 @@ class RegroupSampler(Sampler[int]):
             self._share = share = None
         if mine.table is not None:
             mine.left, mine.rows = mine.after(rows - mine.rows)
-        owned, kept = [], 0
-        for other, one in enumerate(positions):
+        owned, still_given = [], 0
+        for other, (one, is_kept) in enumerate(zip(positions, kept, strict=True)):
             own: list[int] = []
             if one is not None and one.get("begin") == begin:
                 late = rows - one["rows"]  # its last step counts, although it has not made it
-                own, lost = one["own"][late:], max(0, one["lost"] - late)
+                own, lost = one["own"][late:], 0 if is_kept else max(0, one["given"] - late)
                 own = own[lost:] + own[:lost]
-                kept = one["kept"] if other == rank else kept
+                if other == rank and is_kept:
+                    still_given = one["given"]
             owned.append(own)
         self._step_size, mine.begin = there[0]["step_size"], begin
         self._divide(mine, owned, is_over=any(one["is_over"] for one in there))
         self._pass, self._continues = mine, share is None
         if share is not None:
-            share.go_on(mine.column(rank), kept)
+            share.go_on(mine.column(rank), still_given)
 
     # --- the table ---------------------------------------------------------------------------------------------------
 

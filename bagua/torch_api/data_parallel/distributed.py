@@ -225,6 +225,8 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
     def _start_engine(self, optimizers: list[torch.optim.Optimizer], group: BaguaProcessGroup) -> None:
         self._group = group
         configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
+        if self.skip_all_reduce_unused_params:
+            coordinator.refuse("skip_all_reduce_unused_params=True", "Use find_unused_parameters=True alone")
         previous: DataParallelEngine | None = self.module.__dict__.pop("bagua_ddp", None)
         if previous is not None:
             previous.detach()
