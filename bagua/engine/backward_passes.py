@@ -176,6 +176,8 @@ class BackwardPasses:
     def begin_again(self) -> None:
         """The last pass, with this rank's gradients of it, among the ranks that are there now."""
         assert self.local is not None
+        if self.weights is not None:
+            self.weights.weigh_again(self._plan.buckets)
         self.state = PassEvent.BEGINS[self.state]
         finds_unused = self._plan.setup.find_unused_parameters  # then the end of the pass looks for the others
         for name, parameter in self._plan.parameters:
@@ -206,6 +208,8 @@ class BackwardPasses:
                 if one is not Presence.USED:
                     self._hooks.on_gradient(name, parameter)
         self._hooks.after_backward()
+        if self.weights is not None and self.weights.lost is not None:
+            raise self.weights.lost
         scale = self._active_ranks.gradient_scale
         if scale != 1:
             with torch.no_grad():

@@ -13,6 +13,9 @@ Passes in no_sync add to gradients that are there. Those are kept in units of th
 are multiplied by n_before / n. So autograd adds as it always does, and the factor of the last pass, with the W of all
 passes, is right for the sum. Where losses are sums, gradients are added as they are, and the factor is R / W.
 
+Where the job goes on without ranks that it loses, W is asked for when the first gradient has come: so it is the last
+thing before the buckets on all ranks, also on those that repeat a pass. Then W is that of the ranks that are left.
+
 Where replicas are exchanged after some steps of their own, gradients stay a rank's own: a mean over its samples. What
 counts in the exchange is how many there were since the last one (`share`).
 """
@@ -32,13 +35,14 @@ from torch.utils import _pytree as pytree
 from bagua.engine.module_hooks import call_at_end
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named
+from bagua.job.regrouped import Regrouped
 from bagua.misuse import shown
-from bagua.regroup import coordinator
 
 if TYPE_CHECKING:
     from bagua.collectives.communicator import BaguaCommunicator
     from bagua.engine.bucket import Bucket
     from bagua.engine.setup import Setup
+    from bagua.regroup.coordinator import Regrouping
 
 LOSSES = ("mean", "sum")
 
@@ -55,9 +59,11 @@ class BatchWeights:
         setup: how the module is trained; `loss` and `counts_batch` are in it.
         parameters: gives (name, parameter) of what is synchronized now.
         communicates: whether backward passes do now, and what: gradients, or no more than that replicas have moved.
+        regrouping: takes this process on when a rank is lost; None: nobody does.
 
     Attributes:
         samples: of this rank's passes so far whose gradients were its own.
+        lost: a rank was, before the others had said what their batches count for in this pass; for the end of it.
     """
 
     def __init__(
@@ -65,12 +71,15 @@ class BatchWeights:
         setup: Setup,
         parameters: Callable[[], Sequence[tuple[str, nn.Parameter]]],
         communicates: Callable[[], tuple[bool, bool]],
+        regrouping: Regrouping | None = None,
     ) -> None:
+        self._regrouping = regrouping
         self._group, self._communicator = setup.group, setup.communicator
         self._is_mean = setup.loss == "mean"
         self._name = setup.name
         self._parameters, self._communicates = parameters, communicates
         self.samples = 0.0
+        self.lost: Regrouped | None = None
         self._weight: float | None = None  # of the next pass
         self._is_counted = False  # not given
         self._has_forward = False  # since the last pass
@@ -90,6 +99,7 @@ class BatchWeights:
         self._zeroing: list[Any] = []  # hooks
         self._was_told = False  # that all weights were 0
         self._unchecked: _Gather | None = None
+        self._told, self._last_unit = 0.0, 0.0  # of the last pass that communicated
 
     # --- the weight of a pass ----------------------------------------------------------------------------------------
 
@@ -169,7 +179,7 @@ class BatchWeights:
         return all(self._communicates())
 
     def _begin_gather(self) -> None:
-        if self._gather is None and self._weight is not None and self._sends_gradients:
+        if self._regrouping is None and self._gather is None and self._weight is not None and self._sends_gradients:
             self._gather = self._start_gather(self._counted + self._weight)
 
     def _start_gather(self, total: float) -> _Gather:
@@ -177,6 +187,7 @@ class BatchWeights:
             total = self._refused
         elif self._weight is not None and not _is_weight(self._weight):
             total = self._weight
+        self._told = total
         with failures_named(self._group, _WHAT):
             return _Gather(total, self._communicator)
 
@@ -241,13 +252,43 @@ class BatchWeights:
         unit, self._unit = (self._unit if total > 0 else 0.0), 0.0
         self._counted, self._refused = 0.0, None
         self._was_sent = True
+        self._last_unit = unit
+        self._wait_for(gather, unit, buckets)
+
+    def weigh_again(self, buckets: Sequence[Bucket]) -> None:
+        """The last pass is repeated, among other ranks. Collective."""
+        self._wait_for(self._start_gather(self._told), self._last_unit, buckets)
+
+    def _wait_for(self, gather: _Gather, unit: float, buckets: Sequence[Bucket]) -> None:
+        if self._regrouping is None:
+            factor = self._factor_of(gather, unit)
+        else:
+            try:
+                with self._regrouping.within():
+                    factor = self._factor_of(gather, unit)
+            except Regrouped as error:
+                self.lost, factor = error, 1.0
+        for bucket in buckets:
+            bucket.weight = factor
+
+    def _factor_of(self, gather: _Gather, unit: float) -> float | Tensor:
         for one in (*self._outdated, gather):  # each: a rank that has told more than others is found
             with failures_named(self._group, _WHAT, in_order=True):
                 one.wait()
         self._outdated.clear()
-        factor = self._factor(gather, unit if self._is_mean else 1.0)
-        for bucket in buckets:
-            bucket.weight = factor
+        return self._factor(gather, unit if self._is_mean else 1.0)
+
+    def rewind(self) -> None:
+        """What was asked of the others in the last pass is forgotten."""
+        self._outdated.clear()
+        self._gather = self._unchecked = self.lost = None
+
+    def drop_step(self) -> None:
+        """There are no gradients any more, nor weights of them."""
+        self._drop_uncommunicated()
+        self.rewind()
+        self._set_aside.clear()
+        self._counted, self._unit, self._refused, self._was_sent = 0.0, 0.0, None, False
 
     def _factor(self, gather: _Gather, unit: float, without_samples: float = 0.0) -> float | Tensor:
         if gather.is_on_gpu:
@@ -299,6 +340,8 @@ class BatchWeights:
 
     def _check(self, gather: _Gather) -> None:
         totals, ranks = gather.totals(), self._communicator.ranks
+        if self._regrouping is not None and self._regrouping.is_pending:
+            return  # they may be garbage of a GPU; the pass is not used then
         wrong = [(ranks[one], total) for one, total in enumerate(totals) if not _is_weight(total)]
         if wrong:
             said = "; ".join(
@@ -409,13 +452,12 @@ def check_weights(setup: Setup) -> None:
     """
     Raises:
         ValueError: `loss` is unknown.
-        NotImplementedError: the algorithm does not average gradients over all ranks, or the job regroups.
+        NotImplementedError: the algorithm does not average gradients over all ranks.
     """
     if setup.loss is None:
         return
     if setup.loss not in LOSSES:
         raise ValueError(f'loss={setup.loss!r} is unknown. Pass "mean" or "sum": what the loss is of its samples.')
-    coordinator.refuse("batch weights", "Give all ranks batches of the same size")
     name = setup.algorithm_name
     if not vars(type(setup.algorithm)).get("weighs_batches", False):
         raise NotImplementedError(

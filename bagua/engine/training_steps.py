@@ -139,7 +139,7 @@ class TrainingSteps:
             assert alive is not None  # it asks in a pass of the module
             return alive.passes.communicates, alive.plans.algorithm.ranks_in_step
 
-        return BatchWeights(setup, parameters, communicates)
+        return BatchWeights(setup, parameters, communicates, self.regrouping)
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
@@ -540,6 +540,8 @@ class TrainingSteps:
             self.passes.drop()
             for _, parameter in self.plans.parameters:
                 parameter.grad = None
+        if self.weights is not None:
+            self.weights.rewind()
 
     def reduce_again(self) -> None:
         self.passes.begin_again()
@@ -550,6 +552,8 @@ class TrainingSteps:
         self._stepped_in_pass.clear()
         if self.plans.current is not None:
             self.passes.drop()
+        if self.weights is not None:
+            self.weights.drop_step()
         # Also of those that are not synchronized: the optimizer steps them, too.
         stepped = (one for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"])
         for parameter in itertools.chain(self._module.parameters(), stepped):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import os
@@ -159,6 +160,63 @@ def _train_and_replay(how: str, on_loss: str) -> None:
 )
 def test_survivors_train_as_if_they_had_been_two_from_that_step_on(how: str, on_loss: str) -> None:
     run_job(3, _train_and_replay, how, on_loss, env=SMALL_BUCKETS, expect_death={1})
+
+
+def _batch(rank: int, step: int, number: int) -> torch.Tensor:
+    """Of uneven sizes; for some there are no samples, and one that does not count."""
+    count = (rank + step + 2 * number) % 4
+    generator = torch.Generator("cpu").manual_seed(100 * rank + 10 * step + number)
+    return torch.randn(count, 5, dtype=torch.float64, generator=generator, device="cpu")
+
+
+def _train_weighted(how: str, on_loss: str, has_told: bool) -> int:
+    """Rank 1 dies when it has told the others what its batches count for, or before that."""
+    rank = join_job(on_loss=on_loss)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).double()
+    plain = copy.deepcopy(net)
+    optimizer, of_plain = (torch.optim.SGD(one.parameters(), 0.5) for one in (net, plain))
+    if how == "wrapper":
+        model: Any = bagua.data_parallel.DistributedDataParallel(net, optimizers=[optimizer], batch_weights=True)
+    else:
+        model = bagua.with_bagua(net, [optimizer], count_batch=True)
+    device, dropped = net[0].weight.device, 0
+    no_sync = model.no_sync if how == "wrapper" else model.bagua_ddp.no_sync
+    while (step := bagua.regroup_step()) < 5:
+        optimizer.zero_grad()
+        for number in range(2):
+            batch = _batch(rank, step, number).to(device)
+            if how == "wrapper":
+                model.set_batch_weight(len(batch))
+                batch = batch if len(batch) else torch.full((1, 5), torch.inf, dtype=torch.float64)
+            elif not len(batch):
+                batch = _batch(2, 1, 0).to(device)
+            if rank == 1 and step == 2 and number == 1:
+                net[0].weight.register_hook(die) if has_told else die()
+            with no_sync() if number == 0 else contextlib.nullcontext():
+                model(batch).square().mean().backward()
+        optimizer.step()
+        dropped += model.step_was_dropped
+    # One process with the whole batch of those that were there.
+    for step in range(5):
+        batches = [_batch(one, step, number) for one in ((0, 1, 2) if step < 2 else (0, 2)) for number in range(2)]
+        if how != "wrapper":
+            batches = [one if len(one) else _batch(2, 1, 0) for one in batches]
+        of_plain.zero_grad()
+        plain(torch.cat(batches).to(device)).square().mean().backward()
+        of_plain.step()
+    for one, other in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    return dropped
+
+
+@pytest.mark.parametrize(
+    ("how", "on_loss", "has_told"),
+    rest_is_deep([("with_bagua", "drop", True), ("wrapper", "repeat", True), ("with_bagua", "repeat", False)], 0, 1),
+)
+def test_batches_of_those_that_are_left_count_by_their_samples(how: str, on_loss: str, has_told: bool) -> None:
+    dropped = int(on_loss == "drop")
+    assert run_job(3, _train_weighted, how, on_loss, has_told, expect_death={1}) == [dropped, None, dropped]
 
 
 # --- a step that one survivor has made, and another has not -----------------------------------------------------------
