@@ -40,12 +40,13 @@ void PathLoad::set_backlog(Connection* connection, const Backlog& backlog) {
 
 void PathLoad::expect(std::size_t bytes, bool behind, std::int64_t now_ns) {
   const Rates known = rates();
-  const auto extend = [&](double* ends_ns, double rate) {
+  const auto now = static_cast<double>(now_ns);
+  const auto under_way = static_cast<double>(known_.under_way);
+  const auto extend = [=](double* ends_ns, double rate) {
     if (rate <= 0) return;
-    const auto now = static_cast<double>(now_ns);
     const double end_ns = (behind ? std::max(*ends_ns, now) : now) + static_cast<double>(bytes) / rate;
     // No later than all that is known to be under way takes: the path may be faster than it was.
-    *ends_ns = std::min(std::max(*ends_ns, end_ns), now + static_cast<double>(known_.under_way) / rate);
+    *ends_ns = std::min(std::max(*ends_ns, end_ns), now + under_way / rate);
   };
   extend(&ends_at_most_ns_, known.most);
   extend(&ends_at_certain_ns_, known.certain);
