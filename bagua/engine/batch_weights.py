@@ -279,16 +279,10 @@ class BatchWeights:
         return self._factor(gather, unit if self._is_mean else 1.0)
 
     def rewind(self) -> None:
-        """What was asked of the others in the last pass is forgotten."""
+        """What was asked of the others in the last pass is forgotten. If its gradients are dropped, what they count for
+        is found out as where a program drops them."""
         self._outdated.clear()
         self._gather = self._unchecked = self.lost = None
-
-    def drop_step(self) -> None:
-        """There are no gradients any more, nor weights of them."""
-        self._drop_uncommunicated()
-        self.rewind()
-        self._set_aside.clear()
-        self._counted, self._unit, self._refused, self._was_sent = 0.0, 0.0, None, False
 
     def _factor(self, gather: _Gather, unit: float, without_samples: float = 0.0) -> float | Tensor:
         if gather.is_on_gpu:

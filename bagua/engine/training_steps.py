@@ -553,7 +553,7 @@ class TrainingSteps:
         if self.plans.current is not None:
             self.passes.drop()
         if self.weights is not None:
-            self.weights.drop_step()
+            self.weights.rewind()
         # Also of those that are not synchronized: the optimizer steps them, too.
         stepped = (one for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"])
         for parameter in itertools.chain(self._module.parameters(), stepped):
