@@ -36,6 +36,8 @@ from bagua.net.bench.gpu_sharing import sharing_of
 
 DEVICE_VARIABLE = "BAGUA_TEST_DEVICE"
 SHARING_VARIABLE = "BAGUA_TEST_SHARE_GPUS"  # 1: several ranks on a GPU where there are too few
+# torch looks up the name of every peer's address; where no name server answers, that takes seconds.
+RESOLVER = "timeout:1 attempts:1"
 SERVER_START_S = 240  # importing torch takes minutes on a machine where everything else is being built
 GRACE_S = 1.0  # after one rank failed: the others notice lost connections by themselves, and say more than a stack
 DUMP_S = 3.0
@@ -113,8 +115,7 @@ def run_ranks(
             "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": str(world_size),
             "MASTER_ADDR": "127.0.0.1",
-            # torch looks up the name of every peer's address; where no name server answers, that takes seconds.
-            "RES_OPTIONS": "timeout:1 attempts:1",
+            "RES_OPTIONS": RESOLVER,
             **({} if sharing is None else {"NCCL_SOCKET_IFNAME": "lo", **sharing.environment(rank)}),
             **extra,
         }

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from support import simulated_nccl
 from support.processes import wait_until
-from support.ranks import DEVICE_VARIABLE, device_for, run_ranks
+from support.ranks import DEVICE_VARIABLE, RESOLVER, device_for, run_ranks
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
@@ -108,6 +108,7 @@ def run_job(ranks: int, function: Callable[..., Any], *arguments: Any, joiners: 
     Args:
         joiners: processes that are started in addition, of no rank of the job's beginning.
     """
+    os.environ.setdefault("RES_OPTIONS", RESOLVER)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     env = {"WORLD_SIZE": str(ranks), **named.pop("env", {}), "MASTER_PORT": str(store.port)}
     environments = [dict(env) for _ in range(ranks + joiners)]
