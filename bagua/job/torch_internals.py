@@ -310,11 +310,7 @@ def register_group(
         store: of the group.
         is_default: it becomes the default group. There is none.
     """
-    kinds = dist.ProcessGroup.BackendType
-    group._set_default_backend(kinds.GLOO if nccl is None else kinds.NCCL)
-    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-    if nccl is not None:
-        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+    _give_backends(group, gloo, nccl)
     group_name: Any = name
     group._set_group_name(group_name)
     group._set_group_desc("default_pg" if is_default else "undefined")
@@ -331,6 +327,22 @@ def register_group(
     world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
     if is_default:
         distributed_c10d._update_default_pg(group)
+
+
+def _give_backends(group: dist.ProcessGroup, gloo: Any, nccl: Any | None) -> None:
+    kinds = dist.ProcessGroup.BackendType
+    group._set_default_backend(kinds.GLOO if nccl is None else kinds.NCCL)
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    if nccl is not None:
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+
+
+def plain_group(gloo: Any, nccl: Any | None) -> dist.ProcessGroup:
+    """A group of torch's class with these backends, which torch.distributed does not know. It has collectives that
+    backends have in C++ alone. The arguments are those of `register_group`."""
+    group = dist.ProcessGroup(gloo.rank(), gloo.size())  # type: ignore[call-arg]  # declared for other arguments
+    _give_backends(group, gloo, nccl)
+    return group
 
 
 def refuse_new_groups(message: str) -> Callable[[], None]:

@@ -8,7 +8,7 @@ waits there. So all know after two round trips.
 
 [Note: proof] That a process is gone is proven as bagua.job.peer_watch says. In addition, where a refused connection is
 the proof, and the kernel of this machine does not know the process: the connection is refused for CONFIRM_S. A firewall
-that resets connections for a second ends nothing.
+that resets connections for a second ends nothing. Not so where members that are taken for lost come back.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class Watch:
     Args:
         token: of this process.
         on_lost: called with a member, and how it is gone, on the thread that has found out.
+        confirms: a refused connection is no proof yet: see [Note: proof].
     """
 
-    def __init__(self, token: str, on_lost: Callable[[Member, str], None]) -> None:
-        self._token, self._on_lost = token, on_lost
+    def __init__(self, token: str, on_lost: Callable[[Member, str], None], confirms: bool = True) -> None:
+        self._token, self._on_lost, self._confirms = token, on_lost, confirms
         self._lock = threading.Lock()  # guards the dict
         self._watches: dict[str, peer_watch.PeerWatch] = {}
         self._is_stopped = threading.Event()
@@ -66,17 +67,22 @@ class Watch:
         with self._lock:
             ended = [self._watches.pop(token) for token in tuple(self._watches) if token not in tokens]
             for member in watched:
-                if member.token not in self._watches and member.place.door.port:
+                # Several members may be threads of one process.
+                if member.token not in self._watches and member.place.door.port and member.place.door != own.door:
                     self._watches[member.token] = self._watch(member)
         for one in ended:
             one.stop(waits=False)  # it may still look for a proof of what an agent has told
 
-    def stop(self) -> None:
+    def stop(self, waits: bool = True) -> None:
+        """
+        Args:
+            waits: for the end of its threads.
+        """
         self._is_stopped.set()
         with self._lock:
             watches, self._watches = self._watches, {}
         for one in watches.values():
-            one.stop()
+            one.stop(waits=waits)
 
     def _watch(self, member: Member) -> peer_watch.PeerWatch:
         return peer_watch.PeerWatch(
@@ -91,7 +97,7 @@ class Watch:
     def _found(self, member: Member, how: str) -> None:
         if self._is_stopped.is_set():
             return
-        if how == EXITED and not self._is_confirmed(member.place):
+        if how == EXITED and self._confirms and not self._is_confirmed(member.place):
             with self._lock:
                 if member.token in self._watches:  # it lives, and the watch that has found this has ended
                     self._watches[member.token] = self._watch(member)
@@ -120,10 +126,17 @@ class Mailbox:
         store: with a client of its own, which waits most of the time.
         token: of this process.
         on_mail: called with an epoch, and why it is over.
+        unreachable: a sentence for the log, if the store is gone.
     """
 
-    def __init__(self, store: EpochStore, token: str, on_mail: Callable[[Epoch, str], None]) -> None:
-        self._store, self._token, self._on_mail = store, token, on_mail
+    def __init__(
+        self,
+        store: EpochStore,
+        token: str,
+        on_mail: Callable[[Epoch, str], None],
+        unreachable: str = "This rank goes on, and cannot regroup.",
+    ) -> None:
+        self._store, self._token, self._on_mail, self._unreachable = store, token, on_mail, unreachable
         self._epoch: Epoch | None = None
         self._done: Epoch | None = None  # over
         self._changed = threading.Condition()
@@ -169,9 +182,7 @@ class Mailbox:
                 why = self._store.wait_for_mail(epoch, self._token, MAIL_TIMEOUT)
             except RuntimeError as error:
                 if not self._is_stopped:
-                    _logger.warning(
-                        f"The store of the job is unreachable ({error}). This rank goes on, and cannot regroup."
-                    )
+                    _logger.warning(f"The store of the job is unreachable ({error}). {self._unreachable}")
                 return
             if why is not None:
                 self._done = epoch

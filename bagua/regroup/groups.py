@@ -54,14 +54,23 @@ class Connecting:
         rank: of this process in it.
         timeout: of collectives.
         device: the GPU of this process; None: without NCCL.
+        names: of the groups.
+        limit: to connect gloo.
     """
 
     def __init__(
-        self, server: Store, epoch: Epoch, rank: int, timeout: datetime.timedelta, device: torch.device | None
+        self,
+        server: Store,
+        epoch: Epoch,
+        rank: int,
+        timeout: datetime.timedelta,
+        device: torch.device | None,
+        names: Sequence[str] = NAMES,
+        limit: datetime.timedelta = CONNECT_TIMEOUT,
     ) -> None:
         self._future: Future[Backends] = Future()
         self._server, self._epoch, self._rank, self._timeout = server, epoch, rank, timeout
-        self._device = device
+        self._device, self._names, self._limit = device, names, limit
         self._lock = threading.Lock()  # guards both
         self._nccl: NcclGroup | None = None
         self._is_given_up = False
@@ -71,12 +80,12 @@ class Connecting:
         try:
             size = len(self._epoch.members)
             client = torch_internals.second_client(self._server)
-            client.set_timeout(CONNECT_TIMEOUT)
+            client.set_timeout(self._limit)
             gloo = [
                 torch_internals.connected_gloo(
-                    self._prefix(name, client), *(self._rank, size, CONNECT_TIMEOUT, self._timeout)
+                    self._prefix(name, client), *(self._rank, size, self._limit, self._timeout)
                 )
-                for name in NAMES
+                for name in self._names
             ]
             self._future.set_result(Backends(gloo, self._connected_nccl(size)))
         except BaseException as error:

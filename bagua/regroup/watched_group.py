@@ -1,8 +1,9 @@
-"""torch's default group under regroup: what torch.distributed's functions call, whoever has imported them.
+"""torch's default group under regroup: what torch.distributed's functions call, whoever has imported them. And what
+torchft calls within a quorum (bagua.torchft).
 
 A collective that fails because of a peer calls `on_failure`, which raises what the caller gets. torch's own group would
-raise gloo's error, and a program could not tell that the job goes on. Collectives go to gloo or NCCL directly; those
-that these have under no name go the way of torch's class. One that other ranks will not call is not begun.
+raise gloo's error, and a program could not tell that the job goes on. Collectives go to gloo or NCCL directly, or, if
+these have them under no name, by a plain group of torch's. One that other ranks will not call is not begun.
 
 Collectives on GPUs raise nothing where they are queued, and torch's own Work lets a stream wait alone. Here the host
 waits as well, but for those of a backward pass (bagua.regroup.nccl_group): a program is told of a loss by the
@@ -11,7 +12,9 @@ collective that it has lost.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from bagua.regroup.nccl_group import NcclGroup
 
 OnFailure = Callable[[Exception], None]
-WhyNot = Callable[[], Regrouped | None]
+WhyNot = Callable[[], RuntimeError | None]
 
 # torch's name of a collective -> gloo's and NCCL's.
 _COLLECTIVES = {
@@ -44,6 +47,11 @@ _COLLECTIVES = {
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
 }
+# Backends have them in C++ alone. The last two from torch 2.13 on.
+_BY_TORCH = (
+    *("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"),
+    *("all_gather_single_coalesced", "reduce_scatter_single_coalesced"),
+)
 # Between two ranks, for which torch makes a communicator of their own on the way, and waits for the other one.
 _MESSAGES = ("recv", "recv_anysource", "send")
 
@@ -62,6 +70,14 @@ class WatchedGroup(dist.ProcessGroup):
         super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]  # what subclasses in Python call
         self.gloo, self.nccl = gloo, nccl
         self._on_failure, self._why_not = on_failure, why_not
+
+    @functools.cached_property
+    def _plain(self) -> dist.ProcessGroup:
+        return torch_internals.plain_group(self.gloo, None if self.nccl is None else self.nccl.backend)
+
+    def _operation(self, name: str, backend: Any) -> Callable[..., dist.Work]:
+        operation: Callable[..., dist.Work] = getattr(self._plain if name in _BY_TORCH else backend, name)
+        return operation
 
     # Otherwise that of the class in C++, which asks the backend for nothing either.
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
@@ -108,8 +124,6 @@ class WatchedWork(dist.Work):
         """
         if self._raised is not None:
             raise self._raised
-        if isinstance(self._error, Regrouped):
-            raise self._error
         try:
             if self._error is not None:
                 raise self._error
@@ -152,8 +166,17 @@ class WatchedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> Any:
-        assert self._work is not None
-        return self._work.get_future()
+        """Of a collective that has none, as gloo's reduce-scatters, one that is done: this waits."""
+        if self._work is not None:
+            with contextlib.suppress(RuntimeError):
+                return self._work.get_future()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        try:
+            self.wait()
+            future.set_result(None)
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def _collective(name: str) -> Callable[..., Any]:
@@ -165,9 +188,9 @@ def _collective(name: str) -> Callable[..., Any]:
         nccl = self.nccl if self.nccl is not None and _is_on_gpu((*arguments, *named.values())) else None
         try:
             if nccl is None:
-                work = getattr(self.gloo, name)(*arguments, **named)
+                work = self._operation(name, self.gloo)(*arguments, **named)
             else:
-                work = _queued(nccl, name, arguments, named)
+                work = _queued(nccl, name, self._operation(name, nccl.backend), arguments, named)
         except RuntimeError as error:
             if not is_communication_error(error):
                 raise
@@ -188,7 +211,9 @@ def _is_on_gpu(arguments: Sequence[Any]) -> bool:
     return isinstance(device, torch.device) and device.type == "cuda"
 
 
-def _queued(nccl: NcclGroup, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> dist.Work:
+def _queued(
+    nccl: NcclGroup, name: str, operation: Callable[..., dist.Work], arguments: Sequence[Any], named: dict[str, Any]
+) -> dist.Work:
     if name in _MESSAGES:
         raise NotImplementedError(
             f"regroup: {name} of a tensor on a GPU is not supported under regroup: a lost rank would not end it.\n"
@@ -203,9 +228,12 @@ def _queued(nccl: NcclGroup, name: str, arguments: Sequence[Any], named: dict[st
     for one in (*arguments, *named.values()):
         if hasattr(one, "asyncOp"):
             one.asyncOp = True  # otherwise NCCL's gives no Work
-    return nccl.queue(getattr(nccl.backend, name), *arguments, **named)
+    return nccl.queue(operation, *arguments, **named)
 
 
 for _name, _of_gloo in _COLLECTIVES.items():
     if hasattr(dist.ProcessGroup, _name) and hasattr(getattr(dist, "ProcessGroupGloo", None), _of_gloo):
         setattr(WatchedGroup, _name, _collective(_of_gloo))
+for _name in _BY_TORCH:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(WatchedGroup, _name, _collective(_name))

@@ -192,4 +192,4 @@ def test_ranks_that_use_the_same_gpu_are_named() -> None:
 def test_messages_between_gpus_are_refused() -> None:
     group, _ = _group()
     with pytest.raises(NotImplementedError, match="send of a tensor on a GPU is not supported under regroup"):
-        watched_group._queued(group, "send", (), {})
+        watched_group._queued(group, "send", group.queue, (), {})
