@@ -9,9 +9,10 @@ import sys
 from support.fresh_process import TIMEOUT_S
 from support.import_arrows import PACKAGE, REPOSITORY, module_name, python_files
 
-# A worker process that is about torch, the screen of `bagua-net top`, and what uses torch's store: imported where they
-# are needed.
+# A worker process that is about torch, the screen of `bagua-net top`, what is for torchft, and what uses torch's store:
+# imported where they are needed.
 NEED_PACKAGES = {
+    "bagua.torchft",
     "bagua.net.bench.nccl_ab.gpu_collectives",
     "bagua.net.top.app",
     *(f"bagua.distributed.regroup_{part}" for part in ("agent", "nodes", "store")),
