@@ -3,6 +3,7 @@ which `make deep` starts by torchrun as well, as their readers do."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import subprocess
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.page_programs import PROGRAMS, REPOSITORY, blocks_of, ranks_of
+from support.page_programs import PROGRAMS, REPOSITORY, blocks_of, need_of, ranks_of
 from support.ranks import run_ranks
 
 PAGES = {
@@ -27,6 +28,9 @@ def run_program(path: str, folder: str) -> None:
 
 @pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda program: program.stem)
 def test_program(program: Path, tmp_path: Path) -> None:
+    need = need_of(program)
+    if need is not None and importlib.util.find_spec(need) is None:
+        pytest.skip(f"needs {need}")
     lightning = "lightning" in program.stem
     run_ranks(ranks_of(program), run_program, str(program), str(tmp_path), lightning=lightning)
 

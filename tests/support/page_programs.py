@@ -1,7 +1,8 @@
 """Python blocks of the documentation, and the programs in tests/docs/programs that run them.
 
 A program is a Python file: set-up, `run_blocks("docs/page.md", 1)`, checks. It says on how many ranks it runs by a line
-`# ranks: 2`. A block that begins with the name of a file (`# train.py`) is a complete script and needs no program.
+`# ranks: 2`, and by a line `# needs: torchft` which package it needs that not every environment has. A block that
+begins with the name of a file (`# train.py`) is a complete script and needs no program.
 """
 
 from __future__ import annotations
@@ -58,6 +59,12 @@ def ranks_of(program: Path) -> int:
     if not found:
         raise ValueError(f"{program} does not say how many ranks it needs.\nAdd a line such as `# ranks: 2`.")
     return int(found[1])
+
+
+def need_of(program: Path) -> str | None:
+    """The package that not every environment has."""
+    found = re.search(r"^# needs: (\w+)$", program.read_text(), re.MULTILINE)
+    return found[1] if found else None
 
 
 def blocks_run_by(program: Path) -> set[tuple[str, int]]:
