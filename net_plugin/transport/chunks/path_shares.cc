@@ -70,14 +70,16 @@ void PathShares::take(int stream, std::size_t bytes, std::int64_t now_ns) {
 }
 
 std::size_t PathShares::best(std::size_t bytes, std::int64_t now_ns) const {
-  const auto delivery_ns = [bytes](const PathLoad::State& path, const Backlog& left, double rate) {
-    return wait_ns(left, rate, path.round_trip_ns) + path.round_trip_ns + static_cast<double>(bytes) / rate;
-  };
   std::size_t best = first_;
   for (std::size_t path = 0; streams_on_[best] == 0 && path < loads_.size(); ++path) best = path;
   PathLoad::State state = loads_[best]->state(now_ns);
   const bool is_known = state.most > 0;
   double rate = is_known ? state.most : state.told;
+  // What is under way says nothing of the time that it takes until a rate was measured.
+  const auto delivery_ns = [=](const PathLoad::State& path, const Backlog& left, double its_rate) {
+    const double behind_ns = is_known ? wait_ns(left, its_rate, path.round_trip_ns) : 0;
+    return behind_ns + path.round_trip_ns + static_cast<double>(bytes) / its_rate;
+  };
   for (std::size_t path = 0; rate > 0 && path < loads_.size(); ++path) {
     if (path == best || streams_on_[path] == 0) continue;
     const PathLoad::State other = loads_[path]->state(now_ns);

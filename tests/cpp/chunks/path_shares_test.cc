@@ -278,6 +278,9 @@ TEST_CASE(the_speed_of_the_interface_says_where_to_begin) {
   CHECK_EQ(paths.shares.best(kMiB, paths.now_ns), std::size_t{1});
   CHECK_EQ(paths.shares.best(8, paths.now_ns), std::size_t{0});
   CHECK_EQ(paths.share(0, kMiB, 1), std::size_t{0});
+  paths.shares.take(1, 8 * kMiB, paths.now_ns);
+  CHECK_EQ(paths.shares.best(kMiB, paths.now_ns), std::size_t{1});
+  paths.look(1, {});
   // What was measured counts more.
   paths.deliver(0, 300, 100);
   CHECK_EQ(paths.shares.best(kMiB, paths.now_ns), std::size_t{0});
