@@ -121,6 +121,8 @@ def _goes_on_without_a_killed_rank() -> tuple[str, str]:
     assert group.errored() is not None
     with pytest.raises(RuntimeError) as refused:
         group.barrier().get_future().wait()
+    # Before any of them closes its connections for the next quorum.
+    store.wait([f"failed {other}" for other in (0, 1, 3, 4)])
     _configure(group, "second", (0, 1, 3, 4).index(rank), 4)
     assert group.errored() is None
     assert _total(group) == 4
@@ -177,6 +179,7 @@ def _ends_of_groups() -> None:
 
     # Nor of one that nobody has any more, which frees what it has.
     _configure(group, "third", rank, 3)
+    assert _total(group) == 3
     if rank == 2:
         quorum = group._quorum
         del group
@@ -211,6 +214,7 @@ def _ends_of_groups() -> None:
 
     # One that is killed while others connect, and one that ends as programs do.
     _configure(group, "fifth", rank, 3)
+    assert _total(group) == 3
     if rank == 2:
         torchft.Connecting = die  # type: ignore[assignment,misc]
         _configure(group, "sixth", rank, 3)
