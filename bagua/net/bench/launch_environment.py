@@ -98,10 +98,7 @@ def _optional_integer(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _master_address(
-    environment: Mapping[str, str],
-    variables: LauncherVariables,
-    world_size: int,
-    local_world_size: int | None,
+    environment: Mapping[str, str], variables: LauncherVariables, world_size: int, local_world_size: int | None
 ) -> str:
     if environment.get("MASTER_ADDR"):
         return environment["MASTER_ADDR"]
@@ -129,13 +126,7 @@ def _port(environment: Mapping[str, str]) -> int:
 
 
 def _job(environment: Mapping[str, str]) -> str:
-    names = (
-        "BAGUA_BENCH_SECRET",
-        "TORCHELASTIC_RUN_ID",
-        "SLURM_JOB_ID",
-        "SLURM_STEP_ID",
-        "OMPI_MCA_ess_base_jobid",
-    )
+    names = ("BAGUA_BENCH_SECRET", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "OMPI_MCA_ess_base_jobid")
     return "|".join(environment.get(name, "") for name in names)
 
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -35,9 +35,6 @@ class MachineFacts:
     date: str
     environment: dict[str, str]
     link_speeds_mbps: dict[str, int | None]  # by interface; None: unknown
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
     def caption(self) -> str:
         """One line for the head of a table."""

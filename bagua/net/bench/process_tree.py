@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # torchrun gives its workers 30 s to end after SIGTERM.
@@ -130,18 +130,14 @@ def end_tree(process: subprocess.Popen[bytes], grace_s: float = TERMINATION_S) -
         process.kill()
         process.wait()
     for pid in below:
-        try:
+        with suppress(ProcessLookupError):  # it may have ended with its parent
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue  # It ended with its parent.
     _signal_group(process.pid, signal.SIGKILL)
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):  # the last process of the group may have ended
         os.killpg(leader, number)
-    except ProcessLookupError:
-        pass  # The last process of the group has ended.
 
 
 def last_words(lines: Iterable[str]) -> list[str]:

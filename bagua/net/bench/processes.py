@@ -169,16 +169,12 @@ class DriverProcess:
             how = "closed its standard output"
         else:
             how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        said = self._stderr_tail()
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_TAIL_BYTES))
+        said = " | ".join(self._stderr.read().decode(errors="replace").strip().splitlines()[-8:])
         remedy = f"its last words: {said}" if said else "it wrote nothing to stderr; set BAGUA_DRIVER_LOG=info"
         if said.endswith("out of memory") or "SIGKILL" in how:
             remedy += "; the kernel may have run out of memory: lower -e/--maxbytes or --ranks"
         return f"{self.name} (pid {self.pid}) {how} in the middle of the run; {remedy}"
-
-    def _stderr_tail(self) -> str:
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - _STDERR_TAIL_BYTES))
-        return " | ".join(self._stderr.read().decode(errors="replace").strip().splitlines()[-8:])
 
     def quit(self) -> None:
         """Ask it to end; `close` waits for that, so that many can end at the same time."""

@@ -7,6 +7,7 @@ Answers: {"id": n, "event": {...}}, whatever that process said, in its order.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -65,10 +66,8 @@ class RemotePlace:
 
     def close(self, *, failed: bool) -> None:
         """Safe to call again."""
-        try:
+        with contextlib.suppress(BenchError):  # it may be gone already; its agent ends with the connection
             self._connection.send({"finish": failed})
-        except BenchError:
-            pass  # It is gone already; its agent ends with the connection.
         self._connection.close()
 
 
@@ -133,18 +132,16 @@ def serve(
 
 def _forward(connection: LineConnection, number: int, process: DriverProcess) -> bool:
     """Everything that the process said; False after its last word, a failure among them."""
-    while (event := _next_event(process)) is not None:
+    while True:
+        try:
+            event = process.next_event()
+        except BenchError as error:
+            event = {"event": "error", "message": str(error)}
+        if event is None:
+            return True
         connection.send({"id": number, "event": event})
         if event.get("event") in ("error", "bye"):
             return False
-    return True
-
-
-def _next_event(process: DriverProcess) -> Event | None:
-    try:
-        return process.next_event()
-    except BenchError as error:
-        return {"event": "error", "message": str(error)}
 
 
 # Of an address of this host, towards the other ranks, and the number of ranks here. May raise BenchError or ValueError.

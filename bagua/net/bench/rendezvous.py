@@ -12,6 +12,7 @@ proves that it belongs to the job (an HMAC over rank 0's nonce) and is told whic
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -214,10 +215,8 @@ def _await_members(
 
 
 def _turn_away(connection: LineConnection, reason: str) -> None:
-    try:
+    with contextlib.suppress(BenchError):  # it may be gone already
         connection.send({"error": reason})
-    except BenchError:
-        pass  # It is gone already.
     connection.close()
 
 

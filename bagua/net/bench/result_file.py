@@ -193,7 +193,7 @@ def result_of(
     notes: Sequence[str] = (),
 ) -> ResultFile:
     """`versions`: beside those of bagua and Python; None and what has no value is left out."""
-    known = machine.as_dict()
+    known = asdict(machine)
     facts = {name: known[name] for name in _FACTS} | ({} if gpu is None else {"gpu": gpu})
     others = {name: str(version) for name, version in (versions or {}).items() if version}
     settings = {"environment": machine.environment} if machine.environment else {}

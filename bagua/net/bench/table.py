@@ -46,10 +46,6 @@ def format_cpu(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def format_verified(verified: bool | None) -> str:
-    return MISSING if verified is None else "yes" if verified else "NO"
-
-
 def _optional(value: float | None, style: Callable[[float], str]) -> str:
     return MISSING if value is None else style(value)
 
@@ -120,7 +116,7 @@ COLUMNS: tuple[Column[Measurement], ...] = (
         lambda m: _optional(m.share_of_raw, lambda v: f"{v * 100:.2g}" if v < 0.1 else f"{v * 100:.0f}"),
         optional=True,
     ),
-    Column("verified", "", lambda m: format_verified(m.verified)),
+    Column("verified", "", lambda m: {None: MISSING, True: "yes", False: "NO"}[m.verified]),
     Column("note", "", lambda m: m.note, left=True, optional=True),
 )
 

@@ -84,5 +84,5 @@ class Report:
                 }
                 for setting in self.settings
             ],
-            "machine": self.machine.as_dict(),
+            "machine": asdict(self.machine),
         }

@@ -90,11 +90,7 @@ def hand_tuned(text: str) -> Backend:
         )
     if channels is not None and not 1 <= channels <= _MAX_CHANNELS:
         raise ValueError(f"--tuned {text!r}: {channels} channels is outside 1..{_MAX_CHANNELS}")
-    settings = {
-        **own_transport().settings,
-        "NCCL_SOCKET_NTHREADS": str(threads),
-        "NCCL_NSOCKS_PERTHREAD": str(sockets),
-    }
+    settings = {**own_transport().settings, "NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(sockets)}
     name = f"NCCL t{threads}s{sockets}"
     if channels is not None:
         settings["NCCL_MIN_NCHANNELS"] = str(channels)

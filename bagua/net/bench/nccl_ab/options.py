@@ -24,14 +24,7 @@ from bagua.net.bench.command_line import (
 )
 from bagua.net.bench.driver import check_library
 from bagua.net.bench.errors import BenchError, UsageError
-from bagua.net.bench.nccl_ab.backend import (
-    BEST,
-    BEST_TUNED,
-    DEFAULT_TUNED,
-    Backend,
-    make_backends,
-    tuned_settings,
-)
+from bagua.net.bench.nccl_ab.backend import BEST, BEST_TUNED, DEFAULT_TUNED, Backend, make_backends, tuned_settings
 from bagua.net.bench.nccl_ab.session import ELEMENT_BYTES, GPU_COLLECTIVES
 from bagua.net.library import MissingFileError, library_path
 

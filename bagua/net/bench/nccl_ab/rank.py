@@ -124,11 +124,7 @@ class NcclRank:
         return float(start.elapsed_time(end)) / 1e3
 
 
-def main() -> None:
-    rank = NcclRank()
-    operations = (rank.verify, rank.time, rank.memory, rank.proof, rank.traffic)
-    run_rank({one.__name__: one for one in operations}, rank.formed)
-
-
 if __name__ == "__main__":
-    main()
+    _rank = NcclRank()
+    _operations = (_rank.verify, _rank.time, _rank.memory, _rank.proof, _rank.traffic)
+    run_rank({one.__name__: one for one in _operations}, _rank.formed)

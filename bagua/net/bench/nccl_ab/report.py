@@ -126,24 +126,18 @@ def _render_one(collective: str, results: Results, backends: Sequence[Backend], 
         columns.append(Column(BEST_TUNED_NAME, "", lambda case: setting_of(results.best.get(case, MISSING))))
     for title, baseline in (("over default", backends[0].name), ("over best", BEST_TUNED_NAME)):
         if ratios := results.ratios_to(baseline, collective):
-            columns.append(_speedup_column(title, ratios))
+            told = {case: f"{ratios[case].median:.2f}x" if case in ratios else MISSING for case in cases}
+            columns.append(Column(title, "", told.__getitem__))
     columns.insert(0, Column("size", "", lambda case: format_size(case.bytes)))
-    columns.append(Column("verified", "", lambda case: _verified(states[case])))
+    verified = {case: "NO" if False in of else "yes" if of == {True} else MISSING for case, of in states.items()}
+    columns.append(Column("verified", "", verified.__getitem__))
     title = f"{collective}: time in us (busbw in GB/s), median over repetitions"
     table = render_rows(cases, columns, is_loud=lambda case: False in states[case], colour=colour)
     return f"{BOLD}{title}{RESET}\n{table}" if colour else f"{title}\n{table}"
 
 
-def _speedup_column(title: str, ratios: Mapping[Case, PairedRatio]) -> Column[Case]:
-    return Column(title, "", lambda case: f"{ratios[case].median:.2f}x" if case in ratios else MISSING)
-
-
 def _time_and_busbw(row: Measurement | None) -> str:
     return MISSING if row is None else f"{format_time_us(row.time_us)} ({format_bandwidth(row.busbw_gb_s)})"
-
-
-def _verified(states: set[bool | None]) -> str:
-    return "NO" if False in states else "yes" if states == {True} else MISSING
 
 
 def render_closing(

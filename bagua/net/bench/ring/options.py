@@ -32,11 +32,6 @@ QUICK_SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
 QUICK_TIME_BUDGET_S = 10.0
 QUICK_REPEATS = 3
 
-MAX_RANKS = 64
-MAX_CHANNELS = 64
-MAX_STREAMS = 256
-MAX_BUSY_PER_CPU = 64
-
 MIN_FRESH_PROCESSES = least_repetitions(BUILDS_ERROR_CHANCE)
 FRESH_REPEATS = 5
 EXIT_SLOWER = 3
@@ -72,7 +67,7 @@ class Options(RunOptions):
 
 
 def _stream_counts(text: str) -> tuple[int, ...]:
-    convert = within(int, 1, MAX_STREAMS)
+    convert = within(int, 1, 256)
     return tuple(sorted({convert(item.strip()) for item in text.split(",")}))
 
 
@@ -96,12 +91,12 @@ def make_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what runs")
     about = f"of {','.join(BACKENDS)} (default all)"
     add(what, "--backends", names_of("backend", BACKENDS), "LIST", about)
-    add(what, "--ranks", within(int, 2, MAX_RANKS), "W", "processes on this machine (default 2)")
+    add(what, "--ranks", within(int, 2, 64), "W", "processes on this machine (default 2)")
     about = "ring connections of a rank (default 2)"
-    add(what, "--channels", within(int, 1, MAX_CHANNELS), "C", about, default=2)
+    add(what, "--channels", within(int, 1, 64), "C", about, default=2)
     add(what, "--raw-streams", _stream_counts, "LIST", "of raw TCP (default 1,2,4.. up to the number of CPUs)")
     about = "busy processes in addition to the ranks, for each CPU of a host (default 0)"
-    add(what, "--busy-per-cpu", within(int, 0, MAX_BUSY_PER_CPU), "N", about, default=0)
+    add(what, "--busy-per-cpu", within(int, 0, 64), "N", about, default=0)
     what.add_argument("--no-verify", action="store_false", dest="verify", help="do not check the data")
     about = f"another build of libnccl-net.so, which runs as the backend {BASELINE}, compared with plugin"
     add(what, "--baseline-library", Path, "PATH", about)
