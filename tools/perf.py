@@ -179,20 +179,11 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("base", nargs="?", metavar="COMMIT", help=f"tag, branch or commit (default: {default_base})")
     parser.add_argument("--fail-on-slower", action="store_true", help=f"exit with {_EXIT_SLOWER} if a row is worse")
     parser.add_argument("--json", type=Path, metavar="PATH", help="the ratios and their spread")
-    parser.add_argument(
-        "--rounds",
-        type=within(int, 11, 1000),
-        default=DEFAULT_ROUNDS,
-        metavar="N",
-        help="fresh starts (default %(default)s)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=within(float, 1, 86400),
-        default=DEFAULT_SECONDS,
-        metavar="S",
-        help="for measuring, without the build of the base (default %(default)g)",
-    )
+    for name, convert, default, about in (
+        ("--rounds", within(int, 11, 1000), DEFAULT_ROUNDS, "fresh starts"),
+        ("--seconds", within(float, 1, 86400), DEFAULT_SECONDS, "for measuring, without the build of the base"),
+    ):
+        parser.add_argument(name, type=convert, default=default, metavar="N", help=f"{about} (default {default:g})")
     options = parser.parse_args(arguments)
     try:
         check_output_files([("--json", options.json)])

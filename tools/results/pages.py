@@ -8,10 +8,8 @@ from pathlib import Path
 
 from bagua.net.bench.api import ResultFile, read_result
 
-from .reference import reference
+from .reference import Results, reference
 from .sections import choice, current, losses, networks, other_losses
-
-Results = Mapping[str, ResultFile]
 
 PAGES = (
     *("README.md", "docs/index.md", "docs/how-to/what-should-i-use.md"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import matplotlib.pyplot as plt
 from bagua.net.bench.api import Figure, ResultFile
 
 from .markdown import size
-
-Results = Mapping[str, ResultFile]
+from .reference import Results
 
 # Okabe and Ito's colours, which all readers tell apart.
 _BACKENDS = {

@@ -8,9 +8,7 @@ from bagua.net.bench.api import Figure, Label, ResultFile
 from bagua.net.doctor.choice import EXPECTATIONS
 
 from .markdown import figure, size, table
-from .reference import describe
-
-Results = Mapping[str, ResultFile]
+from .reference import Results, describe
 
 _LARGEST = 1 << 28
 _SIZES = (1 << 20, 1 << 24, _LARGEST)
