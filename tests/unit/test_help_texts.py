@@ -37,7 +37,7 @@ def faults(source: str) -> Iterator[str]:
             # The whole docstring of a module is fine, a part of it breaks off when somebody writes it anew.
             description = keywords.get("description")
             if isinstance(description, ast.Name) and description.id == "description":
-                continue  # of measure.runner, which makes it of `about`
+                continue  # of measure.runner: the docstring of a tool's module
             text = description.value if isinstance(description, ast.Constant) else None
             if not (ast.unparse(description) == "__doc__" if description else False) and not str(text).endswith("."):
                 yield f"{node.lineno}: the description does not end with a full stop"

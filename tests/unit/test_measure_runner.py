@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from measure.__main__ import TOOLS
 from measure.__main__ import main as measure
-from measure.runner import Length, Measure, Plan, Row, Sample, Tool
+from measure.runner import DAY_S, Measure, Plan, Row, Sample, Tool
 
 from bagua.net.bench.api import BenchError, Column, figures
 
@@ -38,12 +38,11 @@ class Case:
 
 class Toy(Tool):
     name = "toy"
-    about = "Nothing"
     case_type = Case
     columns = (Column("variant", "", lambda row: row.variant),)
     options = (("steps", int, 1, "any number"),)
     same = ("steps",)
-    length = Length(2)
+    length = (2, DAY_S, None)
     measured: list[tuple[str, str, int]]
     stop_at: Any = None
     stop: Any = None

@@ -12,10 +12,7 @@ EXIT_INTERRUPTED = 130
 TOOLS = {
     "core": ("measure.core.tool", "Bagua's algorithms and torch's DDP: step time, memory, final models"),
     "networks": ("measure.networks", "what the plugin and the algorithms gain, network by network"),
-    "all-reduce": (
-        "measure.all_reduce",
-        "all-reduce and others over the plugin and NCCL's sockets, by network",
-    ),
+    "all-reduce": ("measure.all_reduce", "all-reduce and others over the plugin and NCCL's sockets, by network"),
     "nics": ("measure.nics.tool", "what several NICs carry together, and what the loss of one costs"),
     "convergence": ("measure.convergence.tool", "does every algorithm train as well as gradient all-reduce?"),
     "memory": ("measure.memory", "what each algorithm needs beyond plain training, measured and as documented"),

@@ -35,9 +35,9 @@ from bagua.net.bench.api import (
 )
 from measure.network import NETWORKS, RANKS_PER_HOST, Network, check_hosts, parse_network, told_text
 from measure.nics.drivers import RawTcp
-from measure.nics.nic_set import Nic, NicSet
+from measure.nics.nic_set import NicSet
 from measure.processes import Placement
-from measure.runner import Length, Measure, Plan, Row, Sample, Tool, ratio
+from measure.runner import Case, Measure, Plan, Row, Sample, Tool, ratio
 
 BEST, DEFAULT = map(backend_label, (BEST_TUNED_NAME, "NCCL default"))
 # Of --raw, in each direction: what the connections of all backends share, and as many as a limit per connection needs.
@@ -45,14 +45,6 @@ _RAW_STREAMS = 8
 _RAW_S = 0.3
 # Beyond --network-limit: to start the processes, and to end them.
 _PATIENCE_S = 300.0
-
-
-@dataclass(frozen=True)
-class Case:
-    network: str
-
-    def __str__(self) -> str:
-        return self.network
 
 
 @dataclass(frozen=True)
@@ -68,9 +60,7 @@ class CellRow(Row):
 
 class AllReduce(Tool):
     name = "all-reduce"
-    about = "All-reduce, or other collectives, over the plugin and over NCCL's own sockets, by network and size"
     title = "Collectives on {ranks} ranks, by network and size"
-    case_type = Case
     ranks = (2, 128)
     keeps_logs = True
     auto_is_cuda = True
@@ -84,7 +74,7 @@ class AllReduce(Tool):
         ("network_limit", within(float, 1.0, 86400.0), 50.0, "seconds for one network, after the start"),
         ("turn", within(float, 0.001, 60.0), 0.15, "seconds of a turn"),
     )
-    length = Length(7, 560.0, 60.0)
+    length = (7, 560.0, 60.0)
     same = ("ranks_per_host",)
     columns = (
         Column("network", "", lambda row: row.case.network, left=True),
@@ -113,7 +103,7 @@ class AllReduce(Tool):
         return float(self.given.network_limit)
 
     def plan(self) -> Mapping[Network, Plan]:
-        return {network: {Case(network.name): ["bagua-net-bench"]} for network in self.given.networks}
+        return {network: {Case(network=network.name): ["bagua-net-bench"]} for network in self.given.networks}
 
     @contextlib.contextmanager
     def session(self, network: Network, plan: Plan) -> Iterator[Measure]:
@@ -174,7 +164,7 @@ class AllReduce(Tool):
     def _raw(self, network: Network, placement: Placement) -> list[Figure]:
         if not self.given.raw or placement.lab is None or len(placement.lab.hosts) != 2:
             return []
-        nics = NicSet(network.name, (Nic(LinkPlan(network.rate_mbit).speed_mbit(TOLD)),))
+        nics = NicSet(network.name, (Network(network.name, LinkPlan(network.rate_mbit).speed_mbit(TOLD)),))
         with RawTcp(nics, placement.lab, self.given.timeout, streams=_RAW_STREAMS) as raw:
             rates = [raw.rate([0], _RAW_S) / 1e9 for _ in range(3)]
         self.lines.append(f"{network}: raw TCP carries {min(rates):.2f}..{max(rates):.2f} GB/s each way")

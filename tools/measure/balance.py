@@ -18,7 +18,6 @@ import functools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from torch.utils.data import DistributedSampler
 from bagua.net.bench.api import Label, within
 from bagua.torch_api.contrib import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
 from measure.rank import join_bagua
-from measure.runner import Length, Plan, Row, Tool
+from measure.runner import Case, Plan, Row, Tool
 
 Batches = list[list[int]]
 FORMS = ("packed", "padded")
@@ -145,27 +144,16 @@ def _epoch(epoch: int, variant: str, form: str, samples: int, batch_size: int, w
     return {"busiest_s": float(busiest.sum()), "seconds": wall}
 
 
-@dataclass(frozen=True)
-class Case:
-    form: str
-
-    def __str__(self) -> str:
-        return self.form
-
-
 class Balance(Tool):
     name = "balance"
-    about = "The work of each step's busiest rank by sampler, exact and measured, on CPUs"
     title = "Samplers on {ranks} ranks, lengths with a heavy tail"
-    case_type = Case
     options = (
         ("samples", within(int, 1, 1_000_000), 1024, "of the data set"),
         ("batch_size", within(int, 1, 10_000), 8, "of each rank"),
         ("width", within(int, 1, 10_000), 128, "of the model's layers"),
     )
-    length = Length(5, 1800.0)
+    length = (5, 1800.0, None)
     same = ("samples", "batch_size", "width")
-    module = "measure.balance"
 
     @classmethod
     def check(cls, parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
@@ -193,7 +181,7 @@ class Balance(Tool):
         )
 
     def cases(self) -> Plan:
-        return {Case(form): SAMPLERS for form in FORMS}
+        return {Case(form=form): SAMPLERS for form in FORMS}
 
     def labels(self, row: Row) -> dict[str, Label]:
         return {"sampler": row.variant, "form": row.case.form, **self.where}

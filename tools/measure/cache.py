@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bagua.net.bench.api import Label, within
 from bagua.torch_api.contrib import CachedDataset
-from measure.runner import Length, Measure, Plan, Row, Sample, Tool
+from measure.runner import DAY_S, Case, Measure, Plan, Row, Sample, Tool
 
 Epoch = Callable[[], float | None]  # returns the samples per second after the first batch
 
@@ -99,14 +99,6 @@ def litdata(images: Images, workers: int) -> Iterator[list[tuple[str, Epoch]]]:
 
 
 @dataclass(frozen=True)
-class Case:
-    """All backends."""
-
-    def __str__(self) -> str:
-        return ""
-
-
-@dataclass(frozen=True)
 class EpochRow(Row):
     """A kind of epoch of a backend. Rates in samples per second: of the whole epoch, and after the first batch."""
 
@@ -124,15 +116,13 @@ class EpochRow(Row):
 
 class Cache(Tool):
     name = "cache"
-    about = "Samples per second with and without a cache"
     title = "Samples per second, JPEG images"
-    case_type = Case
     ranks = None
     options = (
         ("images", within(int, 32, 1_000_000), 1000, "in an epoch"),
         ("workers", within(int, 0, 256), 2, "of the DataLoader"),
     )
-    length = Length(5)
+    length = (5, DAY_S, None)
     same = ("images", "workers")
     metrics = (
         ("rate", "samples/s", lambda row: row.rates(0)),

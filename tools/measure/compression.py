@@ -15,7 +15,6 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 
 # Threads of OpenMP, which torch copies with, otherwise spin for a while after a copy, on the CPUs that the
 # operations are then measured on. The variable is read when torch is loaded.
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from bagua.codecs import codec_names, fused, get_codec
 from bagua.net.bench.api import Label, byte_size, describe_machine, names_of
-from measure.runner import Length, Measure, Plan, Row, Tool, one_of, several
+from measure.runner import DAY_S, Case, Measure, Plan, Row, Tool, several
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _ROTATING_BYTES = 256 << 20  # more than caches hold
@@ -47,7 +46,8 @@ def operation_of(device: str, case: Case) -> tuple[int, Call]:
     """The bytes that it moves, and its call. `sum 2`, `rest` and `differences` are those of FSDP2, as a rank of two has
     them: `elements` of the shard that is summed, otherwise of both shards. `reduce N` is of `elements` in all, as one
     of N ranks has it."""
-    codec, elements, dtype = get_codec(case.codec), case.elements, _DTYPES.get(case.dtype, torch.float32)
+    codec, elements = get_codec(case.codec), case.elements
+    dtype = _DTYPES[getattr(case, "dtype", "f32")]
     versions = int(case.operation.split()[1]) if case.operation.startswith("reduce") else 2
     part = elements // versions
     own, sent = elements * dtype.itemsize, codec.compressed_bytes(part)
@@ -138,18 +138,6 @@ def _turn(call: Call, moved_bytes: int, device: str, graph: bool) -> Callable[[]
 # --- the tool --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Case:
-    codec: str
-    operation: str
-    elements: int
-    dtype: str = ""  # of compress and decompress
-    threads: int = 0  # on CPUs
-
-    def __str__(self) -> str:
-        return " ".join(str(value) for value in asdict(self).values() if value)
-
-
 def _us(row: Row, *, call: bool = False) -> list[float]:
     """By round: in a graph, where there are GPUs. `call`: what calls take besides, if those are not all there is."""
     graph = row.values("us", KERNEL)
@@ -171,13 +159,11 @@ def _count(text: str) -> int:
 
 class Compression(Tool):
     name = "compression"
-    about = "Codecs compared with a copy of the same number of bytes"
     title = "Compression, {device}"
-    case_type = Case
     ranks = None
-    length = Length(15)
+    length = (15, DAY_S, None)
     options = (
-        ("device", one_of("device", ("cpu", "cuda")), "cuda" if torch.cuda.is_available() else "cpu", "the GPU if any"),
+        ("device", ("cpu", "cuda"), "cuda" if torch.cuda.is_available() else "cpu", "the GPU if any"),
         ("codecs", names_of("codec", codec_names()), tuple(codec_names()), "to measure"),
         ("elements", several(_count), "64K,1M,16M,64M", "sizes"),
         ("dtypes", names_of("dtype", list(_DTYPES)), tuple(_DTYPES), "of what is compressed"),
@@ -200,10 +186,12 @@ class Compression(Tool):
         """Each operation is made when the one before has been measured: all together may not fit into memory."""
         given, cases = self.given, []
         for threads in given.threads if given.device == "cpu" else [0]:
+            of_threads = {"threads": threads} if threads else {}
             for codec, elements in itertools.product(given.codecs, given.elements):
                 for dtype, operation in itertools.product(given.dtypes, OPERATIONS):
-                    cases.append(Case(codec, operation, elements, dtype, threads))
-                cases += [Case(codec, f"reduce {number}", elements, "", threads) for number in given.versions]
+                    cases.append(Case(codec=codec, operation=operation, elements=elements, dtype=dtype, **of_threads))
+                reductions = [f"reduce {number}" for number in given.versions]
+                cases += [Case(codec=codec, operation=one, elements=elements, **of_threads) for one in reductions]
         ways = (CALL,) if given.device == "cpu" else (KERNEL, CALL)
         return {case: {case: [way + suffix for way in ways for suffix in ("", COPY)]} for case in cases}
 
@@ -211,7 +199,7 @@ class Compression(Tool):
     def session(self, group: Case, plan: Plan) -> Iterator[Measure]:
         device = self.given.device
         self.learn({"torch": torch.__version__, "device": "cpu" if device == "cpu" else torch.cuda.get_device_name()})
-        if group.threads:
+        if device == "cpu":
             torch.set_num_threads(group.threads)
         moved, call = operation_of(device, group)
         calls = {"": call, COPY: copy(device, moved)}
@@ -226,7 +214,7 @@ class Compression(Tool):
         return [Row(self.turns, case) for case in dict.fromkeys(case for case, _ in self.turns.samples)]
 
     def labels(self, row: Row) -> dict[str, Label]:
-        return {name: value for name, value in asdict(row.case).items() if value}
+        return vars(row.case)
 
     def heading(self) -> str:
         where = describe_machine().caption() if self.given.device == "cpu" else torch.cuda.get_device_name()

@@ -16,8 +16,8 @@ neither stated nor, where they would matter, small.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,11 +26,11 @@ from torch import nn
 from bagua.comm_ops.all_reduce import WINDOW_BYTES
 from bagua.kernels.scratch_memory import KEPT_BYTES
 from bagua.net.bench.api import Column, Event, Label, names_of, within
+from measure.convergence.catalogue import ADAM, CASES, QADAM, SGD
 from measure.memory_probe import ALLOCATOR_SETTINGS, Probe
 from measure.rank import join_bagua
-from measure.runner import Plan, Row, Sample, Tool, name_of, ranks_text
+from measure.runner import Case, Plan, Row, Sample, Tool, name_of, ranks_text
 
-SGD, ADAM, QADAM = "sgd", "adam", "qadam"
 # With which QAdam begins to compress; it is over when steps are measured.
 QADAM_WARMUP_STEPS = 2
 # Until gradients, states and buffers exist, and QAdam compresses.
@@ -53,40 +53,18 @@ class Stated:
     exchanged: Callable[[int, str], float] = lambda _ranks, _device: 0.0
     sums: bool = False
 
-    def kept_bytes(self, parameters: int, largest_bucket: int, ranks: int, device: str) -> float:
-        own = self.kept * parameters + self.kept_of_bucket * largest_bucket
-        return own + self._thread_bytes(largest_bucket, ranks, device)
-
-    def peak_bytes(self, parameters: int, largest_bucket: int, ranks: int, device: str) -> float:
-        communication = self._communication_bytes(largest_bucket, ranks, device)
-        beyond = communication - self._thread_bytes(largest_bucket, ranks, device)
+    def bytes_of(self, parameters: int, largest_bucket: int, ranks: int, device: str) -> tuple[float, float]:
+        """Kept, and at the peak."""
+        exchanged = self.exchanged(ranks, device) * largest_bucket
+        if self.sums and device == "cpu":
+            exchanged = max(exchanged, (1 - 1 / ranks) * min(_ELEMENT_BYTES * largest_bucket, WINDOW_BYTES))
+        of_thread = min(exchanged, KEPT_BYTES) if device == "cpu" else 0.0
+        kept = self.kept * parameters + self.kept_of_bucket * largest_bucket + of_thread
         # The optimizer steps when communication is over.
         stepping = 0.0 if device == "cpu" else self.scratch * parameters
-        return self.kept_bytes(parameters, largest_bucket, ranks, device) + max(stepping, beyond)
-
-    def _communication_bytes(self, largest_bucket: int, ranks: int, device: str) -> float:
-        exchanged = self.exchanged(ranks, device) * largest_bucket
-        if not self.sums or device != "cpu":
-            return exchanged
-        return max(exchanged, (1 - 1 / ranks) * min(_ELEMENT_BYTES * largest_bucket, WINDOW_BYTES))
-
-    def _thread_bytes(self, largest_bucket: int, ranks: int, device: str) -> float:
-        if device != "cpu":
-            return 0.0
-        return min(self._communication_bytes(largest_bucket, ranks, device), KEPT_BYTES)
+        return kept, kept + max(stepping, exchanged - of_thread)
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """optimizer: Of the plain training that it is compared with, too (Adam for QAdam)."""
-
-    algorithm: str
-    stated: Stated
-    options: Mapping[str, object] = field(default_factory=dict)
-    optimizer: str = SGD
-
-
-FLAT = {"hierarchical": False}
 # Of an element that is compressed.
 BYTE = 1 + 8 / 1024
 
@@ -103,25 +81,20 @@ def _differences(ranks: int, device: str) -> float:
     return 4 + messages if device == "cpu" else 4 + max(4, messages)
 
 
-ALGORITHMS: dict[str, Algorithm] = {
+# Of each, with the options of CASES.
+STATED = {
     # Gradients lie in the buckets, where they are summed.
-    "gradient_allreduce": Algorithm("gradient_allreduce", Stated(sums=True)),
-    "bytegrad": Algorithm("bytegrad", Stated(exchanged=_chunks), FLAT),
+    "gradient_allreduce": Stated(sums=True),
+    "bytegrad": Stated(exchanged=_chunks),
     # Momenta have buckets of their own, which are sent as those of bytegrad are, and summed during warm-up. On GPUs the
     # step has the square roots of all variances at once.
-    "qadam": Algorithm("qadam", Stated(kept=4, scratch=4, exchanged=_chunks, sums=True), FLAT, QADAM),
-    "decentralized": Algorithm("decentralized", Stated(kept=4, sums=True), FLAT),
-    "decentralized-shift_one": Algorithm(
-        "decentralized",
-        Stated(kept=4, exchanged=lambda _ranks, _device: 4),
-        {**FLAT, "peer_selection_mode": "shift_one"},
-    ),
+    "qadam": Stated(kept=4, scratch=4, exchanged=_chunks, sums=True),
+    "decentralized": Stated(kept=4, sums=True),
+    "decentralized-shift_one": Stated(kept=4, exchanged=lambda _ranks, _device: 4),
     # W, L and R.
-    "low_precision_decentralized": Algorithm(
-        "low_precision_decentralized", Stated(kept=12, exchanged=_differences), FLAT
-    ),
+    "low_precision_decentralized": Stated(kept=12, exchanged=_differences),
     # A contribution and a difference, and one mean for all buckets.
-    "async": Algorithm("async", Stated(kept=8, kept_of_bucket=4), {"sync_interval_ms": 1}),
+    "async": Stated(kept=8, kept_of_bucket=4),
 }
 PLAIN = "plain training"
 _MIB = 1 << 20
@@ -170,19 +143,18 @@ def _measure(
         optimizer: Of plain training.
         set_to_none: zero_grad's.
     """
-    from bagua.torch_api.algorithms import Algorithm as BaguaAlgorithm
+    from measure.convergence.training import make_algorithm
 
-    chosen = ALGORITHMS.get(variant)
+    chosen = CASES.get(variant)
     probe = Probe(device)
     sample = torch.ones(1, width, device=device)
     probe.begin()
     torch.manual_seed(0)
     # Much of it is parameters, and next to nothing activations: batches have one sample.
     model: Any = nn.Sequential(*(nn.Linear(width, width, device=device) for _ in range(layers)))
-    stepping = _optimizer(optimizer if chosen is None else chosen.optimizer, model)
+    stepping = _optimizer(optimizer if chosen is None else chosen.optimizer or SGD, model)
     if chosen is not None:
-        own = {"q_adam_optimizer": stepping} if chosen.algorithm == "qadam" else {}
-        model.with_bagua([stepping], BaguaAlgorithm.init(chosen.algorithm, **chosen.options, **own))
+        model.with_bagua([stepping], make_algorithm(variant, stepping, 0))
 
     def train(count: int) -> None:
         for _ in range(count):
@@ -210,16 +182,6 @@ def _measure(
 # --- the tool --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Case:
-    """Of plain training."""
-
-    optimizer: str
-
-    def __str__(self) -> str:
-        return self.optimizer
-
-
 def beyond(row: Row, name: str) -> int:
     """Bytes beyond what plain training with the same optimizer has; the rank with most."""
     pairs = row.turns.pairs(row.case, row.variant, PLAIN)
@@ -228,18 +190,15 @@ def beyond(row: Row, name: str) -> int:
 
 class Memory(Tool):
     name = "memory"
-    about = "What each algorithm needs beyond plain training, measured and as stated"
     title = "Memory of training beyond plain training, {ranks} ranks"
-    case_type = Case
     ranks = (1, 16)
     options = (
-        ("algorithms", names_of("algorithm", list(ALGORITHMS)), tuple(ALGORITHMS), "which ones"),
+        ("algorithms", names_of("algorithm", list(STATED)), tuple(STATED), "which ones"),
         ("layers", within(int, 1, 10_000), 24, "linear layers"),
         ("width", within(int, 1, 65_536), 1024, "of each"),
         ("steps", within(int, 1, 1000), 6, "that are measured"),
     )
     same = ("layers", "width", "steps")
-    module = "measure.memory"
     settings = ALLOCATOR_SETTINGS
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -276,8 +235,8 @@ class Memory(Tool):
     def cases(self) -> Plan:
         found: dict[Case, list[str]] = {}
         for name in self.given.algorithms:
-            kind = ALGORITHMS[name].optimizer
-            found.setdefault(Case(ADAM if kind == QADAM else kind), [PLAIN]).append(name)
+            plain = ADAM if CASES[name].optimizer == QADAM else SGD
+            found.setdefault(Case(optimizer=plain), [PLAIN]).append(name)
         return found
 
     def sample(self, events: Sequence[Event]) -> Sample:
@@ -290,9 +249,8 @@ class Memory(Tool):
 
     def _stated(self, row: Row) -> tuple[float, float]:
         """Bytes kept, and at the peak."""
-        stated, given = ALGORITHMS[row.variant].stated, self.given
-        size = row.values("parameters")[0], row.values("largest_bucket")[0], given.ranks, given.device
-        return stated.kept_bytes(*size), stated.peak_bytes(*size)
+        size = row.values("parameters")[0], row.values("largest_bucket")[0]
+        return STATED[row.variant].bytes_of(*size, self.given.ranks, self.given.device)
 
     def is_loud(self, row: Row) -> bool:
         """More than is stated, by more than noise."""

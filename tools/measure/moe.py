@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from bagua.net.bench.api import Label, within
 from measure.rank import join_bagua
-from measure.runner import Length, Plan, Row, Tool, one_of, ranks_text
+from measure.runner import Case, Plan, Row, Tool, ranks_text
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DENSE, MOE, EXCHANGE = "dense", "moe", "all_to_all"
@@ -108,29 +107,14 @@ def measure(device: torch.device, variant: str, **fields: Any) -> dict[str, floa
     return {"ms": _warmed_up(device, **size).turn(variant)}
 
 
-@dataclass(frozen=True)
-class Case:
-    model: str = "feed-forward"
-
-    def __str__(self) -> str:
-        return self.model
-
-
 def _of(row: Row, variant: str, other: str) -> list[float]:
     """By round."""
     return [one["ms"] / whole["ms"] for one, whole in row.turns.pairs(row.case, variant, other)]
 
 
-def _percent(row: Row, variant: str) -> list[float]:
-    """Of the step with MoE, by round."""
-    return [100 * part for part in _of(row, variant, MOE)]
-
-
 class Mixtures(Tool):
     name = "moe"
-    about = "Layers of MoE compared with dense layers of equal active size"
     title = "MoE compared with a dense layer, {ranks} ranks"
-    case_type = Case
     options = (
         ("hidden", within(int, 1, 65_536), 512, "size of a token"),
         ("tokens", within(int, 8, 1 << 24), 1024, "of each rank"),
@@ -138,19 +122,22 @@ class Mixtures(Tool):
         ("layers", within(int, 1, 1000), 4, "one after the other"),
         ("k", within(int, 1, 2), 1, "experts per token"),
         ("capacity_factor", within(float, 0.01, 100.0), 1.0, "room of an expert, of an equal share"),
-        ("dtype", one_of("dtype", list(DTYPES)), "fp32", "of parameters and tokens"),
+        ("dtype", tuple(DTYPES), "fp32", "of parameters and tokens"),
     )
-    length = Length(20, 600.0)
-    module = "measure.moe"
+    length = (20, 600.0, None)
     same = tuple(one[0] for one in options)
     metrics = (
         ("step_time", "ms", lambda row: row.values("ms")),
         ("slowdown", "x", lambda row: _of(row, MOE, DENSE) if row.variant == MOE else []),
-        ("all_to_all_share", "%", lambda row: _percent(row, EXCHANGE) if row.variant == MOE else []),
+        (
+            "all_to_all_share",
+            "%",
+            lambda row: [100 * one for one in _of(row, EXCHANGE, MOE)] if row.variant == MOE else [],
+        ),
     )
 
     def cases(self) -> Plan:
-        return {Case(): (DENSE, MOE, EXCHANGE)}
+        return {Case(model="feed-forward"): (DENSE, MOE, EXCHANGE)}
 
     def labels(self, row: Row) -> dict[str, Label]:
         return {"model": row.case.model, "k": self.given.k, **self.where, "layer": row.variant}

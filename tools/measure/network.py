@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from netlab import SPEEDS, TOLD, Lab, LinkPlan, parse_delay_ms, parse_rate_mbit
-from netlab.link_plan import UNLIMITED_MBIT
+from netlab.link_plan import UNLIMITED_MBIT, parse_loss
 
 from bagua.net.bench.api import MISSING, Label, within
 from measure.processes import Placement
@@ -26,7 +26,8 @@ _TCP_BUFFER_LIMITS = (32 << 20, 512 << 20)
 # other. With fewer, a rank would have to share its CPU with the threads of its network.
 _CPUS_OF_A_HOST = 4
 _PATTERN = re.compile(
-    rf"(?P<rate>[^+@:]+)(\+(?P<delay>[^+@:]+))?(@(?P<flow>[^+@:]+))?(:(?P<mtu>\d+))?(:(?P<speed>{'|'.join(SPEEDS)}))?"
+    r"(?P<rate>[^+~@:]+)(\+(?P<delay>[^+~@:]+))?(~(?P<loss>[^+~@:]+))?(@(?P<flow>[^+~@:]+))?(:(?P<mtu>\d+))?"
+    rf"(:(?P<speed>{'|'.join(SPEEDS)}))?"
 )
 
 
@@ -39,6 +40,7 @@ class Network:
         per_flow_mbit: of each TCP connection; None: no limit.
         mtu: of each link.
         speed: what /sys tells of it; see netlab.Lab.
+        loss: share of the packets, in each direction.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Network:
     per_flow_mbit: float | None = None
     mtu: int = 1500
     speed: str = TOLD
+    loss: float = 0.0
 
     def __str__(self) -> str:
         return self.name
@@ -56,7 +59,8 @@ class Network:
         rate = None if self.rate_mbit is None else self.rate_mbit / 1e3
         flow = {} if self.per_flow_mbit is None else {"per_flow_gbps": self.per_flow_mbit / 1e3}
         told = {} if self.told_mbit is None else {"told_mbps": self.told_mbit, "mtu": self.mtu}
-        return {"rate_gbps": rate, "delay_ms": self.delay_ms, **flow, **told}
+        lossy = {"loss": self.loss} if self.loss else {}
+        return {"rate_gbps": rate, "delay_ms": self.delay_ms, **lossy, **flow, **told}
 
     @property
     def is_emulated(self) -> bool:
@@ -91,6 +95,8 @@ class Network:
             delay_ms=self.delay_ms,
             per_flow_mbit=self.per_flow_mbit,
             mtu=self.mtu,
+            loss=self.loss,
+            segmentation_offload=not self.loss,  # else a lost packet has up to 64 KiB
             speed=self.speed,
             tcp_buffer_bytes=self.tcp_buffer_bytes,
             own_cpus=len(os.sched_getaffinity(0)) >= hosts * _CPUS_OF_A_HOST,
@@ -99,7 +105,8 @@ class Network:
 
 
 def parse_network(text: str) -> Network:
-    """`loopback`, or RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED]: `25G`, `10G+5ms`, `3200M@400M`, `free:9000:veth`.
+    """`loopback`, or RATE[+DELAY][~LOSS][@RATE_PER_FLOW][:MTU][:SPEED]: `25G`, `10G+5ms`, `1G~1%`, `3200M@400M`,
+    `free:9000:veth`.
 
     Raises:
         ValueError: the text is not a network.
@@ -109,8 +116,8 @@ def parse_network(text: str) -> Network:
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"network {text!r} is not RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED]; write loopback, free, 25G, 10G+5ms,"
-            " 5G@500M or 25G:9000:veth"
+            f"network {text!r} is not RATE[+DELAY][~LOSS][@RATE_PER_FLOW][:MTU][:SPEED]; write loopback, free, 25G,"
+            " 10G+5ms, 1G~1%, 5G@500M or 25G:9000:veth"
         )
     network = Network(
         text,
@@ -119,6 +126,7 @@ def parse_network(text: str) -> Network:
         parse_rate_mbit(match["flow"]) if match["flow"] else None,
         int(match["mtu"] or Network.mtu),
         match["speed"] or TOLD,
+        parse_loss(match["loss"]) if match["loss"] else 0.0,
     )
     LinkPlan(network.rate_mbit, network.per_flow_mbit, network.mtu)  # raises ValueError
     return network
@@ -131,7 +139,7 @@ def told_text(name: str) -> str:
 
 
 NETWORK_HELP = (
-    "loopback, or emulated as RATE[+DELAY][@RATE_PER_FLOW][:MTU][:SPEED], as root: 25G,10G+5ms,free:9000:veth"
+    "loopback, or emulated as RATE[+DELAY][~LOSS][@RATE_PER_FLOW][:MTU][:SPEED], as root: 25G,10G+5ms,5G:9000"
 )
 NETWORKS = ("networks", several(parse_network), LOOPBACK, NETWORK_HELP)
 RANKS_PER_HOST = (

@@ -13,7 +13,6 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from measure.core.catalogue import ALGORITHMS, FSDP, GROUPS, REFERENCE
 from measure.core.tool import TRAINING, combined, size_of, steps, training
 from measure.network import NETWORKS, RANKS_PER_HOST, Network, check_hosts, parse_network, told_text
 from measure.processes import Ranks, bagua_net_by_activation, start_all
-from measure.runner import Length, Measure, Plan, Row, Sample, Tool, one_of, ratio, ratio_figure, time_us
+from measure.runner import Case, Measure, Plan, Row, Sample, Tool, ratio, ratio_figure, time_us
 
 OURS = bagua_net_by_activation().name
 DEFAULT = "NCCL default"
@@ -50,20 +49,6 @@ DEFAULT_TOLERANCE = 0.05
 _WARM_UP_BYTES = 1 << 20
 # Of one call.
 _WARM_UP_S = 0.3
-
-
-@dataclass(frozen=True)
-class Case:
-    network: str
-    model: str
-    wrapper: str = REFERENCE
-
-    def __str__(self) -> str:
-        return self.model if self.wrapper == REFERENCE else f"{self.model}, {self.wrapper}"
-
-    def labels(self) -> dict[str, Label]:
-        wrapper: dict[str, Label] = {} if self.wrapper == REFERENCE else {"wrapper": self.wrapper}
-        return {"model": self.model, **wrapper, **parse_network(self.network).labels()}
 
 
 def best_tuned(row: Row) -> str | None:
@@ -88,8 +73,6 @@ def _best_algorithm(row: Row) -> str:
 
 class Networks(Tool):
     name = "networks"
-    about = "What the plugin and the algorithms gain, network by network"
-    case_type = Case
     columns = (
         Column("network", "", lambda row: row.case.network, left=True),
         Column("told", "Mb/s", lambda row: told_text(row.case.network), optional=True),
@@ -108,7 +91,7 @@ class Networks(Tool):
         NETWORKS,
         *training(("mlp",)),
         ("algorithms", names_of("algorithm", list(ALGORITHMS), GROUPS), (), "trained with over Bagua-Net"),
-        ("baseline", one_of("baseline", (REFERENCE, FSDP)), REFERENCE, "what all backends train with"),
+        ("baseline", (REFERENCE, FSDP), REFERENCE, "what all backends train with"),
         *steps(10, 3),
         # In the first second of a job the plugin finds out how many connections pay.
         ("warm_up", within(float, 0.0, 3600.0), 1.5, "seconds of all-reduces at the beginning, not counted"),
@@ -116,7 +99,7 @@ class Networks(Tool):
         ("tuned", str, DEFAULT_TUNED, "hand-tuned NCCL, as of bagua-net-bench --nccl --tuned"),
         ("tolerance", float, None, "allowed relative difference of a loss (default: 0 where sums have one order)"),
     )
-    length = Length(3, 420.0, 180.0)
+    length = (3, 420.0, 180.0)
     same = ("steps", "warmup", "ranks_per_host", *TRAINING)
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -135,10 +118,10 @@ class Networks(Tool):
 
     def plan(self) -> Mapping[Network, Plan]:
         given = self.given
+        variants = [*self.backends, *given.algorithms]
+        wrapper = {} if given.baseline == REFERENCE else {"wrapper": given.baseline}
         return {
-            network: {
-                Case(network.name, model, given.baseline): [*self.backends, *given.algorithms] for model in given.model
-            }
+            network: {Case(network=network.name, model=model, **wrapper): variants for model in given.model}
             for network in given.networks
         }
 
@@ -149,7 +132,7 @@ class Networks(Tool):
                 name: stack.enter_context(self._ranks(network, backend, placement))
                 for name, backend in self.backends.items()
             }
-            failures = start_all(ranks, lambda name: ranks[name].form())
+            failures = start_all(ranks)
             for name, failure in failures.items():
                 raise BenchError(f"{name} did not start: {failure}")
             self.learn(ranks[OURS].facts)
@@ -173,7 +156,7 @@ class Networks(Tool):
             options=("algorithms", "deterministic"),
             placement=placement,
             backend=backend,
-            logs=log_folder(self.folder, network.name, backend.name),
+            log_folder=log_folder(self.folder, network.name, backend.name),
             tcp_only=given.ranks_per_host == 1,
             renews=False,
         )
@@ -195,8 +178,12 @@ class Networks(Tool):
         rows = [Row(self.turns, case, OURS) for case in cases]
         return [row for row in rows if row.over(DEFAULT) is not None]
 
+    def labels(self, row: Row) -> dict[str, Label]:
+        network, *case = vars(row.case).items()
+        return {**dict(case), **parse_network(network[1]).labels(), **self.where}
+
     def figures(self, row: Row) -> list[Figure]:
-        labels, best = {**row.case.labels(), **self.where}, best_tuned(row)
+        labels, best = self.labels(row), best_tuned(row)
         setting: dict[str, Label] = {} if best is None else {"setting": best}
         algorithms = algorithms_of(row)
         columns = [(DEFAULT, DEFAULT), (BEST_TUNED_NAME, best), (OURS, OURS)]

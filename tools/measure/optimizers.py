@@ -11,14 +11,13 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from bagua.net.bench.api import Column, Figure, figures, names_of, speedup, within
 from bagua.torch_api.contrib import fuse_optimizer
-from measure.runner import Length, Measure, Plan, Row, Tool, name_of, one_of, ratio
+from measure.runner import DAY_S, Case, Measure, Plan, Row, Tool, name_of, ratio
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "sgd": lambda parameters, **options: torch.optim.SGD(parameters, lr=1e-3, **options),
@@ -36,6 +35,7 @@ OURS = {"fuse_step" if one == "for-loop" else f"fuse_step of {one}": one for one
 BACKENDS = {**_THEIRS, **{ours: _THEIRS[theirs] for ours, theirs in OURS.items()}}
 COMPILED = "compiled"
 _BASELINES = ("for-loop", "foreach")
+_SIZES = ("optimizer", "gradients", "parameters", "elements")
 _WARM_UP_STEPS = 3  # states are made, kernels compiled, kept gradients taken over
 
 
@@ -73,43 +73,25 @@ class Steps:
             torch.cuda.synchronize(self.device)
 
 
-@dataclass(frozen=True)
-class Case:
-    optimizer: str
-    gradients: str
-    parameters: int
-    elements: int
-
-    def __str__(self) -> str:
-        return f"{self.optimizer}, {self.parameters} parameters of {self.elements}"
-
-
 def _over(row: Row, baseline: str | None) -> str:
     return "" if baseline is None or baseline == row.variant else ratio(row.over(baseline, "ms"))
 
 
 class Optimizers(Tool):
     name = "optimizers"
-    about = "Times steps of optimizers, fused and not"
     title = "Steps of optimizers, fused and not"
-    case_type = Case
     ranks = None
     options = (
         ("optimizers", names_of("optimizer", list(OPTIMIZERS)), ("sgd", "adam"), f"of {', '.join(OPTIMIZERS)}"),
         ("gradients", names_of("kind of gradients", ("fresh", "kept")), ("fresh", "kept"), "fresh, kept"),
-        ("device", one_of("device", ("cpu", "cuda")), "cpu", "where they are"),
+        ("device", ("cpu", "cuda"), "cpu", "where they are"),
         ("steps", within(int, 1, 10**9), 20_000, "in a turn, times the number of tensors, and fewer of large ones"),
-        (
-            "compile_up_to",
-            within(int, 0, 1_000_000),
-            0,
-            "tensors up to which torch.compile is measured; minutes for 1000",
-        ),
+        ("compile_up_to", within(int, 0, 1_000_000), 0, "tensors with torch.compile, too; 1000 take minutes"),
     )
-    length = Length(7)
+    length = (7, DAY_S, None)
     same = ("steps",)
     columns = (
-        *(Column(one, "", lambda row, one=one: str(asdict(row.case)[one])) for one in Case.__annotations__),
+        *(Column(one, "", lambda row, one=one: str(getattr(row.case, one))) for one in _SIZES),
         Column("backend", "", lambda row: row.variant, left=True),
         Column("step", "ms", lambda row: f"{row.median('ms'):.3f}"),
         *(Column(f"than {one}", "x faster", lambda row, one=one: _over(row, one)) for one in _BASELINES),
@@ -132,7 +114,7 @@ class Optimizers(Tool):
     def plan(self) -> Mapping[Case, Plan]:
         given, found = self.given, {}
         sizes = (given.optimizers, given.gradients, given.parameters, given.elements)
-        for case in itertools.starmap(Case, itertools.product(*sizes)):
+        for case in (Case(**dict(zip(_SIZES, one, strict=True))) for one in itertools.product(*sizes)):
             compiled = [COMPILED] if case.parameters <= given.compile_up_to else []
             found[case] = {case: [*BACKENDS, *compiled]}
         return found
@@ -162,7 +144,7 @@ class Optimizers(Tool):
         return replaced is not None and replaced.high < 1
 
     def figures(self, row: Row) -> list[Figure]:
-        case = {**asdict(row.case), "device": self.given.device}
+        case = {**vars(row.case), "device": self.given.device}
         found = figures({**case, "backend": name_of(row.variant)}, {("step_time", "ms"): row.values("ms")})
         for baseline in dict.fromkeys((*_BASELINES, OURS.get(row.variant))):
             over = None if baseline in (None, row.variant) else row.over(baseline, "ms")

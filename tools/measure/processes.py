@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,10 +44,11 @@ class RanksLostError(Exception):
     """Ranks cannot be started, so no further measurement is possible."""
 
 
+@dataclass
 class Placement:
     """Where ranks run.
 
-    Args:
+    Attributes:
         lab: Its hosts are the ranks' nodes. None: all ranks are one node, this host, and meet over loopback.
         ranks_per_host: In a lab, that many consecutive ranks are on each host.
         sharing: How ranks of this host share GPUs.
@@ -54,37 +56,33 @@ class Placement:
         interfaces: In a lab, those that NCCL may use; None: all.
     """
 
-    def __init__(
-        self,
-        lab: Lab | None = None,
-        *,
-        ranks_per_host: int = 1,
-        sharing: Any = None,
-        gpus: int | None = None,
-        interfaces: Any = None,
-    ) -> None:
-        self.lab = lab
-        self._ranks_per_host = ranks_per_host
-        self._sharing, self._gpus, self._interfaces = sharing, gpus, interfaces
-        self.store_host = "127.0.0.1" if lab is None else lab.hosts[0].address()
+    lab: Lab | None = None
+    ranks_per_host: int = 1
+    sharing: Any = None
+    gpus: int | None = None
+    interfaces: Any = None
+
+    @property
+    def store_host(self) -> str:
+        return "127.0.0.1" if self.lab is None else self.lab.hosts[0].address()
 
     def local_ranks(self, ranks: int) -> int:
         """Of a node, of `ranks` in all."""
-        return ranks if self.lab is None else self._ranks_per_host
+        return ranks if self.lab is None else self.ranks_per_host
 
     def command(self, rank: int, command: Sequence[str]) -> list[str]:
         """Starts `command` where the rank runs. The process that is started becomes it."""
-        return list(command) if self.lab is None else self.lab.entering(rank // self._ranks_per_host, command)
+        return list(command) if self.lab is None else self.lab.entering(rank // self.ranks_per_host, command)
 
     def environment(self, rank: int) -> dict[str, str]:
         """Variables of one rank, which override those that all ranks have."""
         if self.lab is None:
-            return {} if self._sharing is None else self._sharing.environment(rank)
-        settings = self.lab.rank_environment(*divmod(rank, self._ranks_per_host), self._ranks_per_host)
+            return {} if self.sharing is None else self.sharing.environment(rank)
+        settings = self.lab.rank_environment(*divmod(rank, self.ranks_per_host), self.ranks_per_host)
         found = {name: value for name, value in settings.items() if name not in _LAUNCHER_OF_LAB}
-        if self._interfaces is not None:
-            found["NCCL_SOCKET_IFNAME"] = "=" + ",".join(self._interfaces)
-        return found if self._gpus is None else {**found, "CUDA_VISIBLE_DEVICES": gpu_name(rank % self._gpus)}
+        if self.interfaces is not None:
+            found["NCCL_SOCKET_IFNAME"] = "=" + ",".join(self.interfaces)
+        return found if self.gpus is None else {**found, "CUDA_VISIBLE_DEVICES": gpu_name(rank % self.gpus)}
 
 
 def bagua_net_by_activation() -> Backend:
@@ -92,6 +90,7 @@ def bagua_net_by_activation() -> Backend:
     return Backend("bagua-net", PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1"}, is_ours=True)
 
 
+@dataclass
 class Ranks:
     """The ranks of one process group: started on first use or by `start` and `form`, and anew after a failure, because
     those that remain may be stuck in a collective. A context manager. Whatever goes wrong with one of them is a
@@ -100,7 +99,7 @@ class Ranks:
     Args:
         tool: The module whose functions the ranks call; see measure.rank.
         options: What the ranks are told of `given`.
-        backend: The network that NCCL uses, with a log of each rank in the folder `logs`. NCCL reads its settings once
+        backend: The network that NCCL uses, with a log of each rank in `log_folder`. NCCL reads its settings once
             per process, so each backend has ranks of its own.
         tcp_only: NCCL uses neither P2P nor shared memory.
         shows_network: It is an error at the start if NCCL's logs show another network than the backend's.
@@ -112,32 +111,27 @@ class Ranks:
         facts: What the last ones reported about themselves.
     """
 
-    def __init__(
-        self,
-        given: argparse.Namespace,
-        tool: str,
-        *,
-        options: Sequence[str] = (),
-        placement: Placement | None = None,
-        backend: Backend | None = None,
-        logs: Path | None = None,
-        tcp_only: bool = True,
-        shows_network: bool = False,
-        renews: bool = True,
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
-        self._given, self._renews = given, renews
-        self._timeout_s = getattr(given, "timeout", _TIMEOUT_S)
-        self._placement = placement or Placement(sharing=given.sharing)
-        self._backend, self._tcp_only, self._shows_network = backend, tcp_only, shows_network
-        self._settings = dict(settings or {})
-        self._join = {"tool": tool, "options": {name: getattr(given, name) for name in options}}
-        self.logs: list[Path] = [] if logs is None else [logs / f"rank{rank}.log" for rank in range(given.ranks)]
+    given: argparse.Namespace
+    tool: str
+    options: Sequence[str] = ()
+    placement: Placement | None = None
+    backend: Backend | None = None
+    log_folder: Path | None = None
+    tcp_only: bool = True
+    shows_network: bool = False
+    renews: bool = True
+    settings: Mapping[str, str] | None = None
+    starts: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._timeout_s = getattr(self.given, "timeout", _TIMEOUT_S)
+        self._placement = self.placement or Placement(sharing=self.given.sharing)
+        folder = self.log_folder
+        self.logs = [] if folder is None else [folder / f"rank{rank}.log" for rank in range(self.given.ranks)]
         self._drivers = DriverGroup()
         self._ranks: list[Any] = []
         self._is_formed = False
-        self.starts = 0
-        self.facts: Mapping[str, Any] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +145,7 @@ class Ranks:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.unlink(missing_ok=True)  # of ranks before these
         self.starts += 1
-        given, placement = self._given, self._placement
+        given, placement = self.given, self._placement
         try:
             for rank in range(given.ranks):
                 command = rank_command(
@@ -174,16 +168,17 @@ class Ranks:
     def form(self) -> None:
         """Makes the process group of the started interpreters. Any thread."""
         store = gather(self._ranks[:1], "store", START_TIMEOUT_S, "starting")[0]
-        line = {"op": "join", "host": self._placement.store_host, "port": store["port"], **self._join}
-        line["local_ranks"] = self._placement.local_ranks(self._given.ranks)
+        line = {"op": "join", "host": self._placement.store_host, "port": store["port"], "tool": self.tool}
+        line["options"] = {name: getattr(self.given, name) for name in self.options}
+        line["local_ranks"] = self._placement.local_ranks(self.given.ranks)
         self.facts = ask(self._ranks, json.dumps(line), "ready", START_TIMEOUT_S)[0]
         self._is_formed = True
-        if self._shows_network and self._given.ranks > 1 and (fault := self.network_fault("--network tcp")):
+        if self.shows_network and self.given.ranks > 1 and (fault := self.network_fault("--network tcp")):
             raise BenchError(fault)
 
     def ready(self) -> Self:
         """Raises RanksLostError: they cannot be started."""
-        if not self._is_formed and (self._renews or not self.starts):
+        if not self._is_formed and (self.renews or not self.starts):
             try:
                 self.start()
                 self.form()
@@ -206,8 +201,8 @@ class Ranks:
 
     def network_fault(self, name: str) -> str | None:
         """What NCCL's logs show of another network than the backend's."""
-        assert self._backend is not None
-        return network_error(name, self._backend.network, [read_proof_file(log) for log in self.logs])
+        assert self.backend is not None
+        return network_error(name, self.backend.network, [read_proof_file(log) for log in self.logs])
 
     def network_seen(self) -> str:
         return "; ".join(dict.fromkeys(read_proof_file(log).summary() for log in self.logs))
@@ -219,14 +214,12 @@ class Ranks:
 
     def _environment(self, rank: int) -> dict[str, str]:
         inherited: Mapping[str, str] = os.environ
-        settings = self._settings
-        if self._backend is not None:
-            inherited = worker_environment(
-                self._backend, os.environ, tcp_only=self._tcp_only, debug_file=self.logs[rank]
-            )
-            local = self._placement.local_ranks(self._given.ranks)
+        settings = dict(self.settings or {})
+        if self.backend is not None:
+            inherited = worker_environment(self.backend, os.environ, tcp_only=self.tcp_only, debug_file=self.logs[rank])
+            local = self._placement.local_ranks(self.given.ranks)
             # As launchers say it: the plugin shares the CPUs out by it.
-            settings = {**self._backend.settings, **settings, "LOCAL_WORLD_SIZE": str(local)}
+            settings = {**self.backend.settings, **settings, "LOCAL_WORLD_SIZE": str(local)}
         found = {name: value for name, value in inherited.items() if name not in _LAUNCHER}
         # The package is found where the parent found it, also when that is no installation.
         paths = [Path(bagua.__file__).resolve().parents[1], Path(__file__).resolve().parents[1]]
@@ -238,33 +231,22 @@ class Ranks:
         found.setdefault("GLOO_SOCKET_IFNAME", "lo")
         # A program that uses NVLink multicast can harm other users of a host's GPUs.
         found.setdefault("NCCL_NVLS_ENABLE", "0")
-        if getattr(self._given, "deterministic", False):
+        if getattr(self.given, "deterministic", False):
             found.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         return {**found, **settings}
 
 
-def start_all(ranks: Mapping[str, Ranks], form: Callable[[str], None]) -> dict[str, str]:
-    """Starts several groups of ranks at the same time. Returns the failures by name; those ranks are closed."""
-    from concurrent.futures import ThreadPoolExecutor
-
+def start_all(ranks: Mapping[str, Ranks]) -> dict[str, str]:
+    """Starts several groups of ranks, whose interpreters load at the same time. Returns the failures by name; those
+    ranks are closed."""
     failures: dict[str, str] = {}
-
-    def guarded(step: Callable[[str], None], name: str) -> None:
-        try:
-            step(name)
-        except BenchError as error:
-            failures[name] = str(error)
-            ranks[name].close(failed=True)
-
-    for name in ranks:
-        guarded(lambda one: ranks[one].start(), name)
-    pool = ThreadPoolExecutor(max(1, len(ranks)))
-    try:
-        list(pool.map(lambda name: guarded(form, name), [name for name in ranks if name not in failures]))
-    except BaseException:
-        for one in ranks.values():
-            one.close(failed=True)  # ends what the threads wait for
-        raise
-    finally:
-        pool.shutdown()
+    for step in ("start", "form"):
+        for name, one in ranks.items():
+            if name in failures:
+                continue
+            try:
+                getattr(one, step)()
+            except BenchError as error:
+                failures[name] = str(error)
+                one.close(failed=True)
     return failures

@@ -2,8 +2,8 @@
 
 A tool is a class derived from `Tool`, with three parts:
 
-- a plan: groups of cases, and the variants of each. A case is a frozen dataclass: what is measured, such as a size of
-  all-reduce in a network. A variant is the name of one way to do it: a backend, an algorithm. A group is what one start
+- a plan: groups of cases, and the variants of each. A `Case` is what is measured, such as a size of all-reduce in a
+  network. A variant is the name of one way to do it: a backend, an algorithm. A group is what one start
   of processes serves: a network, or all cases.
 - `measure`, which measures one variant in one case for one turn and returns a sample: a dict that JSON can hold. On
   each rank, it is a function of the tool's module (measure.rank); `sample` combines what the ranks return. A tool that
@@ -72,6 +72,7 @@ Sample = dict[str, Any]
 Measure = Callable[[Any, str, int], Sample]
 Plan = Mapping[Any, Sequence[str]]
 
+DAY_S = 86400.0
 FAILURES = (BenchError, NetlabError, RanksLostError)
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 _NAMES = {
@@ -84,57 +85,12 @@ _NAMES = {
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-def add_ranks(parser: argparse.ArgumentParser, least: int, most: int) -> None:
-    """Leaves `ranks`, `device` and `share_gpus`; see `choose_device`."""
-    parser.add_argument(
-        "--nproc-per-node",
-        type=within(int, least, most),
-        default=2,
-        metavar="N",
-        dest="ranks",
-        help="ranks, one per GPU (default 2)",
-    )
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: CUDA with enough GPUs")
-    parser.add_argument(
-        "--share-gpus",
-        action="store_true",
-        help="several ranks on a GPU where there are fewer GPUs than ranks; NCCL then takes each rank for a node",
-    )
-
-
-@dataclass(frozen=True)
-class Length:
-    """Defaults of --rounds, --time-limit and --timeout; None: without that option."""
-
-    rounds: int | None
-    time_limit_s: float | None = 86400.0
-    timeout_s: float | None = None
-
-    def add(self, parser: argparse.ArgumentParser) -> None:
-        length = parser.add_argument_group("how long")
-        for name, default, kind, about in (
-            ("--rounds", self.rounds, within(int, 1, 1000), "turns of each in each case"),
-            (
-                "--time-limit",
-                self.time_limit_s,
-                within(float, 1.0, 86400.0),
-                "seconds for all; no round begins that is longer than what is left",
-            ),
-            ("--timeout", self.timeout_s, within(float, 1.0, 86400.0), "seconds for one turn"),
-        ):
-            if default is not None:
-                length.add_argument(name, type=kind, default=default, help=f"{about} (default {default:g})")
-
-
-def one_of(kind: str, known: Sequence[str]) -> Callable[[str], str]:
-    """For argparse: a name."""
-
-    def convert(text: str) -> str:
-        if text not in known:
-            raise argparse.ArgumentTypeError(f"unknown {kind} {text!r}; give one of {', '.join(known)}")
-        return text
-
-    return convert
+# How long it takes; see Tool.length.
+_LENGTH = (
+    ("--rounds", within(int, 1, 1000), "turns of each in each case"),
+    ("--time-limit", within(float, 1.0, DAY_S), "seconds for all; no round begins that is longer than what is left"),
+    ("--timeout", within(float, 1.0, DAY_S), "seconds for one turn"),
+)
 
 
 def several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
@@ -175,6 +131,22 @@ def choose_device(
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
+
+
+class Case:
+    """What is measured, by name: a network, a model. str() is all of it but the network, which is that of the group."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Case) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(vars(self).items()))
+
+    def __str__(self) -> str:
+        return ", ".join(str(value) for name, value in vars(self).items() if name != "network")
 
 
 @dataclass(frozen=True)
@@ -242,18 +214,18 @@ class Tool:
     """See the head of this file. Made when options are parsed; `run` is the whole of it.
 
     Attributes:
-        name, about: For the command line.
+        name: On the command line.
         title: Of the result file, with options in braces.
         case_type: Of the cases.
         columns: Of the table; by default the labels of a row, and its metrics.
         metrics: Of `figures`: metric, unit, and the values of a row.
         ranks: The least and the largest number of ranks; None: the tool starts none.
-        options: Name, type, default, help. Without a type it is a switch.
-        length: Defaults of the options that say how long.
+        options: Name, type or choices, default, help. Without a type it is a switch.
+        length: Defaults of --rounds, --time-limit and --timeout; None: without that option.
         auto_is_cuda: Without GPUs, --device auto is refused: gloo would use neither NCCL nor the plugin.
         keeps_logs: Has --output-dir, where NCCL's logs are kept.
         same: Options that all runs of one --details file must have in common, besides ranks and device.
-        module: Whose function `measure(device, variant, number, **case, **same)` the ranks call by default.
+        module: Whose function `measure(device, variant, number, **case, **same)` the ranks call; by default the tool's.
         settings: Environment variables of these ranks.
         keeps_turns: Of a round that an earlier run did not finish; otherwise it is taken again as a whole.
         rounds_first: Take a round of all cases before the next round.
@@ -261,15 +233,14 @@ class Tool:
     """
 
     name = ""
-    about = ""
     title = ""
     epilog = ""
-    case_type: Any = None
+    case_type: type[Case] = Case
     columns: Sequence[Column[Any]] = ()
     metrics: Sequence[tuple[str, str, Callable[[Any], Sequence[float | None]]]] = ()
     ranks: tuple[int, int] | None = (1, 128)
-    options: Sequence[tuple[str, Callable[[str], Any] | None, Any, str]] = ()
-    length = Length(1)
+    options: Sequence[tuple[str, Any, Any, str]] = ()
+    length: tuple[int | None, float, float | None] = (1, DAY_S, None)
     auto_is_cuda = False
     keeps_logs = False
     module = ""
@@ -329,11 +300,11 @@ class Tool:
         fields = {name: getattr(given, name) for name in self.same}
         with (
             self.placement() as placement,
-            Ranks(given, self.module, settings=self.settings, placement=placement) as ranks,
+            Ranks(given, self.module or type(self).__module__, settings=self.settings, placement=placement) as ranks,
         ):
             self.learn(ranks.ready().facts)
             yield lambda case, variant, number: self.sample(
-                ranks.call("measure", variant=variant, number=number, **asdict(case), **fields)
+                ranks.call("measure", variant=variant, number=number, **vars(case), **fields)
             )
 
     def sample(self, events: Sequence[Event]) -> Sample:
@@ -351,7 +322,7 @@ class Tool:
         return [Row(self.turns, case, name) for case in cases for of, name in samples if of == case]
 
     def labels(self, row: Row) -> Mapping[str, Label]:
-        return {**asdict(row.case), **self.where}
+        return {**vars(row.case), **self.where}
 
     def figures(self, row: Row) -> Iterable[Figure]:
         return figures(self.labels(row), {(metric, unit): values(row) for metric, unit, values in self.metrics})
@@ -408,7 +379,7 @@ class Tool:
 
     @classmethod
     def main(cls, words: Sequence[str] | None = None) -> int:
-        description = f"{cls.about}."
+        description = sys.modules[cls.__module__].__doc__
         parser = argparse.ArgumentParser(
             prog=f"PYTHONPATH=tools python -m measure {cls.name}",
             description=description,
@@ -417,7 +388,13 @@ class Tool:
             allow_abbrev=False,
         )
         if cls.ranks is not None:
-            add_ranks(parser, *cls.ranks)
+            about = "ranks, one per GPU (default 2)"
+            count = within(int, *cls.ranks)
+            parser.add_argument("--nproc-per-node", type=count, default=2, metavar="N", dest="ranks", help=about)
+            about = "auto: CUDA with enough GPUs"
+            parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help=about)
+            about = "several ranks on a GPU where there are too few; NCCL then takes each rank for a node"
+            parser.add_argument("--share-gpus", action="store_true", help=about)
         cls.add_options(parser)
         for name, convert, default, about in cls.options:
             option, shown = "--" + name.replace("_", "-"), ",".join(default) if isinstance(default, tuple) else default
@@ -425,8 +402,12 @@ class Tool:
                 parser.add_argument(option, action="store_true", help=about)
             else:
                 text = about if shown in (None, "") else f"{about} (default {shown})"
-                parser.add_argument(option, type=convert, default=default, help=text)
-        cls.length.add(parser)
+                kind = {"type": convert} if callable(convert) else {"choices": convert, "metavar": name.upper()}
+                parser.add_argument(option, default=default, help=text, **kind)
+        length = parser.add_argument_group("how long")
+        for (name, convert, about), default in zip(_LENGTH, cls.length, strict=True):
+            if default is not None:
+                length.add_argument(name, type=convert, default=default, help=f"{about} (default {default:g})")
         output = parser.add_argument_group("results")
         output.add_argument("--json", type=Path, metavar="PATH", help="result file: medians and their range")
         output.add_argument(
@@ -504,7 +485,7 @@ class Tool:
         if known is not None:
             return known
         sample = measure(case, variant, number)
-        self._record({"case": asdict(case), "variant": variant, "round": number, "sample": sample})
+        self._record({"case": vars(case), "variant": variant, "round": number, "sample": sample})
         return sample
 
     def _remaining(self, plan: Plan) -> Plan:
@@ -528,7 +509,7 @@ class Tool:
         if self.given.details is not None:
             with self.given.details.open("a", encoding="utf-8") as file:
                 if file.tell() == 0:
-                    file.write(json.dumps({"options": self._options, "machine": describe_machine().as_dict()}) + "\n")
+                    file.write(json.dumps({"options": self._options, "machine": asdict(describe_machine())}) + "\n")
                 file.write(json.dumps(record) + "\n")
 
     def _take_record(self, record: Mapping[str, Any]) -> None:

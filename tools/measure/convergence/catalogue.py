@@ -51,35 +51,21 @@ class TaskSettings:
 TASKS: dict[str, TaskSettings] = {
     "digits": TaskSettings(60, 50, SGD, {SGD: 0.1, ADAM: 0.01}, "scikit-learn's 1,797 handwritten digits, an MLP"),
     "photographs": TaskSettings(
-        120,
-        12,
-        SGD,
-        {SGD: 0.05, ADAM: 0.002},
+        *(120, 12, SGD, {SGD: 0.05, ADAM: 0.002}),
         "26,000 patches of scikit-learn's two photographs, denoised by an MLP",
     ),
     "text": TaskSettings(
-        24,
-        None,
-        ADAM,
-        {ADAM: 0.002},
+        *(24, None, ADAM, {ADAM: 0.002}),
         "sources of Python's standard library, a GPT of 137,000 parameters predicts the next byte",
         steps=1000,
     ),
     "text-small": TaskSettings(
-        24,
-        None,
-        ADAM,
-        {ADAM: 0.008},
+        *(24, None, ADAM, {ADAM: 0.008}),
         "the same with 30,000 parameters and more steps, for algorithms that need many",
         steps=3000,
     ),
     "text-large": TaskSettings(
-        48,
-        None,
-        ADAM,
-        {ADAM: 0.001},
-        "the same with 10.9 million parameters, for GPUs",
-        steps=600,
+        *(48, None, ADAM, {ADAM: 0.001}), "the same with 10.9 million parameters, for GPUs", steps=600
     ),
 }
 # By device.
@@ -125,6 +111,7 @@ CODECS = tuple(codec_names())
 BASELINE = "gradient_allreduce"
 BASELINE_ADAM = "gradient_allreduce-adam"
 _FLAT: Mapping[str, object] = {"hierarchical": False}
+_SHIFT_ONE: Mapping[str, object] = {**_FLAT, "peer_selection_mode": "shift_one"}
 _ROUNDS: Mapping[str, object] = {"sync_every": 20}
 # About as in DiLoCo's paper, where 24,000 of 88,000 steps are such a start.
 START_SHARE = 0.3
@@ -168,12 +155,7 @@ CASES: dict[str, Case] = {
         *_with_codecs(ERROR_FEEDBACK),
         Case("powersgd", "powersgd", {"rank": 4}),
         Case("decentralized", "decentralized", _FLAT, replicas_differ=True),
-        Case(
-            "decentralized-shift_one",
-            "decentralized",
-            {**_FLAT, "peer_selection_mode": "shift_one"},
-            replicas_differ=True,
-        ),
+        Case("decentralized-shift_one", "decentralized", _SHIFT_ONE, replicas_differ=True),
         *_with_codecs("low_precision_decentralized", replicas_differ=True),
         Case("async", "async", {"sync_interval_ms": 5}, replicas_differ=True),
         Case("local_sgd", "local_sgd", {"sync_every": 10}, replicas_differ=True),

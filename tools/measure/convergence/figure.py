@@ -12,19 +12,8 @@ from measure.convergence.catalogue import CASES, TASKS
 from measure.runner import Row
 
 # Of algorithms: Okabe and Ito's colours, which people with colour-blindness tell apart; markers do so in grey.
-_COLOURS = (
-    "#000000",
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#7F7F7F",
-    "#A6761D",
-    "#5E4FA2",
-    "#882255",
-)
+_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_COLOURS += ("#7F7F7F", "#A6761D", "#5E4FA2", "#882255")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
 # Of variants of an algorithm, such as its codecs.
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2, 1, 2)))
@@ -86,17 +75,8 @@ def _draw(axes: Any, rows: Mapping[str, Row], task: str) -> None:
         means = [statistics.fmean(point) for point in losses]
         # Curves that lie on each other have their markers in different places.
         every = max(1, len(means) // _MARKERS_OF_A_CURVE)
-        axes.plot(
-            sent,
-            means,
-            color=colour,
-            marker=marker,
-            linestyle=dash,
-            lw=1.2,
-            markersize=4,
-            markevery=(place % every, every),
-            label=case,
-        )
+        places, style = (place % every, every), {"color": colour, "marker": marker, "linestyle": dash, "lw": 1.2}
+        axes.plot(sent, means, markersize=4, markevery=places, label=case, **style)
     axes.set_xscale("log")
     axes.set_yscale("log")
     ticker = importlib.import_module("matplotlib.ticker")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from measure.convergence.catalogue import TASKS
+from measure.transformer import Block
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,9 @@ class Task:
 def build_task(name: str) -> Task:
     """
     Raises:
-        ValueError: no such task.
         RuntimeError: a package that brings the data is missing.
     """
-    if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}; choose of {', '.join(TASKS)}")
-    return _BUILDERS[name]()
+    return build_text(name) if name in SIZES else build_digits() if name == "digits" else build_photographs()
 
 
 def dataset_of_sklearn(loader: str) -> tuple[Any, str]:
@@ -146,14 +143,12 @@ def build_photographs() -> Task:
         name="photographs",
         train=Split(inputs[is_train], targets[is_train]),
         test=Split(inputs[is_test], targets[is_test]),
-        build_model=_photograph_model,
+        build_model=lambda: nn.Sequential(
+            nn.Linear(_SIDE**2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)
+        ),
         classifies=False,
         source=source,
     )
-
-
-def _photograph_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(_SIDE**2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
 
 
 def _patches(picture: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -208,21 +203,11 @@ class Size:
     test_samples: int
 
 
-SMALLEST = Size(layers=1, width=32, heads=2, length=32, test_samples=1024)
-SMALL = Size(layers=2, width=64, heads=2, length=64, test_samples=512)
-LARGE = Size(layers=6, width=384, heads=6, length=256, test_samples=1024)
-
-
-def build_text() -> Task:
-    return _text_task("text", SMALL)
-
-
-def build_text_small() -> Task:
-    return _text_task("text-small", SMALLEST)
-
-
-def build_text_large() -> Task:
-    return _text_task("text-large", LARGE)
+SIZES = {
+    "text": Size(layers=2, width=64, heads=2, length=64, test_samples=512),
+    "text-small": Size(layers=1, width=32, heads=2, length=32, test_samples=1024),
+    "text-large": Size(layers=6, width=384, heads=6, length=256, test_samples=1024),
+}
 
 
 def source_files(library: Path) -> list[Path]:
@@ -237,7 +222,8 @@ def is_for_testing(path: Path) -> bool:
     return hashlib.sha256(path.as_posix().encode()).digest()[0] % _TEST_FILES == 0
 
 
-def _text_task(name: str, size: Size) -> Task:
+def build_text(name: str) -> Task:
+    size = SIZES[name]
     library = Path(sysconfig.get_paths()["stdlib"])
     files = source_files(library)
     digest = hashlib.sha256()
@@ -274,26 +260,6 @@ def _evenly(split: Split, count: int) -> Split:
     return split.take(torch.arange(count) * len(split) // count)
 
 
-class Block(nn.Module):
-    """Causal attention, then two linear layers; each after a LayerNorm, and added to its input."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.queries_keys_values = nn.Linear(width, 3 * width)
-        self.attended = nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, values: Tensor) -> Tensor:
-        heads = self.queries_keys_values(self.norm_attention(values)).unflatten(2, (3, self._heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        values = values + self.attended(attended.transpose(1, 2).flatten(2))
-        found: Tensor = values + self.mlp(self.norm_mlp(values))
-        return found
-
-
 class Transformer(nn.Module):
     """Bytes [batch, length], uint8, to logits [batch, length, 256]."""
 
@@ -311,12 +277,3 @@ class Transformer(nn.Module):
         values = self.bytes(text.long()) + self.positions.weight[: text.shape[1]]
         logits: Tensor = self.logits(self.norm(self.blocks(values)))
         return logits
-
-
-_BUILDERS: dict[str, Callable[[], Task]] = {
-    "digits": build_digits,
-    "photographs": build_photographs,
-    "text": build_text,
-    "text-small": build_text_small,
-    "text-large": build_text_large,
-}

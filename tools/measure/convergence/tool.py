@@ -15,7 +15,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +29,16 @@ from measure.convergence.catalogue import (
     TASKS,
     baseline_of,
     cases_of,
-    learning_rate_of,
-    optimizer_of,
 )
 from measure.convergence.figure import write_figure
 from measure.network import LOOPBACK, parse_network
 from measure.processes import Placement
-from measure.runner import Length, Plan, Row, Sample, Tool, name_of, number
+from measure.runner import Case, Plan, Row, Sample, Tool, name_of, number
 
 HOLDS = "holds"
 # Of a training, what all ranks have in common; see training.Trained.
 _COMMON = ("steps", "train_loss", "test_loss", "accuracy", "replica_test_loss", "spread", "averages", "staleness")
 _COMMON += ("curve_steps", "curve_loss", "source", "train_samples", "test_samples", "parameters")
-
-
-@dataclass(frozen=True)
-class Case:
-    task: str
-
-    def __str__(self) -> str:
-        return self.task
 
 
 def pairs(row: Row) -> list[tuple[Sample, Sample]] | None:
@@ -68,26 +57,19 @@ def mean_and_deviation(row: Row, name: str, factor: float = 1.0) -> tuple[float,
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-@dataclass(frozen=True)
-class Difference:
-    """mean: Of the paired differences from the baseline. error: The standard error of that mean; None of one pair."""
-
-    mean: float
-    error: float | None
-
-
-def difference(row: Row, name: str) -> Difference | None:
-    """From the baseline: of losses in per cent of the baseline's mean, of accuracy in points; more loss and more
-    accuracy is positive. A value that is not a number makes it infinite: it is close to nothing."""
+def difference(row: Row, name: str) -> tuple[float, float | None] | None:
+    """From the baseline: the mean of the paired differences, and its standard error, of two pairs or more. Of losses in
+    per cent of the baseline's mean, of accuracy in points; more loss and more accuracy is positive. A value that is not
+    a number makes it infinite: it is close to nothing."""
     found = pairs(row)
     if found is None or None in row.values(name):
         return None
     gaps = [mine[name] - base[name] for mine, base in found]
     unit = 0.01 if name == "accuracy" else 0.01 * statistics.fmean([base[name] for _, base in found] or [math.nan])
     if not gaps or not all(map(math.isfinite, gaps)) or not unit > 0:
-        return Difference(math.inf, None)
+        return math.inf, None
     error = statistics.stdev(gaps) / math.sqrt(len(gaps)) / unit if len(gaps) > 1 else None
-    return Difference(statistics.fmean(gaps) / unit, error)
+    return statistics.fmean(gaps) / unit, error
 
 
 def reached(training: Sample, baseline: Sample) -> tuple[float, float] | None:
@@ -124,13 +106,13 @@ def verdict(row: Row) -> str:
     if diverged := sum(not math.isfinite(loss) for loss in losses):
         return f"falls short: diverged with {diverged} of {len(losses)} seeds"
     short = [
-        f"{what} {gap.mean:+.2g} %"
+        f"{what} {gap[0]:+.2g} %"
         for what, name in (("train loss", "train_loss"), ("test loss", "test_loss"))
-        if (gap := difference(row, name)) is not None and not gap.mean <= LOSS_LIMIT_PERCENT
+        if (gap := difference(row, name)) is not None and not gap[0] <= LOSS_LIMIT_PERCENT
     ]
     gap = difference(row, "accuracy")
-    if gap is not None and not gap.mean >= -ACCURACY_LIMIT_POINTS:
-        short.append(f"accuracy {gap.mean:+.2g} points")
+    if gap is not None and not gap[0] >= -ACCURACY_LIMIT_POINTS:
+        short.append(f"accuracy {gap[0]:+.2g} points")
     return "falls short: " + ", ".join(short) if short else HOLDS
 
 
@@ -166,10 +148,10 @@ def _spread(name: str, style: str, factor: float = 1.0) -> Callable[[Row], str]:
 
 def _difference(name: str) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
-        found = difference(row, name)
-        if found is None or not math.isfinite(found.mean):
-            return MISSING if found is None else "none"
-        return f"{found.mean:+.2f}" + ("" if found.error is None else f" ± {found.error:.2f}")
+        if (found := difference(row, name)) is None:
+            return MISSING
+        mean, error = found
+        return f"{mean:+.2f}" + ("" if error is None else f" ± {error:.2f}") if math.isfinite(mean) else "none"
 
     return cell
 
@@ -182,6 +164,9 @@ def _reached(position: int, style: str, unit: float = 1.0) -> Callable[[Row], st
     return cell
 
 
+_of_one = _loss("replica_test_loss")
+
+
 def _apart(row: Row) -> float:
     return max(row.values("spread"))
 
@@ -192,10 +177,8 @@ def _by_device(values: Mapping[str, object]) -> str:
 
 class Convergence(Tool):
     name = "convergence"
-    about = "Does an algorithm train as well as gradient all-reduce? On data that packages ship, to the end"
     epilog = "\n".join(["tasks:", *(f"  {name:<12} {task.about}, {task.length}" for name, task in TASKS.items())])
     title = "Convergence on {ranks} ranks, {seeds} seeds"
-    case_type = Case
     keeps_turns = True
     rounds_first = True
     same = ("steps",)
@@ -208,7 +191,7 @@ class Convergence(Tool):
         ("plot", Path, None, "a picture (.png, .svg or .pdf)"),
         ("network", parse_network, LOOPBACK, "that a rank per host is joined by, as 1G+25ms; as root"),
     )
-    length = Length(None, 3600.0, 300.0)
+    length = (None, 3600.0, 300.0)
     module = "measure.convergence.training"
     columns = (
         Column("task", "", lambda row: row.case.task, left=True),
@@ -221,12 +204,7 @@ class Convergence(Tool):
         Column("accuracy", "%, ± of one", _spread("accuracy", ".2f", 100), optional=True),
         Column("to baseline", "points", _difference("accuracy"), optional=True),
         Column("apart", "part", lambda row: f"{_apart(row):.1e}" if _apart(row) else MISSING, optional=True),
-        Column(
-            "one rank",
-            "test loss",
-            lambda row: _loss("replica_test_loss")(row) if _apart(row) else MISSING,
-            optional=True,
-        ),
+        Column("one rank", "test loss", lambda row: _of_one(row) if _apart(row) else MISSING, optional=True),
         Column("averaged", "each steps", lambda row: number(steps_per_average(row), ".1f"), optional=True),
         Column("sent", "kB/step", lambda row: f"{statistics.fmean(kilobytes_per_step(row)):.4g}"),
         Column("same loss", "steps", _reached(0, ".0f")),
@@ -250,7 +228,7 @@ class Convergence(Tool):
         return self.given.seeds
 
     def cases(self) -> Plan:
-        return {Case(task): cases_of(task, self.given.algorithms) for task in self.given.tasks}
+        return {Case(task=task): cases_of(task, self.given.algorithms) for task in self.given.tasks}
 
     def sample(self, events: Sequence[Event]) -> Sample:
         named = {name: self.facts.get(name) for name in ("python", "torch", "nccl", "device")}
@@ -268,8 +246,8 @@ class Convergence(Tool):
     def rows(self) -> list[Row]:
         """In the order of the catalogue; none if trainings are not comparable."""
         found = set(self.turns.samples)
-        rows = [Row(self.turns, Case(task), name) for task in TASKS for name in CASES if (Case(task), name) in found]
-        return [] if self._mixed() else rows
+        places = [(Case(task=task), name) for task in TASKS for name in CASES]
+        return [] if self._mixed() else [Row(self.turns, *place) for place in places if place in found]
 
     def _mixed(self) -> list[str]:
         """Tasks whose trainings are of other data, with other software, or of another length."""
@@ -349,19 +327,7 @@ class Convergence(Tool):
         rows = self.rows()
         return {
             "data": {row.case.task: row.values("source")[0] for row in rows},
-            "settings": [
-                {
-                    "task": row.case.task,
-                    "name": row.variant,
-                    "algorithm": CASES[row.variant].algorithm,
-                    "options": {**CASES[row.variant].options, **CASES[row.variant].qadam},
-                    "optimizer": optimizer_of(row.case.task, row.variant),
-                    "learning_rate": learning_rate_of(row.case.task, row.variant, self.given.ranks),
-                    "baseline": baseline_of(row.case.task, row.variant),
-                    "verdict": verdict(row),
-                }
-                for row in rows
-            ],
+            "verdicts": {f"{row.case.task}, {row.variant}": verdict(row) for row in rows},
         }
 
     def draw(self, rows: Sequence[Row]) -> list[Path]:

@@ -25,7 +25,6 @@ class AlgorithmEntry:
     about: str
     # Compresses only after so many steps, all but one of which shall be over when steps are measured.
     least_warmup: int = 0
-    waits: bool = True  # in each step, for what other ranks send
 
 
 ALGORITHMS: dict[str, AlgorithmEntry] = {
@@ -42,11 +41,7 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     "decentralized": AlgorithmEntry(Promise.OWN, "decentralized: the mean of all ranks' parameters"),
     "decentralized-shift-one": AlgorithmEntry(Promise.OWN, "decentralized with one peer, another one in each step"),
     "low-precision-decentralized": AlgorithmEntry(Promise.OWN, "low_precision_decentralized: ring, 8-bit"),
-    "async": AlgorithmEntry(
-        Promise.OWN,
-        "async with sync_interval_ms=0: averages parameters while training goes on",
-        waits=False,
-    ),
+    "async": AlgorithmEntry(Promise.OWN, "async with sync_interval_ms=0: averages parameters while training goes on"),
     "fsdp": AlgorithmEntry(Promise.EQUAL, "torch's FSDP2; with bf16, weights in bf16 and gradients reduced in float32"),
     "fsdp-kept": AlgorithmEntry(Promise.EQUAL, "the same, which keeps gathered weights until the backward pass"),
     "fsdp-int8": AlgorithmEntry(Promise.EQUAL, "fsdp with int8 gradients"),

@@ -18,21 +18,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from measure.core.catalogue import BF16
+from measure.transformer import Block
 
 # Batches are made before a turn and taken in turn: a step is timed, not the making of its data.
 BATCHES = 4
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "ddp_train.py"
 TINY_WIDTH = 16
 WIDE_LAYERS = 5
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """What the parent asked for: the catalogue's defaults or the user's options."""
-
-    length: int  # see ModelEntry
-    batch_size: int
-    dtype: str
+VOCABULARY = 50257
 
 
 @dataclass(frozen=True)
@@ -53,17 +46,52 @@ class Workload:
             return self.criterion(forward(self.inputs[place]), self.targets[place])
 
 
-def build(name: str, size: ModelSize, device: torch.device, *, seed: int, rank: int) -> Workload:
+def build(
+    name: str, device: torch.device, *, length: int, batch_size: int, dtype: str, seed: int, rank: int
+) -> Workload:
     """Every rank begins with other parameters and sees other data. Only a wrapper that broadcasts rank 0's parameters
     and averages all gradients ends with the same model everywhere.
 
+    Args:
+        length: See ModelEntry.
+
     Raises:
-        ValueError: unknown name, or a length that the model cannot have.
+        ValueError: a length that the model cannot have.
     """
-    if name not in _BUILDERS:
-        raise ValueError(f"unknown model {name!r}; choose of {', '.join(_BUILDERS)}")
     torch.manual_seed(seed + 1_000_003 * rank)
-    return _BUILDERS[name](size, device, seed, rank)
+    generator = torch.Generator(device)
+    generator.manual_seed(seed + 7919 * (rank + 1))
+    inputs: Sequence[Tensor]
+    targets: Sequence[Tensor]
+    if name in _PICTURES:
+        make, rate, multiple = _PICTURES[name]
+        if length % multiple:
+            raise ValueError(f"--length {length}: {name} makes a picture smaller; use a multiple of {multiple}")
+        with device:
+            model = make(length)
+        data = example().NoisyPictures(seed, length, device)
+        inputs, targets = zip(*(data.batch(number, rank, batch_size) for number in range(BATCHES)), strict=True)
+        criterion = functional.cross_entropy
+    elif name == "gpt2":
+        with device:
+            model = Gpt2(tokens=max(1024, length))
+        shape = (batch_size, length + 1)
+        texts = [torch.randint(VOCABULARY, shape, generator=generator, device=device) for _ in range(BATCHES)]
+        inputs = [text[:, :-1].contiguous() for text in texts]
+        targets = [text[:, 1:].contiguous() for text in texts]
+        criterion = _next_token_loss
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device.type == "cuda")
+        return Workload(model, optimizer, inputs, targets, criterion, dtype == BF16)
+    else:
+        with device:
+            model = tiny(length) if name == "tiny-2000" else wide(length)
+        # All layers of `tiny` move the product by as much: the rate has to be small against one over their number.
+        rate = 0.02 / length if name == "tiny-2000" else 0.01
+        shape = (BATCHES, batch_size, TINY_WIDTH if name == "tiny-2000" else length)
+        inputs, targets = (list(torch.randn(shape, generator=generator, device=device)) for _ in range(2))
+        criterion = functional.mse_loss
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    return Workload(model, optimizer, inputs, targets, criterion, dtype == BF16)
 
 
 def example() -> ModuleType:
@@ -81,51 +109,6 @@ def example() -> ModuleType:
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
-
-
-def _of_pictures(
-    model: nn.Module, size: ModelSize, device: torch.device, seed: int, rank: int, rate: float
-) -> Workload:
-    data = example().NoisyPictures(seed, size.length, device)
-    batches = [data.batch(number, rank, size.batch_size) for number in range(BATCHES)]
-    return Workload(
-        model,
-        torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9),
-        [pictures for pictures, _ in batches],
-        [labels for _, labels in batches],
-        functional.cross_entropy,
-        size.dtype == BF16,
-    )
-
-
-def _resnet50(size: ModelSize, device: torch.device, seed: int, rank: int) -> Workload:
-    if size.length < 32:
-        raise ValueError(f"--length {size.length}: resnet50 halves a picture five times; use 32 or more")
-    with device:
-        model = resnet50()
-    return _of_pictures(model, size, device, seed, rank, rate=0.002)
-
-
-def _vgg16(size: ModelSize, device: torch.device, seed: int, rank: int) -> Workload:
-    if size.length % 32:
-        raise ValueError(f"--length {size.length}: vgg16 halves a picture five times; use a multiple of 32")
-    with device:
-        model = example().vgg16(size.length)
-    return _of_pictures(model, size, device, seed, rank, rate=0.002)
-
-
-def _mlp(size: ModelSize, device: torch.device, seed: int, rank: int) -> Workload:
-    with device:
-        model = example().mlp(size.length)
-    return _of_pictures(model, size, device, seed, rank, rate=0.02)
-
-
-def _convnet(size: ModelSize, device: torch.device, seed: int, rank: int) -> Workload:
-    if size.length % 4:
-        raise ValueError(f"--length {size.length}: convnet halves a picture twice; use a multiple of 4")
-    with device:
-        model = convnet(size.length)
-    return _of_pictures(model, size, device, seed, rank, rate=0.02)
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
@@ -179,54 +162,41 @@ def convnet(image_size: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AvgPool2d(image_size // 4), nn.Flatten(), nn.Linear(channels, 10))
 
 
+# Of the side of a picture; learning rate; what the side is a multiple of.
+_PICTURES: dict[str, tuple[Callable[[int], nn.Module], float, int]] = {
+    "resnet50": (lambda _side: resnet50(), 0.002, 32),
+    "vgg16": (lambda side: example().vgg16(side), 0.002, 32),
+    "mlp": (lambda side: example().mlp(side), 0.02, 1),
+    "convnet": (convnet, 0.02, 4),
+}
+
+
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int, layers: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before_attention = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
-        self.before_mlp = nn.LayerNorm(width)
-        self.mlp_in = nn.Linear(width, 4 * width)
-        self.mlp_out = nn.Linear(4 * width, width)
-        for layer in (self.query_key_value, self.attention_out, self.mlp_in, self.mlp_out):
-            nn.init.normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
-        for layer in (self.attention_out, self.mlp_out):
-            # Two sums a block: without this the sum would grow with the depth.
-            nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * layers))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        samples, tokens, width = hidden.shape
-        joined = self.query_key_value(self.before_attention(hidden))
-        query, key, value = (
-            part.view(samples, tokens, self.heads, width // self.heads).transpose(1, 2)
-            for part in joined.split(width, dim=2)
-        )
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        hidden = hidden + self.attention_out(mixed.transpose(1, 2).reshape(samples, tokens, width))
-        mlp = functional.gelu(self.mlp_in(self.before_mlp(hidden)), approximate="tanh")
-        result: Tensor = hidden + self.mlp_out(mlp)
-        return result
+def _gpt2_block(width: int, heads: int, layers: int) -> Block:
+    block = Block(width, heads, approximate="tanh")
+    for layer in (block.queries_keys_values, block.attended, block.mlp[0], block.mlp[2]):
+        nn.init.normal_(layer.weight, std=0.02)
+        nn.init.zeros_(layer.bias)
+    for layer in (block.attended, block.mlp[2]):
+        # Two sums a block: without this the sum would grow with the depth.
+        nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * layers))
+    return block
 
 
 class Gpt2(nn.Module):
     """GPT-2 (Radford et al., 2019) without dropout; the small one has 124,439,808 parameters in 148 tensors."""
 
-    def __init__(
-        self, *, layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 50257, tokens: int = 1024
-    ) -> None:
+    def __init__(self, tokens: int, layers: int = 12, width: int = 768, heads: int = 12) -> None:
         super().__init__()
-        self.token = nn.Embedding(vocabulary, width)
+        self.token = nn.Embedding(VOCABULARY, width)
         self.position = nn.Embedding(tokens, width)
         nn.init.normal_(self.token.weight, std=0.02)
         nn.init.normal_(self.position.weight, std=0.01)
-        self.blocks = nn.Sequential(*(Block(width, heads, layers) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(_gpt2_block(width, heads, layers) for _ in range(layers)))
         self.last_norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
         # One parameter, two users: its gradient is ready only when the embedding's part has been added.
         self.head.weight = self.token.weight
 
@@ -237,28 +207,11 @@ class Gpt2(nn.Module):
         return scores
 
 
-def _gpt2(size: ModelSize, device: torch.device, seed: int, rank: int) -> Workload:
-    with device:
-        model = Gpt2(tokens=max(1024, size.length))
-    generator = torch.Generator(device)
-    generator.manual_seed(seed + 7919 * (rank + 1))
-    shape = (size.batch_size, size.length + 1)
-    texts = [torch.randint(50257, shape, generator=generator, device=device) for _ in range(BATCHES)]
-    return Workload(
-        model,
-        torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device.type == "cuda"),
-        [text[:, :-1].contiguous() for text in texts],
-        [text[:, 1:].contiguous() for text in texts],
-        _next_token_loss,
-        size.dtype == BF16,
-    )
-
-
 def _next_token_loss(scores: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
-# --- many small gradients --------------------------------------------------------------------------------------------
+# --- vectors ---------------------------------------------------------------------------------------------------------
 
 
 def tiny(layers: int) -> nn.Module:
@@ -276,55 +229,9 @@ def tiny(layers: int) -> nn.Module:
     return model
 
 
-def _tiny(size: ModelSize, device: torch.device, seed: int, rank: int) -> Workload:
-    with device:
-        model = tiny(size.length)
-    generator = torch.Generator(device)
-    generator.manual_seed(seed + 7919 * (rank + 1))
-    shape = (BATCHES, size.batch_size, TINY_WIDTH)
-    inputs = torch.randn(shape, generator=generator, device=device)
-    targets = torch.randn(shape, generator=generator, device=device)
-    return Workload(
-        model,
-        # All layers move the product by as much: the rate has to be small against one over their number.
-        torch.optim.SGD(model.parameters(), lr=0.02 / size.length, momentum=0.9),
-        list(inputs),
-        list(targets),
-        functional.mse_loss,
-        size.dtype == BF16,
-    )
-
-
-# --- many bytes for little arithmetic --------------------------------------------------------------------------------
-
-
-def _wide(size: ModelSize, device: torch.device, seed: int, rank: int) -> Workload:
+def wide(width: int) -> nn.Module:
     """Square layers: with a batch of b samples, some 6 b operations for each element, and 4 bytes of gradient."""
-    width = size.length
-    with device:
-        layers: list[nn.Module] = []
-        for _ in range(WIDE_LAYERS):
-            layers += [nn.Linear(width, width), nn.ReLU()]
-        model = nn.Sequential(*layers[:-1])
-    generator = torch.Generator(device)
-    generator.manual_seed(seed + 7919 * (rank + 1))
-    shape = (BATCHES, size.batch_size, width)
-    return Workload(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
-        list(torch.randn(shape, generator=generator, device=device)),
-        list(torch.randn(shape, generator=generator, device=device)),
-        functional.mse_loss,
-        size.dtype == BF16,
-    )
-
-
-_BUILDERS: dict[str, Callable[[ModelSize, torch.device, int, int], Workload]] = {
-    "resnet50": _resnet50,
-    "vgg16": _vgg16,
-    "gpt2": _gpt2,
-    "tiny-2000": _tiny,
-    "mlp": _mlp,
-    "convnet": _convnet,
-    "wide": _wide,
-}
+    layers: list[nn.Module] = []
+    for _ in range(WIDE_LAYERS):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from measure.core.catalogue import REFERENCE
-from measure.core.models import ModelSize, Workload, build, example
+from measure.core.models import Workload, build, example
 from measure.core.wrapping import Averaging, Training, wrap
 from measure.core.wrapping import prepare as prepare_algorithms
 from measure.memory_probe import Probe
@@ -158,16 +158,13 @@ def _machine_ticks() -> tuple[int, int]:
 class Turn:
     """Use as `with Turn(...) as turn:`, at whose end the model is gone; what is left of it then says `kept`."""
 
-    def __init__(
-        self, device: torch.device, algorithm: str, warmup: int, *, model: str, seed: int, **size: Any
-    ) -> None:
+    def __init__(self, device: torch.device, algorithm: str, warmup: int, *, model: str, **size: Any) -> None:
         self._device = device
         self._memory = Probe.where_possible(device)
         if self._memory is not None:
             self._memory.begin()
             self._memory.restart()
-        fields = {name: size[name] for name in ModelSize.__annotations__}
-        workload = build(model, ModelSize(**fields), device, seed=seed, rank=dist.get_rank())
+        workload = build(model, device, rank=dist.get_rank(), **size)
         self._watch = weakref.ref(workload.model)
         self._workload: Workload | None = workload
         self._training: Training | None = wrap(

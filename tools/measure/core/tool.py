@@ -14,7 +14,6 @@ import math
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bagua.net.bench.api import MISSING, Backend, Column, Event, Figure, Label, ignored_variables, names_of, within
@@ -34,7 +33,7 @@ from measure.core.catalogue import (
 from measure.network import NETWORKS, Network, parse_network
 from measure.processes import Ranks, bagua_net_by_activation
 from measure.runner import (
-    Length,
+    Case,
     Measure,
     Plan,
     Row,
@@ -44,7 +43,6 @@ from measure.runner import (
     format_ms,
     name_of,
     number,
-    one_of,
     ranks_text,
     ratio_figure,
 )
@@ -76,7 +74,7 @@ def training(models: tuple[str, ...] | None, about_models: str = "") -> tuple[An
     return (
         ("model", names_of("model", list(MODELS)), models, f"of {', '.join(MODELS)}{about_models}"),
         ("batch_size", within(int, 1, 65536), None, "per rank (default: the model's)"),
-        ("dtype", one_of("dtype", DTYPES), None, "bf16: autocast (default: the model's; float32 on CPUs)"),
+        ("dtype", DTYPES, None, "bf16: autocast (default: the model's; float32 on CPUs)"),
         ("length", within(int, 1, 65536), None, "pixels, tokens or layers (default: the model's)"),
         ("seed", int, 1, "of weights and batches"),
         ("deterministic", None, False, "deterministic kernels where there are such"),
@@ -134,15 +132,6 @@ def most(values: Iterable[float | None]) -> float | None:
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Case:
-    network: str
-    model: str
-
-    def __str__(self) -> str:
-        return self.model
 
 
 def promise_of(row: Row) -> Promise:
@@ -203,7 +192,6 @@ def is_compared(row: Row) -> bool:
 
 class Core(Tool):
     name = "core"
-    about = "Compares Bagua's algorithms with torch's DistributedDataParallel: step time, memory, models"
     epilog = "\n".join(
         [
             "models:",
@@ -213,19 +201,18 @@ class Core(Tool):
             f"  or several by one name: {', '.join(GROUPS)}",
         ]
     )
-    case_type = Case
     title = "Step time of training: {model} on {ranks} ranks"
     keeps_logs = True
     options = (
         NETWORKS,
         ("algorithms", names_of("algorithm", list(ALGORITHMS), GROUPS), DEFAULT_ALGORITHMS, "see below"),
-        ("baseline", one_of("algorithm", list(ALGORITHMS)), REFERENCE, "what speed-ups are over"),
+        ("baseline", tuple(ALGORITHMS), REFERENCE, "what speed-ups are over"),
         *training(None, f" (default {','.join(DEFAULT_MODELS)}; on CPUs {','.join(DEFAULT_MODELS_ON_CPU)})"),
         *steps(20, 5),
         ("tolerance", within(float, 0.0, 10.0), DEFAULT_TOLERANCE, "of final parameters, of their way from the start"),
-        ("network", one_of("network", ("nvlink", "tcp")), None, "of NCCL; tcp: Bagua-Net (default nvlink)"),
+        ("network", ("nvlink", "tcp"), None, "of NCCL; tcp: Bagua-Net (default nvlink)"),
     )
-    length = Length(5, 420.0, 120.0)
+    length = (5, 420.0, 120.0)
     same = ("steps", "warmup", "network", *TRAINING)
     metrics = (
         ("step_time", "ms", lambda row: [seconds * 1e3 for seconds in row.values()]),
@@ -315,7 +302,7 @@ class Core(Tool):
     def plan(self) -> Mapping[Network, Plan]:
         given = self.given
         return {
-            network: {Case(network.name, model): given.algorithms for model in given.model}
+            network: {Case(network=network.name, model=model): given.algorithms for model in given.model}
             for network in given.networks
         }
 
@@ -331,7 +318,7 @@ class Core(Tool):
                 options=("algorithms", "deterministic"),
                 placement=placement,
                 backend=bagua_net_by_activation() if is_tcp else Backend("ranks", "", {"ENABLE_BAGUA_NET": "0"}),
-                logs=self.folder,
+                log_folder=self.folder,
                 tcp_only=is_tcp,
                 shows_network=is_tcp,
             ) as ranks,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from measure.core.catalogue import ALGORITHMS
 from measure.fsdp import Whole, shard_model
 
 # The least that torch documents; more of it compresses less.
@@ -25,10 +24,6 @@ _POWERSGD_RANK = 1
 # The variance of a few steps is no estimate, and QAdam divides by it ever after: larger steps would leave what numbers
 # can hold. How long a step takes does not depend on it.
 _QADAM_RATE = 1e-6
-
-
-def _nothing() -> None:
-    """What most algorithms have to end."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,7 @@ class Training:
     forward: nn.Module  # whose forward and backward are used
     optimizer: torch.optim.Optimizer
     # Ends what communicates by itself. On all ranks, after the last step and before parameters are looked at.
-    finish: Callable[[], None] = field(default=_nothing)
+    finish: Callable[[], None] = lambda: None
     averaging: Averaging | None = None  # None: what it communicates belongs to a step, or it is alone
     whole: Callable[[], nn.Module] | None = None  # the trained parameters, where the model has only shards
 
@@ -65,12 +60,7 @@ def wrap(
         warmup: steps before those that are measured; what an algorithm begins later than with its first step, it begins
             with the last of these.
         is_bf16: the model computes in bf16.
-
-    Raises:
-        ValueError: unknown name.
     """
-    if name not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {name!r}; choose of {', '.join(ALGORITHMS)}")
     if name in _FSDPS:
         return _with_fsdp(name, model, optimizer, device, is_bf16)
     if name in _DDPS:
@@ -158,11 +148,9 @@ def _with_fsdp(
 # The registered name and what its defaults do not say.
 _ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "with-bagua": ("gradient_allreduce", {}),
-    "bagua-ddp": ("gradient_allreduce", {}),
     "bytegrad": ("bytegrad", {}),
     "bytegrad-flat": ("bytegrad", {"hierarchical": False}),
     "bytegrad-int4": ("bytegrad", {"hierarchical": False, "codec": "int4"}),
-    "qadam": ("qadam", {}),
     "decentralized": ("decentralized", {}),
     "decentralized-shift-one": ("decentralized", {"peer_selection_mode": "shift_one"}),
     "low-precision-decentralized": ("low_precision_decentralized", {}),

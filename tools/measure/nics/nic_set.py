@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from netlab import Lab, parse_delay_ms, parse_rate_mbit
-from netlab.link_plan import parse_loss
+from netlab import Lab
 from netlab.offload import disable_segmentation_offload
 
-from measure.network import Network
+from measure.network import Network, parse_network
 
 HOSTS = 2
 MOST_NICS = 8
-_NIC = re.compile(r"(?P<rate>[^+~]+)(\+(?P<delay>[^+~]+))?(~(?P<loss>[^+~]+))?")
-
-
-@dataclass(frozen=True)
-class Nic:
-    """
-    Attributes:
-        rate_mbit: of each direction.
-        delay_ms: of each packet, one way.
-        loss: share of the packets, in each direction.
-    """
-
-    rate_mbit: float
-    delay_ms: float = 0.0
-    loss: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +20,7 @@ class NicSet:
     """The first NIC is the best one: the one that would be chosen if only one could be used."""
 
     name: str
-    nics: tuple[Nic, ...]
+    nics: tuple[Network, ...]
 
     def __str__(self) -> str:
         return self.name
@@ -45,12 +28,6 @@ class NicSet:
     @property
     def interfaces(self) -> list[str]:
         return [f"eth{number}" for number in range(len(self.nics))]
-
-    @property
-    def tcp_buffer_bytes(self) -> int | None:
-        """The kernel has one limit for all NICs."""
-        needs = [Network(self.name, nic.rate_mbit, nic.delay_ms).tcp_buffer_bytes for nic in self.nics]
-        return max((need for need in needs if need is not None), default=None)
 
     @contextlib.contextmanager
     def lab(self) -> Iterator[Lab]:
@@ -62,7 +39,8 @@ class NicSet:
             delay_ms=[nic.delay_ms for nic in self.nics],
             loss=[nic.loss for nic in self.nics],
             ip_versions=(4,),
-            tcp_buffer_bytes=self.tcp_buffer_bytes,
+            # The kernel has one limit for all NICs.
+            tcp_buffer_bytes=max(nic.tcp_buffer_bytes or 0 for nic in self.nics) or None,
         ) as lab:
             for host in lab.hosts:
                 for name, nic in zip(host.interfaces, self.nics, strict=True):
@@ -79,13 +57,9 @@ def parse_nic_set(text: str) -> NicSet:
     Raises:
         ValueError: the text is no such list.
     """
-    nics = []
-    for part in text.split("/"):
-        match = _NIC.fullmatch(part)
-        if match is None:
-            raise ValueError(f"NIC {part!r} of {text!r} is not RATE[+DELAY][~LOSS]; write 10G, 10G+5ms or 1G~1%")
-        delay = parse_delay_ms(match["delay"]) if match["delay"] else 0.0
-        nics.append(Nic(parse_rate_mbit(match["rate"]), delay, parse_loss(match["loss"]) if match["loss"] else 0.0))
+    nics = tuple(parse_network(part) for part in text.split("/"))
+    if any(nic != Network(nic.name, nic.rate_mbit, nic.delay_ms, loss=nic.loss) or not nic.rate_mbit for nic in nics):
+        raise ValueError(f"{text!r} has more than RATE[+DELAY][~LOSS] of a NIC; write 10G, 10G+5ms or 1G~1%")
     if not 2 <= len(nics) <= MOST_NICS:
         raise ValueError(f"{text!r} has {len(nics)} NICs; give 2 to {MOST_NICS} with a slash between them: 10G/2500M")
-    return NicSet(text, tuple(nics))
+    return NicSet(text, nics)

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from netlab import Lab
@@ -43,13 +42,12 @@ from measure.nics.drivers import DriverRanks, RawTcp
 from measure.nics.mptcp import missing_mptcp, mptcp_rate
 from measure.nics.nic_set import HOSTS, NicSet, parse_nic_set
 from measure.processes import Placement, Ranks, start_all
-from measure.runner import Length, Measure, Plan, Row, Sample, Tool, number, ratio, several, time_us
+from measure.runner import Case, Measure, Plan, Row, Sample, Tool, number, ratio, several, time_us
 
 RAW_BEST, RAW_ALL = "best NIC", "all NICs"
 _NETWORKS = "10G/2500M"
 _SIZES = "8,1K,64K,1M,16M,256M"
 _OWN = {"NCCL_NET": SOCKET_NETWORK, "ENABLE_BAGUA_NET": "0"}
-_JOIN = "BAGUA_NET_JOIN_NICS"
 # Of one turn.
 _ALL_REDUCE_SECONDS = 0.1
 _RAW_SECONDS = 0.3
@@ -67,37 +65,26 @@ _MPTCP_SECONDS = 1.0
 _CUTS_TIMEOUT_FACTOR = 4
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A way to use the NICs of a host. The best NIC alone, or all; all NICs may be one device."""
-
-    backend: Backend
-    all_nics: bool
-    joins: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.backend.name
-
-
 def _plugin(name: str, join: str) -> Backend:
-    return Backend(name, PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1", _JOIN: join}, is_ours=True)
+    return Backend(name, PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1", "BAGUA_NET_JOIN_NICS": join}, is_ours=True)
 
 
-OWN_BEST = Setup(Backend("NCCL best NIC", SOCKET_NETWORK, _OWN), all_nics=False)
-OWN_ALL = Setup(Backend("NCCL all NICs", SOCKET_NETWORK, _OWN), all_nics=True)
-BEST = Setup(_plugin("bagua-net best NIC", "off"), all_nics=False)
-ALL = Setup(_plugin("bagua-net all NICs", "off"), all_nics=True)
-JOINED = Setup(_plugin("bagua-net joined", "auto"), all_nics=True, joins=True)
-SETUPS = (OWN_BEST, OWN_ALL, BEST, ALL, JOINED)
+BEST, JOINED = "bagua-net best NIC", "bagua-net joined"
+# Each with the best NIC alone, or with all; all may be one device.
+SETUPS = {
+    backend.name: (backend, has_all)
+    for backend, has_all in (
+        (Backend("NCCL best NIC", SOCKET_NETWORK, _OWN), False),
+        (Backend("NCCL all NICs", SOCKET_NETWORK, _OWN), True),
+        (_plugin(BEST, "off"), False),
+        (_plugin("bagua-net all NICs", "off"), True),
+        (_plugin(JOINED, "auto"), True),
+    )
+}
 
 
-@dataclass(frozen=True)
-class Case:
-    """An all-reduce, or raw TCP, of which the sample is the time of a gigabyte in each direction."""
-
-    network: str
-    size_bytes: int = 0
+class NicCase(Case):
+    """An all-reduce; or raw TCP, of which the sample is the time of a gigabyte in each direction, with a size of 0."""
 
     def __str__(self) -> str:
         return f"all-reduce {format_size(self.size_bytes)}" if self.size_bytes else "raw TCP, 1 GB"
@@ -105,7 +92,7 @@ class Case:
 
 def raw(row: Row, variant: str) -> float | None:
     """Seconds of a gigabyte, median."""
-    return Row(row.turns, Case(row.case.network)).median(variant=variant)
+    return Row(row.turns, NicCase(network=row.case.network, size_bytes=0)).median(variant=variant)
 
 
 def _rate(row: Row) -> float | None:
@@ -119,39 +106,28 @@ def _of_raw(row: Row) -> str:
     return MISSING if rate is None or raw_seconds is None else f"{rate * raw_seconds * 100:.0f}"
 
 
-def _time(setup: Setup) -> Column[Row]:
-    return Column(setup.name, "us", lambda row: time_us(row.median(variant=setup.name)), optional=True)
-
-
-def _over(setup: Setup) -> Column[Row]:
-    return Column(f"over {setup.name}", "x", lambda row: ratio(row.over(setup.name)), optional=True)
-
-
 class Nics(Tool):
     name = "nics"
-    about = "What several NICs of a host carry together, in each of several emulated networks"
     title = "All-reduce over several NICs of two hosts: {networks}"
-    case_type = Case
+    case_type = NicCase
     ranks = (HOSTS, HOSTS)
     keeps_logs = True
     options = (
-        (
-            "networks",
-            several(parse_nic_set),
-            _NETWORKS,
-            "each host's NICs, the best first: RATE[+DELAY][~LOSS]/...; as root",
-        ),
+        ("networks", several(parse_nic_set), _NETWORKS, "NICs of a host, best first: RATE[+DELAY][~LOSS]/..; as root"),
         ("sizes", several(parse_size), _SIZES, "of all-reduce"),
         ("cuts", within(float, 0.0, 3600.0), 0.0, "seconds of training, or all-reduces, with cuts"),
         ("down", within(float, 0.1, 600.0), 2.0, "seconds that a cut lasts"),
         *training(("wide",), "; what --cuts trains"),
     )
-    length = Length(3, 60.0, 30.0)
+    length = (3, 60.0, 30.0)
     columns = (
         Column("NICs", "", lambda row: row.case.network, left=True),
         Column("size", "", lambda row: format_size(row.case.size_bytes)),
-        *map(_time, SETUPS),
-        *map(_over, SETUPS[:-1]),
+        *(Column(one, "us", lambda row, one=one: time_us(row.median(variant=one)), optional=True) for one in SETUPS),
+        *(
+            Column(f"over {one}", "x", lambda row, one=one: ratio(row.over(one)), optional=True)
+            for one in [*SETUPS][:-1]
+        ),
         Column("joined", "GB/s", lambda row: MISSING if (rate := _rate(row)) is None else format_bandwidth(rate)),
         Column("of raw TCP", "%", _of_raw),
     )
@@ -159,7 +135,7 @@ class Nics(Tool):
     def __init__(self, given: argparse.Namespace) -> None:
         super().__init__(given)
         # NCCL's own transport needs GPUs.
-        self.setups = {setup.name: setup for setup in (SETUPS[2:] if given.device == "cpu" else SETUPS)}
+        self.setups = [one for one in SETUPS if given.device != "cpu" or not one.startswith("NCCL")]
         self._ranks: Mapping[str, Any] = {}
         self._more_figures: list[Figure] = []
         self._lacking_mptcp = missing_mptcp()
@@ -170,8 +146,8 @@ class Nics(Tool):
         """Raw TCP, then all-reduces by size, smallest first."""
         return {
             network: {
-                Case(network.name): [RAW_BEST, RAW_ALL],
-                **{Case(network.name, size): [*self.setups] for size in sorted(self.given.sizes)},
+                NicCase(network=network.name, size_bytes=size): [*self.setups] if size else [RAW_BEST, RAW_ALL]
+                for size in (0, *sorted(self.given.sizes))
             }
             for network in self.given.networks
         }
@@ -179,15 +155,11 @@ class Nics(Tool):
     @contextlib.contextmanager
     def session(self, network: NicSet, plan: Plan) -> Iterator[Measure]:
         given = self.given
-        with (
-            network.lab() as lab,
-            RawTcp(network, lab, given.timeout) as raw_tcp,
-            contextlib.ExitStack() as stack,
-        ):
-            ranks = {name: self._ranks_of(network, setup, lab) for name, setup in self.setups.items()}
+        with network.lab() as lab, RawTcp(network, lab, given.timeout) as raw_tcp, contextlib.ExitStack() as stack:
+            ranks = {name: self._ranks_of(network, name, lab) for name in self.setups}
             self._ranks = ranks
             stack.push(lambda kind, *_: [one.close(failed=kind is not None) for one in ranks.values()] and None)
-            for name, failure in start_all(ranks, lambda name: ranks[name].form()).items():
+            for name, failure in start_all(ranks).items():
                 self.errors.append(f"{network}: {name}: {failure}")
                 del ranks[name]
             self.learn(next((one.facts for one in ranks.values()), {}))
@@ -207,21 +179,21 @@ class Nics(Tool):
             if self._lacking_mptcp is None:
                 self._measure_mptcp(network, lab)
             if given.cuts and network is given.networks[0]:
-                self._report_cuts(network.name, self._with_cuts(ranks.get(JOINED.name), lab, len(network.nics)))
+                self._report_cuts(network.name, self._with_cuts(ranks.get(JOINED), lab, len(network.nics)))
 
-    def _ranks_of(self, network: NicSet, setup: Setup, lab: Lab) -> DriverRanks | Ranks:
-        given = self.given
-        interfaces = network.interfaces if setup.all_nics else network.interfaces[:1]
+    def _ranks_of(self, network: NicSet, name: str, lab: Lab) -> DriverRanks | Ranks:
+        given, (backend, has_all) = self.given, SETUPS[name]
+        interfaces = network.interfaces if has_all else network.interfaces[:1]
         if given.device == "cpu":
-            return DriverRanks(lab, interfaces, setup.backend.settings, given.timeout)
+            return DriverRanks(lab, interfaces, backend.settings, given.timeout)
         gpus = given.ranks if given.sharing is None else given.sharing.gpus
         return Ranks(
             argparse.Namespace(**{**vars(given), "algorithms": (REFERENCE,), "deterministic": True}),
             "measure.core.rank",
             options=("algorithms", "deterministic"),
-            placement=Placement(lab, gpus=gpus, interfaces=None if setup.all_nics else interfaces),
-            backend=setup.backend,
-            logs=log_folder(self.folder, network.name, setup.name),
+            placement=Placement(lab, gpus=gpus, interfaces=None if has_all else interfaces),
+            backend=backend,
+            log_folder=log_folder(self.folder, network.name, name),
             renews=False,
         )
 
@@ -242,7 +214,7 @@ class Nics(Tool):
             said = ranks.devices()
         device = "+".join(network.interfaces)
         missing = [rank for rank, text in enumerate(said) if device not in text]
-        return f"rank {missing[0]} has no device {device}" if missing and self.setups[name].joins else None
+        return f"rank {missing[0]} has no device {device}" if missing and name == JOINED else None
 
     def variants(self, case: Case, planned: Sequence[str]) -> Sequence[str]:
         """The setups of which a turn is not too long, by the size before this one where it tells."""
@@ -251,7 +223,11 @@ class Nics(Tool):
         before = max((size for size in self.given.sizes if size < case.size_bytes), default=0)
         found = []
         for name in (name for name in planned if name in self._ranks):
-            known = Row(self.turns, Case(case.network, before), name).median() if before >= _TELLING_BYTES else 0.0
+            known = (
+                Row(self.turns, NicCase(network=case.network, size_bytes=before), name).median()
+                if before >= _TELLING_BYTES
+                else 0.0
+            )
             expected = math.inf if known is None else known * case.size_bytes / max(1, before) * _LEAST_RUNS
             if expected <= _MOST_TURN_SECONDS:
                 found.append(name)
@@ -287,14 +263,14 @@ class Nics(Tool):
         self.errors += [f"{network}, cuts: {difference}" for difference in report.differences]
         if not report.cuts:
             self.errors.append(f"{network}: no NIC was cut in the time there was; allow more with --cuts")
-        case = {"backend": JOINED.name, "nics": network}
+        case = {"backend": JOINED, "nics": network}
         for cuts, seconds in ((False, report.undisturbed_s), (True, report.disturbed_s)):
             self._more_figures += figures({**case, "cuts": cuts}, {("step_time", "ms"): [1e3 * s for s in seconds]})
         self._more_figures += figures(case, {("lost_by_cut", "s"): report.lost_s})
 
     def rows(self) -> list[Row]:
         cases = dict.fromkeys(case for case, _ in self.turns.samples if case.size_bytes)
-        return [Row(self.turns, case, JOINED.name) for case in cases]
+        return [Row(self.turns, case, JOINED) for case in cases]
 
     def figures(self, row: Row) -> list[Figure]:
         labels = {"collective": "all_reduce", "size_bytes": row.case.size_bytes, "nics": row.case.network, **self.where}
@@ -303,8 +279,8 @@ class Nics(Tool):
             times = [one * 1e6 for one in row.values(variant=name)]
             found += figures({"backend": name, **labels}, {("time", "us"): times})
         for name in self.setups:
-            if name != JOINED.name and (over := row.over(name)) is not None:
-                found.append(speedup(labels, JOINED.name, name, over))
+            if name != JOINED and (over := row.over(name)) is not None:
+                found.append(speedup(labels, JOINED, name, over))
         return found
 
     def all_figures(self, rows: Sequence[Row]) -> list[Figure]:
@@ -323,7 +299,7 @@ class Nics(Tool):
             )
             yield f"{network}, raw TCP in Gb/s each way: {carried or 'not measured'}"
         for row in rows:
-            over = row.over(BEST.name)
+            over = row.over(BEST)
             if over is None or over.median >= 1 - _FLOOR:
                 continue
             rounds = "" if over.repetitions >= MIN_REPETITIONS else f", {over.repetitions} rounds"
