@@ -16,27 +16,3 @@ from .namespace import NetworkNamespace
 from .nic_cuts import NIC_CUTS, cut_nic
 from .requirements import missing_privilege, missing_requirement
 from .tap import missing_tap_device
-
-__all__ = [
-    "NIC_CUTS",
-    "SPEEDS",
-    "TOLD",
-    "DelayUsage",
-    "FlowUsage",
-    "Host",
-    "Lab",
-    "LinkPlan",
-    "NetlabError",
-    "NetworkNamespace",
-    "SlowFlows",
-    "cut_nic",
-    "data_flows",
-    "describe_delays",
-    "describe_flows",
-    "missing_privilege",
-    "missing_requirement",
-    "missing_tap_device",
-    "parse_delay_ms",
-    "parse_rate_mbit",
-    "parse_slow_flows",
-]

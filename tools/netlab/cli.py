@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .delayed_wires import describe_delays, parse_delay_ms
 from .errors import NetlabError
@@ -46,15 +46,14 @@ def _converting(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
     return convert
 
 
-@_converting
-def _rates(text: str) -> float | list[float]:
-    rates = [parse_rate_mbit(part) for part in text.split(",")]
-    return rates if len(rates) > 1 else rates[0]
+def _per_nic(parse: Callable[[str], _Value]) -> Callable[[str], _Value | list[_Value]]:
+    """One for all, or with commas one for each."""
 
+    def convert(text: str) -> _Value | list[_Value]:
+        values = [parse(part) for part in text.split(",")]
+        return values if len(values) > 1 else values[0]
 
-def _mtus(text: str) -> int | list[int]:
-    mtus = [int(part) for part in text.split(",")]
-    return mtus if len(mtus) > 1 else mtus[0]
+    return _converting(convert)
 
 
 @_converting
@@ -88,99 +87,58 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_argument("--hosts", type=int, default=2, help="number of hosts (default 2)")
-    run.add_argument(
-        "--ranks-per-host",
-        type=int,
-        default=1,
-        metavar="N",
-        help="how often CMD is started on each host, whose ranks reach each other over its loopback (default 1)",
-    )
-    run.add_argument("--nics", type=int, default=1, help="NICs of each host, eth0 to eth<N-1> (default 1)")
-    run.add_argument(
+
+    def option(name: str, kind: Callable[[str], Any], metavar: str | None, about: str, **more: Any) -> None:
+        run.add_argument(name, type=kind, metavar=metavar, help=about, **more)
+
+    def switch(name: str, about: str) -> None:
+        run.add_argument(name, action="store_true", help=about)
+
+    rate = _converting(parse_rate_mbit)
+    option("--hosts", int, None, "number of hosts (default 2)", default=2)
+    about = "how often CMD is started on each host, whose ranks reach each other over its loopback (default 1)"
+    option("--ranks-per-host", int, "N", about, default=1)
+    option("--nics", int, None, "NICs of each host, eth0 to eth<N-1> (default 1)", default=1)
+    option(
         "--rate",
-        type=_rates,
+        _per_nic(parse_rate_mbit),
+        "RATE[,RATE..]",
+        "link rate, as 10G; one for each NIC if several",
         dest="rate_mbit",
-        metavar="RATE[,RATE..]",
-        help="link rate, as 10G; one for each NIC if several",
     )
-    run.add_argument(
-        "--speed",
-        choices=SPEEDS,
-        default=TOLD,
-        help="what /sys says of the links' speed: told: the rate, as a driver does (100 Gb/s without one); veth: 10"
-        " Gb/s, as in a pod of Kubernetes; unknown: -1, as on many clouds (default told)",
+    about = (
+        "what /sys says of the links' speed: told: the rate, as a driver does (100 Gb/s without one); veth: 10 Gb/s,"
     )
-    run.add_argument(
-        "--per-flow",
-        type=_converting(parse_rate_mbit),
-        dest="per_flow_mbit",
-        metavar="RATE",
-        help="cap of each TCP connection, as 400M",
-    )
-    run.add_argument(
-        "--slow-flows",
-        type=_converting(parse_slow_flows),
-        metavar="1/N=RATE",
-        help="lower cap of one connection in N, as 1/4=40M",
-    )
-    run.add_argument(
-        "--show-flows", action="store_true", help="afterwards, say how many flows were used and what they can carry"
-    )
-    run.add_argument(
-        "--uneven", type=_uneven, metavar="HOST:NIC=RATE", action="append", default=[], help="one link's rate"
-    )
-    run.add_argument(
-        "--mtu", type=_mtus, default=1500, metavar="BYTES[,BYTES..]", help="default 1500; one for each NIC if several"
-    )
-    run.add_argument("--ip", choices=("4", "6", "both"), default="both", help="IP versions (default both)")
+    about += " as in a pod of Kubernetes; unknown: -1, as on many clouds (default told)"
+    option("--speed", str, None, about, choices=SPEEDS, default=TOLD)
+    option("--per-flow", rate, "RATE", "cap of each TCP connection, as 400M", dest="per_flow_mbit")
+    about = "lower cap of one connection in N, as 1/4=40M"
+    option("--slow-flows", _converting(parse_slow_flows), "1/N=RATE", about)
+    switch("--show-flows", "afterwards, say how many flows were used and what they can carry")
+    option("--uneven", _uneven, "HOST:NIC=RATE", "one link's rate", action="append", default=[])
+    option("--mtu", _per_nic(int), "BYTES[,BYTES..]", "default 1500; one for each NIC if several", default=1500)
+    option("--ip", str, None, "IP versions (default both)", choices=("4", "6", "both"), default="both")
     run.add_argument(
         "--no-offload",
         action="store_false",
         dest="segmentation_offload",
         help="no segmentation offload: every packet has the MTU's size",
     )
-    run.add_argument(
-        "--delay",
-        type=_converting(parse_delay_ms),
-        dest="delay_ms",
-        default=0.0,
-        metavar="TIME",
-        help="of every packet, one way, as 5ms or 250us, in both directions: a round trip takes twice that (default 0)",
+    about = "of every packet, one way, as 5ms or 250us, in both directions: a round trip takes twice that (default 0)"
+    option("--delay", _converting(parse_delay_ms), "TIME", about, default=0.0, dest="delay_ms")
+    about = "of the packets, at random, as 1%% or 0.1%%; --no-offload makes them as small as on a wire (default 0)"
+    option("--loss", _converting(parse_loss), "PERCENT", about, default=0.0)
+    about = (
+        "the most that TCP keeps for a connection; a connection moves at most this much in a round trip (default the"
     )
-    run.add_argument(
-        "--loss",
-        type=_converting(parse_loss),
-        default=0.0,
-        metavar="PERCENT",
-        help="of the packets, at random, as 1%% or 0.1%%; --no-offload makes them as small as on a wire (default 0)",
-    )
-    run.add_argument(
-        "--tcp-buffer",
-        type=int,
-        metavar="MIB",
-        help="the most that TCP keeps for a connection; a connection moves at most this much in a round trip (default"
-        " the machine's)",
-    )
-    run.add_argument(
-        "--own-cpus", action="store_true", help="no two hosts run on the same CPU: each has an equal part of them"
-    )
-    run.add_argument(
-        "--congestion",
-        dest="congestion_control",
-        metavar="NAME",
-        help="TCP congestion control, as cubic (default the machine's)",
-    )
-    run.add_argument("--gpu-each", action="store_true", help="host k sees GPU k only (CUDA_VISIBLE_DEVICES)")
-    run.add_argument(
-        "--env", type=_assignment, metavar="NAME=VALUE", action="append", default=[], help="set for every rank"
-    )
-    run.add_argument(
-        "--timeout", type=float, default=3600.0, metavar="SECONDS", help="end the job after; 0: never (default 3600)"
-    )
-    run.add_argument(
-        "--grace", type=float, default=10.0, metavar="SECONDS", help="of the others after a failure (default 10)"
-    )
+    option("--tcp-buffer", int, "MIB", f"{about} machine's)")
+    switch("--own-cpus", "no two hosts run on the same CPU: each has an equal part of them")
+    about = "TCP congestion control, as cubic (default the machine's)"
+    option("--congestion", str, "NAME", about, dest="congestion_control")
+    switch("--gpu-each", "host k sees GPU k only (CUDA_VISIBLE_DEVICES)")
+    option("--env", _assignment, "NAME=VALUE", "set for every rank", action="append", default=[])
+    option("--timeout", float, "SECONDS", "end the job after; 0: never (default 3600)", default=3600.0)
+    option("--grace", float, "SECONDS", "of the others after a failure (default 10)", default=10.0)
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command and its arguments")
     commands.add_parser("check", help="say whether this process can build networks, and what it lacks")
     return parser

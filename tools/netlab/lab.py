@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from .delayed_wires import DelayedWires, DelayUsage, check_delay
@@ -160,9 +159,8 @@ class Lab:
         self._congestion_control = congestion_control
         self._speed = speed
         self._tcp_buffer_bytes = tcp_buffer_bytes
-        self._shown: tempfile.TemporaryDirectory[str] | None = (
-            None  # by host and NIC: what /sys shows there; see enter.py
-        )
+        # By host and NIC: what /sys shows there; see enter.py.
+        self._shown: tempfile.TemporaryDirectory[str] | None = None
         self._delayed_wires = DelayedWires()
         self._namespaces: list[NetworkNamespace] = []
         self._guard = TerminationGuard()
@@ -185,9 +183,7 @@ class Lab:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -307,10 +303,11 @@ class Lab:
                     self._keep_order(self._cpus[host.index] or self._usable_cpus)
                 netlink.change("lo", state="up")
         for nic in range(self._nic_count):
-            if self._needs_switch(nic):
+            plan = self._plans[0, nic]
+            if self._host_count > 2 or plan != self._plans[1, nic] or plan.loss:
                 self._join_by_switch(nic)
             else:
-                self._join_by_wire(nic)
+                self._add_wire(self.hosts[0].namespace, f"eth{nic}", self.hosts[1], nic, self._delays_ms[nic])
             for host in self.hosts:
                 self._start_nic(host, nic)
         if any(self._delays_ms):
@@ -339,14 +336,6 @@ class Lab:
         namespace = NetworkNamespace()
         self._namespaces.append(namespace)
         return namespace
-
-    def _needs_switch(self, nic: int) -> bool:
-        first, second = self._plans[0, nic], self._plans[1, nic]
-        return self._host_count > 2 or first != second or first.loss > 0
-
-    def _join_by_wire(self, nic: int) -> None:
-        first, second = self.hosts
-        self._add_wire(first.namespace, f"eth{nic}", second, nic, self._delays_ms[nic])
 
     def _add_wire(self, namespace: NetworkNamespace, name: str, host: Host, nic: int, delay_ms: float) -> None:
         """From the interface `name`, made in `namespace`, to a host's NIC."""

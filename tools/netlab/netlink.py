@@ -9,7 +9,6 @@ import os
 import socket
 import struct
 import time
-from types import TracebackType
 from typing import Any
 
 from .errors import NetlabError, translated
@@ -63,19 +62,15 @@ def _flow_cap_mbit(per_flow_mbit: float, plan: LinkPlan, number: int) -> float:
 
 class Netlink:
     def __init__(self) -> None:
-        try:
-            from pyroute2 import IPRoute
-        except ImportError as error:
-            raise NetlabError("netlab needs the Python package pyroute2: pip install pyroute2") from error
+        from pyroute2 import IPRoute  # which a lab says that it needs
+
         with translated("opening rtnetlink"):
             self._route: Any = IPRoute()
 
     def __enter__(self) -> Netlink:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._route.close()
 
     def interface_index(self, name: str) -> int:

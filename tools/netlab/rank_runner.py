@@ -36,13 +36,6 @@ def _report(text: str) -> None:
         print(f"netlab: {text}", file=sys.stderr, flush=True)
 
 
-def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """As a shell gives it: 128 + number for a signal."""
-    code = process.poll()
-    assert code is not None
-    return code if code >= 0 else 128 - code
-
-
 def _describe(code: int) -> str:
     if code > 128 and code - 128 in {int(number) for number in signal.Signals}:
         return f"was ended by {signal.Signals(code - 128).name}"
@@ -83,12 +76,7 @@ class RankRunner:
                 if self._gpus:
                     environment["CUDA_VISIBLE_DEVICES"] = self._gpus[host]
                 process = self._lab.start(
-                    host,
-                    command,
-                    environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    host, command, environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
                 )
                 processes.append(process)
                 copiers += self._copy_output(rank, process)
@@ -124,10 +112,10 @@ class RankRunner:
         running = dict(enumerate(processes))
         while running:
             for rank, process in list(running.items()):
-                if process.poll() is None:
+                if (code := process.poll()) is None:
                     continue
                 del running[rank]
-                code = _exit_code(process)
+                code = code if code >= 0 else 128 - code  # as a shell gives it
                 self._worst = max(self._worst, code)
                 if code != 0:
                     _report(f"host {self._name(rank)} {_describe(code)}")

@@ -10,19 +10,12 @@ from pathlib import Path
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 
 
-def effective_capabilities() -> int:
-    """The bit mask of this thread's effective capabilities."""
-    for line in Path("/proc/thread-self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    raise RuntimeError("/proc/thread-self/status has no CapEff line: is /proc mounted?")
-
-
 def missing_privilege(capabilities: int | None = None) -> str | None:
     """What only another user or machine can have. `capabilities` replaces this process's effective mask (for tests)."""
     if not sys.platform.startswith("linux"):
         return f"netlab needs Linux network namespaces; this is {sys.platform}"
-    mask = effective_capabilities() if capabilities is None else capabilities
+    status = Path("/proc/thread-self/status").read_text()
+    mask = int(status.partition("CapEff:")[2].split()[0], 16) if capabilities is None else capabilities
     lacking = [name for name, bit in _CAPABILITIES.items() if not mask >> bit & 1]
     if lacking:
         options = " ".join(f"--cap-add {name.removeprefix('CAP_')}" for name in _CAPABILITIES)
