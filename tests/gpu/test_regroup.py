@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import DEVICE_VARIABLE, SHARING_VARIABLE
+from support.ranks import DEVICE_VARIABLE, SHARING_VARIABLE, visible_gpus
 from support.regrouped import (
     SMALL_BUCKETS,
     Kill,
@@ -131,6 +131,7 @@ def _on_the_first_gpu() -> None:
         bagua.init_process_group(regroup=bagua.Regroup())
 
 
+@pytest.mark.skipif(len(visible_gpus()) < 2, reason="needs 2 GPUs; that ranks share the only one is allowed")
 def test_ranks_that_did_not_choose_a_gpu_are_told_so() -> None:
     run_job(2, _on_the_first_gpu)
 

@@ -129,7 +129,7 @@ class _Lane:
         self.code: int | None = None  # None: it was not done in time
         plan = folder / f"{number}.plan"
         # pytest-benchmark, where it is installed, warns, and warnings are errors here.
-        options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+        options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark", "-m", "deep or not deep"]
         options += ["-o", f"timeout={TEST_TIMEOUT_S}", f"--rootdir={root}", f"--config-file={root / 'pyproject.toml'}"]
         words = {"parent": os.getpid(), "events": str(self.events), "options": options, "tests": list(tests)}
         plan.write_text(json.dumps(words))
