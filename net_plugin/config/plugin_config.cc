@@ -70,7 +70,8 @@ const std::vector<Knob>& knob_table() {
                            "host; of these threads, connections to other hosts use four, or one per 12.5 Gb/s of "
                            "the interface if that is more (eight if its speed is unknown), but no more than half of "
                            "the CPUs; with BAGUA_NET_ENCRYPTION six, or one per 8 Gb/s (ten if the "
-                           "speed is unknown), and without AES twice as many."),
+                           "speed is unknown), and without AES twice as many; with joined interfaces half as many "
+                           "again."),
       integer_or_auto_knob(
           "BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
           "Number of NCCL devices per network interface. NCCL opens two channels per device, so this sets how many "

@@ -53,10 +53,14 @@ int workers_between_hosts(const PluginConfig& config, const HandshakeSettings& s
                           const std::vector<Device>& devices, const CpuBudget& budget) {
   if (config.workers) return *config.workers;
   int fastest = 0;
-  for (const Device& device : devices) fastest = std::max(fastest, device.nic_mbps());
+  bool joins = false;
+  for (const Device& device : devices) {
+    fastest = std::max(fastest, device.nic_mbps());
+    joins |= device.interfaces.size() > 1;
+  }
   // The peers' CPUs are taken to be as this one.
   const Cipher cipher = settings.encrypts ? choose_cipher(settings.uses_aes, true) : Cipher::kNone;
-  return network_workers(fastest, cipher, budget.share());
+  return network_workers(fastest, cipher, budget.share(), joins);
 }
 
 // Each once, though it may be several devices. A loopback interface never goes away.

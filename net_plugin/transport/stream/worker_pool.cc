@@ -114,11 +114,11 @@ Cost cost_of(Cipher cipher) {
 
 }  // namespace
 
-int network_workers(int fastest_mbps, Cipher cipher, int cpus) {
+int network_workers(int fastest_mbps, Cipher cipher, int cpus, bool joins) {
   constexpr std::int64_t kPerMbps = 8'000'000;  // picoseconds in which 1 Mb/s moves a byte
   const Cost cost = cost_of(cipher);
   const int mbps = fastest_mbps == 0 ? cost.unknown_mbps : std::max(fastest_mbps, cost.least_mbps);
-  const std::int64_t busy = mbps * cost.picoseconds;
+  const std::int64_t busy = mbps * (joins ? cost.picoseconds * 3 / 2 : cost.picoseconds);
   const auto workers = static_cast<int>((busy + kPerMbps - 1) / kPerMbps);
   return cipher == Cipher::kNone ? std::min(workers, std::max(kFew, cpus / 2)) : workers;
 }

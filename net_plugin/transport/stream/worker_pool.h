@@ -31,8 +31,10 @@ namespace bagua_net {
 // with AES take up to half as long again, so 300 and 800 ps are counted for each of the two.
 // fastest_mbps: of the interfaces; 0: unknown, taken for 100 Gb/s, or encrypted for 80. At least as many as for 50
 // Gb/s, or encrypted for 48, because the interface of a virtual machine may tell a wrong speed. cpus: of the rank; what
-// only copies takes at most half of them. The pool may have fewer (os/cpu_budget.h).
-int network_workers(int fastest_mbps, Cipher cipher, int cpus);
+// only copies takes at most half of them. joins: fastest_mbps is the sum of joined interfaces; half as many again,
+// since messages are cut into more chunks there, and the slower path is waited for (25 + 25 Gb/s: six carry the whole
+// rate, four did in four starts of nine). The pool may have fewer (os/cpu_budget.h).
+int network_workers(int fastest_mbps, Cipher cipher, int cpus, bool joins = false);
 
 enum class Direction { kSend, kReceive };
 

@@ -53,6 +53,9 @@ TEST_CASE(the_workers_of_a_network_follow_from_its_speed_and_the_cipher) {
   CHECK_EQ(network_workers(0, Cipher::kNone, 12), 6);
   CHECK_EQ(network_workers(0, Cipher::kNone, 2), 4);
   CHECK_EQ(network_workers(0, Cipher::kAes256Gcm, 12), 10);
+  CHECK_EQ(network_workers(50'000, Cipher::kNone, 16, true), 6);
+  CHECK_EQ(network_workers(200'000, Cipher::kNone, 64, true), 24);
+  CHECK_EQ(network_workers(50'000, Cipher::kNone, 2, true), 4);
 }
 
 TEST_CASE(connections_between_hosts_get_all_workers_of_a_small_pool) {
