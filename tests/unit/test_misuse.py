@@ -18,7 +18,12 @@ import bagua.torch_api as bagua_api
 from bagua.misuse import explains_calls
 from bagua.torch_api import communication
 from bagua.torch_api.algorithms import Algorithm
-from bagua.torch_api.contrib import CachedDataset, LoadBalancingDistributedSampler, fuse_optimizer
+from bagua.torch_api.contrib import (
+    CachedDataset,
+    LoadBalancingDistributedBatchSampler,
+    LoadBalancingDistributedSampler,
+    fuse_optimizer,
+)
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 MODEL: Any = nn.Linear(2, 2)
@@ -28,6 +33,7 @@ api: Any = bagua_api
 fsdp: Any = bagua.fsdp
 wrapper: Any = DistributedDataParallel
 sampler: Any = LoadBalancingDistributedSampler
+batch_sampler: Any = LoadBalancingDistributedBatchSampler
 fuse: Any = fuse_optimizer
 
 
@@ -57,6 +63,9 @@ fuse: Any = fuse_optimizer
         (lambda: fuse([OPTIMIZER]), "optimizer is a list. Pass a torch.optim.Optimizer"),
         (lambda: fuse(OPTIMIZER, flatten=True), "Did you mean 'do_flatten'?"),
         (lambda: sampler([1], None, 1, 0), "complexity_fn is None. Pass a function"),
+        (lambda: sampler([1], float, 1, 0, shares="auto"), "BalancedSampler(dataset, batch_size=512, complexity_fn="),
+        (lambda: sampler([1], float, 1, 0, drop=True), "Did you mean 'drop_last'?"),
+        (lambda: batch_sampler(sampler([1], float, 1, 0), list, shares=[1]), "BalancedSampler(dataset, batch_size=512"),
         (lambda: fsdp.compress_communication("model"), "model is 'model'. Pass the torch.nn.Module"),
         (lambda: fsdp.compress_communication(MODEL, codec="int4"), "gradients='int8', weights='int8'"),
         (lambda: fsdp.compress_communication(MODEL, gradient="int4"), "Did you mean 'gradients'?"),

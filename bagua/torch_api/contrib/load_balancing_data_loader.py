@@ -19,10 +19,15 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
+from bagua.misuse import explains_calls
 from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
 from bagua.torch_api.contrib.second_split import refuse_second_split
 
 _MOST = (1 << 63) - 1  # that torch.randint takes
+_WITH_SHARES = (
+    "For ranks of different speed, use BalancedSampler(dataset, batch_size=512, complexity_fn=...) of"
+    " bagua.torch_api.contrib: it has shares, and samples of similar cost in each global batch."
+)
 
 
 class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[int]):
@@ -30,6 +35,10 @@ class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[
     Indices of samples for this rank, such that all ranks have samples of similar cost at the same time.
 
     It is one of torch's DistributedSamplers, so that Lightning does not split its indices again.
+
+    All ranks get equally many samples. If they differ in speed, use a BalancedSampler with a `complexity_fn`, such as
+    `DataLoader(dataset, batch_sampler=BalancedSampler(dataset, batch_size=512, complexity_fn=len))`: the samples of a
+    global batch have similar costs, and a fast rank gets more of them.
 
     Costs are evaluated once, for all samples on each rank. A rank gets ceil(len(dataset) / num_replicas) indices:
     to fill the last chunk, samples are repeated, beginning with the cheapest.
@@ -55,6 +64,10 @@ class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[
         ValueError: num_replicas, rank or random_level is out of range, or a cost is not finite.
     """
 
+    @explains_calls(
+        "Call LoadBalancingDistributedSampler(dataset, complexity_fn=len), with other arguments by their names.",
+        shares=_WITH_SHARES,
+    )
     def __init__(
         self,
         dataset: Any,
@@ -138,7 +151,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[
 
 class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
     """
-    Batches of a sampler's indices, of sizes that `batch_fn` chooses; equally many on all ranks.
+    Batches of a sampler's indices, of sizes that `batch_fn` chooses; equally many on all ranks, whatever their speed.
 
     Args:
         sampler: with `drop_last=False`.
@@ -153,6 +166,9 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
             `drop_last`.
     """
 
+    @explains_calls(
+        "Call LoadBalancingDistributedBatchSampler(sampler, batch_fn), with drop_last by its name.", shares=_WITH_SHARES
+    )
     def __init__(
         self,
         sampler: LoadBalancingDistributedSampler,

@@ -45,16 +45,24 @@ steps = 2
 for _ in range(steps):
     next(interrupted)
 seen.clear()
-run_blocks("docs/how-to/train/balance-load.md", 4)
-assert seen == whole[2:]
 run_blocks("docs/how-to/train/balance-load.md", 5)
+assert seen == whole[2:]
+run_blocks("docs/how-to/train/balance-load.md", 6)
 assert state["position"] == 16
 seen.clear()
 sampler.load_state_dict(state)
-run_blocks("docs/how-to/train/balance-load.md", 4)
+run_blocks("docs/how-to/train/balance-load.md", 5)
 assert seen == whole[2:]
 
 expected = list(sampler)
 run_blocks("docs/how-to/train/balance-load.md", 3)
 sampler.set_epoch(2)
 assert list(sampler) == expected
+
+run_blocks("docs/how-to/train/balance-load.md", 4)
+batches = [[len(sample) for sample in batch] for batch in loader]
+assert len(batches) == 6
+for parts in zip(*on_all_ranks(batches), strict=True):
+    assert [len(part) for part in parts] == [8, 8], "in equal parts, until speeds are known"
+    of_all = sorted(length for part in parts for length in part)
+    assert of_all == lengths[lengths.index(of_all[0]) :][:16], "neighbours in the order of lengths"
