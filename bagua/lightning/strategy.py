@@ -30,6 +30,7 @@ from bagua.engine.data_parallel import DataParallelEngine
 from bagua.lightning.packages import ForPackage, subclass_for
 from bagua.lightning.rank_files import STATE, load_own, rank_file
 from bagua.misuse import nearest
+from bagua.regroup import coordinator
 from bagua.torch_api import init_process_group
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithmImpl
@@ -86,6 +87,7 @@ def strategy_for(package: str) -> Any:
     """
     made = subclass_for(package, "BaguaStrategy", BaguaParallel, strategy_for, "strategies", "DDPStrategy")
     made.misconfiguration = importlib.import_module(f"{package}.utilities.exceptions").MisconfigurationException
+    made.accumulation_scheduler = importlib.import_module(f"{package}.callbacks").GradientAccumulationScheduler
     registry = importlib.import_module(f"{package}.strategies").StrategyRegistry
     registry.register(NAME, made, description="Bagua's algorithms", override=True)
     return made
@@ -116,11 +118,14 @@ class BaguaParallel(ForPackage):
 
     Raises:
         MisconfigurationException: an unknown algorithm or option, or an optimizer that the algorithm cannot use. When
-            training begins: batch weights with `accumulate_grad_batches`, by which Lightning divides losses.
+            training begins: batch weights with `accumulate_grad_batches` or a GradientAccumulationScheduler, by which
+            Lightning divides losses.
+        NotImplementedError: when training begins: the job regroups, and Lightning's passes are within optimizer steps.
     """
 
     strategy_name = NAME
     misconfiguration: type[Exception]
+    accumulation_scheduler: type[Any]
     # Of Lightning's class.
     model: Any
     lightning_module: Any
@@ -230,7 +235,11 @@ class BaguaParallel(ForPackage):
 
     def _wrap(self) -> None:
         module = self.lightning_module
+        coordinator.refuse("Lightning's Trainer", "Write the training loop yourself")
         self._refuse_divided_losses(module.trainer.accumulate_grad_batches)
+        for callback in module.trainer.callbacks:
+            if isinstance(callback, self.accumulation_scheduler):
+                self._refuse_divided_losses(max(callback.scheduling.values()))
         algorithm = self._algorithm_for(self.optimizers)
         left = self._left_by_all(module, algorithm)
         own = [tensor.detach().clone() for tensor in _tensors(module)] if left is not None else []
@@ -339,6 +348,7 @@ class BaguaParallel(ForPackage):
         return wrapper(*arguments, **keywords)
 
     def pre_backward(self, closure_loss: Tensor) -> None:
+        self._refuse_divided_losses(self.lightning_module.trainer.accumulate_grad_batches)  # a callback may change it
         if isinstance(self.model, DistributedDataParallel) and self.model.inner.replans_before_backward:
             self.model.inner.before_backward(closure_loss)
 

@@ -13,6 +13,7 @@ import torch
 from support.lightning_runs import INPUTS, environment, lightning_of, loader, module_class, trainer_of
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.regrouped import run_job
 from support.sweeps import rest_is_deep
 from torch import Tensor, nn
 
@@ -378,6 +379,67 @@ def test_averaging_that_could_not_end_is_an_error(tmp_path: Path) -> None:
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
+@on_ranks(2, lightning=True, joined=False)
+def test_steps_count_whatever_passes_a_scheduler_gives_each(tmp_path: Path) -> None:
+    """Of local steps, and of gradients."""
+    pl = lightning_of()
+    from bagua.lightning import BaguaStrategy
+
+    class Net(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+            self.seen: list[Any] = []
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            self.seen.append(batch)
+            return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    for algorithm, options in (("gradient_allreduce", {}), ("local_sgd", {"sync_every": 3})):
+        pl.seed_everything(3, verbose=False)
+        net, expected = Net(), Net()
+        expected.load_state_dict(net.state_dict())
+        # Of 4 batches in each epoch, so that the last step of the last one has a pass less.
+        scheduler = pl.callbacks.GradientAccumulationScheduler({1: 2, 2: 3})
+        strategy = BaguaStrategy(algorithm, **options)
+        trainer = trainer_of(pl, strategy, str(tmp_path), max_epochs=3, callbacks=[scheduler])
+        trainer.fit(net, loader())
+        optimizer, steps = expected.configure_optimizers(), 0
+        for number, batch in enumerate(net.seen):
+            passes = 1 + number // 4  # as many as the epoch says
+            (expected.training_step(batch, 0) / passes).backward()
+            if (number % 4 + 1) % passes and number % 4 != 3:
+                continue
+            for one in expected.parameters() if algorithm == "gradient_allreduce" else ():
+                one.grad = _mean(one.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            for one in expected.parameters() if algorithm == "local_sgd" and steps % 3 == 0 else ():
+                one.data = _mean(one.data)
+        assert steps == 4 + 2 + 2
+        for one, other in zip(net.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(one, other.to(one.device))
+
+
+def _regrouping(folder: str) -> None:
+    pl = lightning_of()
+    import bagua.torch_api as bagua
+    from bagua.lightning import BaguaStrategy
+
+    bagua.init_process_group(regroup=bagua.Regroup(), backend="gloo")
+    with pytest.raises(NotImplementedError, match="regroup: Lightning's Trainer is not supported under regroup"):
+        trainer_of(pl, BaguaStrategy(), folder).fit(module_class(pl)(), loader())
+
+
+def test_a_job_that_regroups_is_not_lightning_s(tmp_path: Path) -> None:
+    """Which calls optimizers with a closure that makes the passes."""
+    run_job(1, _regrouping, str(tmp_path), lightning=True)
+
+
 def _misconfigured(folder: str) -> list[str]:
     pl = lightning_of()
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -398,10 +460,24 @@ def _misconfigured(folder: str) -> list[str]:
     with pytest.raises(MisconfigurationException) as raised:
         trainer_of(pl, BaguaStrategy(algorithm="qadam"), folder).fit(module_class(pl)(), loader())
     messages.append(str(raised.value))
-    trainer = trainer_of(pl, BaguaStrategy(count_batch=True), folder, accumulate_grad_batches=2)
-    with pytest.raises(MisconfigurationException) as raised:
-        trainer.fit(module_class(pl)(), loader())
-    messages.append(str(raised.value))
+
+    class InAHook(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_epoch_start(self, trainer: Any, _: Any) -> None:
+            trainer.accumulate_grad_batches = 1 + trainer.current_epoch
+
+    by_epoch = pl.callbacks.GradientAccumulationScheduler
+    for options in (
+        {"accumulate_grad_batches": 2},
+        {"callbacks": [by_epoch({7: 3})]},
+        {"callbacks": [InAHook()]},
+    ):
+        trainer = trainer_of(pl, BaguaStrategy(count_batch=True), folder, **options)
+        with pytest.raises(MisconfigurationException) as raised:
+            trainer.fit(module_class(pl)(), loader())
+        messages.append(str(raised.value))
+    # A step is one pass: the first callback never accumulates, and the second one makes no passes when it does.
+    for callbacks in ([by_epoch({1: 1})], [pl.callbacks.StochasticWeightAveraging(0.1, 1)]):
+        trainer_of(pl, BaguaStrategy(count_batch=True), folder, callbacks=callbacks).fit(module_class(pl)(), loader())
     return messages
 
 
@@ -416,6 +492,8 @@ def test_what_is_wrong_is_told_with_the_remedy(tmp_path: Path) -> None:
             ["hierarchical", "GradientAllReduceAlgorithm"],
             ["loss='sum' has no effect without batch weights"],
             ["QAdamOptimizer", "['Adam']"],
+            ["accumulate_grad_batches=2: Lightning divides losses", "2 times too small"],
+            ["accumulate_grad_batches=3: Lightning divides losses", "3 times too small"],
             ["accumulate_grad_batches=2: Lightning divides losses", "2 times too small"],
         ),
         strict=True,
