@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib.util
 import inspect
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -24,6 +25,42 @@ def shown(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def check_flags(**flags: object) -> None:
+    """
+    Args:
+        **flags: by name. 0, 1 and those of numpy and torch are flags, too.
+
+    Raises:
+        TypeError: one is neither True nor False: "no" would count as True.
+    """
+    for name, value in flags.items():
+        plain = value.item() if hasattr(value, "item") else value
+        if not isinstance(plain, int) or plain not in (0, 1):
+            raise TypeError(f"{name} is {shown(value)}. Pass True or False.")
+
+
+def check_given_flags(**flags: object) -> None:
+    """As `check_flags`, of those that are not None.
+
+    Raises:
+        TypeError: as there.
+    """
+    check_flags(**{name: value for name, value in flags.items() if value is not None})
+
+
+def check_integers(**integers: object) -> None:
+    """
+    Args:
+        **integers: by name, of Python or numpy.
+
+    Raises:
+        TypeError: one is something else, such as 8.0 or "8".
+    """
+    for name, value in integers.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name} is {shown(value)}. Pass an integer.")
 
 
 def missing_torch(module: str) -> ModuleNotFoundError | None:

@@ -23,7 +23,7 @@ from bagua.collectives.process_group import (
 )
 from bagua.env import read_text
 from bagua.job import rendezvous, torch_internals
-from bagua.misuse import explains_calls, nearest
+from bagua.misuse import check_integers, explains_calls, nearest, shown
 
 _MAX_TIMEOUT_S = 10 * 365 * 86400.0  # backends count in milliseconds, some of them in 64 bits of nanoseconds
 _WITH_NCCL = ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo")
@@ -68,7 +68,8 @@ def init_process_group(
         NotImplementedError: `regroup` with another backend than gloo.
         RuntimeError: ranks have not come within the timeout (torch.distributed.DistStoreError, which names them),
             Bagua is initialized already, or the backend is not available in this build of torch.
-        TypeError: `store` is not a store, `timeout` is neither a timedelta nor a number, or `backend` is not a string.
+        TypeError: `store` is not a store, a number of ranks is not an integer, `timeout` is neither a timedelta nor a
+            number, `backend` is not a string, or `regroup` is not a Regroup.
         ValueError: an argument or a variable is missing, out of range or contradicts torch's default group; or srun or
             mpirun started several processes without WORLD_SIZE.
     """
@@ -165,8 +166,8 @@ def _checked_regroup(regroup: Any, backend: str | None) -> torch.device | None:
         TypeError: `regroup` is something else.
         ValueError: torch's default group is there already, or a setting of NCCL contradicts.
     """
-    if not all(hasattr(regroup, name) for name in ("begin", "end")):
-        raise TypeError(f"regroup is {regroup!r}. Pass bagua.torch_api.Regroup(), or nothing.")
+    if isinstance(regroup, type) or not all(hasattr(regroup, name) for name in ("begin", "end")):
+        raise TypeError(f"regroup is {shown(regroup)}. Pass bagua.torch_api.Regroup(), or nothing.")
     if dist.is_initialized():
         raise ValueError(
             "regroup: torch.distributed is already initialized, and its default group cannot follow when a rank is"
@@ -248,6 +249,7 @@ def _check_torch_group(
 
 
 def _check_ranks(rank: int, world_size: int, local_world_size: int) -> None:
+    check_integers(rank=rank, world_size=world_size, local_world_size=local_world_size)
     if world_size < 1 or not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} of world_size={world_size}: a store needs both, with 0 <= rank < world_size")
     if not 1 <= local_world_size <= world_size:

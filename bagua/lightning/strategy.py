@@ -29,7 +29,7 @@ from bagua.collectives.process_group import is_initialized
 from bagua.engine.data_parallel import DataParallelEngine
 from bagua.lightning.packages import ForPackage, subclass_for
 from bagua.lightning.rank_files import STATE, load_own, rank_file
-from bagua.misuse import nearest
+from bagua.misuse import check_flags, nearest
 from bagua.regroup import coordinator
 from bagua.torch_api import init_process_group
 from bagua.torch_api.algorithms import Algorithm
@@ -193,7 +193,8 @@ class BaguaParallel(ForPackage):
                 raise self.misconfiguration(f"BaguaStrategy: {error}") from error
         try:
             weighted_loss(**self._weights)
-        except ValueError as error:
+            check_flags(flatten=self._flatten, find_unused_parameters=self._find_unused_parameters)
+        except (TypeError, ValueError) as error:
             raise self.misconfiguration(f"BaguaStrategy: {error}") from error
         if isinstance(self._algorithm, Algorithm):
             if self._options:

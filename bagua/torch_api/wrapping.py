@@ -15,7 +15,7 @@ from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import DataParallelEngine, engine_named
 from bagua.env import read_text
-from bagua.misuse import explains_calls, shown
+from bagua.misuse import check_flags, check_given_flags, explains_calls, shown
 from bagua.torch_api.algorithms.base import allowed_algorithms, resolve_algorithm
 from bagua.torch_api.env import get_autotune_level, get_default_bucket_size
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
@@ -80,7 +80,7 @@ def with_bagua(
     Raises:
         RuntimeError: No process group is initialized, or the ranks' modules or optimizers differ.
         TypeError: `model` is not a module, `optimizers` is not a list of optimizers, `algorithm` is neither a name nor
-            an Algorithm, or `allow` is not a list of them.
+            an Algorithm, `allow` is not a list of them, or what is to be True or False is something else.
         ValueError: `algorithm` or `allow` has a name that is not registered, `optimizers` is empty, there is nothing to
             train, the state of an optimizer cannot be synchronized (LBFGS), ranks divide the steps of an optimizer
             (ZeroRedundancyOptimizer) and `algorithm` does not average gradients, training cannot change to an
@@ -88,6 +88,8 @@ def with_bagua(
         NotImplementedError: batch weights with an algorithm that does not support them.
     """
     check_module("model", model)
+    check_flags(do_flatten=do_flatten, find_unused_parameters=find_unused_parameters)
+    check_given_flags(autotune=autotune)
     given = check_optimizers(optimizers)
     recipe = resolve_algorithm(algorithm, given)
     allowed = allowed_algorithms(recipe, allow)
@@ -170,8 +172,10 @@ def weighted_loss(batch_weights: bool, count_batch: bool, loss: str) -> str | No
     """What the loss is of its samples; None: without batch weights.
 
     Raises:
+        TypeError: one of the first two is neither True nor False.
         ValueError: `loss` has no effect.
     """
+    check_flags(batch_weights=batch_weights, count_batch=count_batch)
     if batch_weights or count_batch:
         return loss
     if loss != "mean":

@@ -100,6 +100,7 @@ def test_parts_follow_the_speeds_and_every_sample_comes_once(rank: int) -> None:
         {"batch_size": 9, "shares": None},
         {"batch_size": 9, "shares": ["2", "1", "1"]},
         {"batch_size": 9, "complexity_fn": 1},
+        {"batch_size": 9, "drop_last": "no"},
     ):
         with pytest.raises(TypeError, match="Pass "):
             BalancedSampler(data, **wrong)  # type: ignore[arg-type]

@@ -453,6 +453,8 @@ def _misconfigured(folder: str) -> list[str]:
         {"algorithm": 3},
         {"algorithm": GradientAllReduceAlgorithm(), "hierarchical": True},
         {"loss": "sum"},
+        {"batch_weights": "yes"},
+        {"flatten": "no"},
     ):
         with pytest.raises(MisconfigurationException) as raised:
             BaguaStrategy(**arguments)  # type: ignore[arg-type]
@@ -491,6 +493,8 @@ def test_what_is_wrong_is_told_with_the_remedy(tmp_path: Path) -> None:
             ["algorithm=3", "algorithm='bytegrad'"],
             ["hierarchical", "GradientAllReduceAlgorithm"],
             ["loss='sum' has no effect without batch weights"],
+            ["batch_weights is 'yes'. Pass True or False"],
+            ["flatten is 'no'. Pass True or False"],
             ["QAdamOptimizer", "['Adam']"],
             ["accumulate_grad_batches=2: Lightning divides losses", "2 times too small"],
             ["accumulate_grad_batches=3: Lightning divides losses", "3 times too small"],

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,11 +23,13 @@ from bagua.torch_api.contrib import (
     CachedDataset,
     LoadBalancingDistributedBatchSampler,
     LoadBalancingDistributedSampler,
+    RegroupSampler,
     fuse_optimizer,
 )
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 MODEL: Any = nn.Linear(2, 2)
+STORE: Any = dist.HashStore()
 OPTIMIZER = torch.optim.SGD(MODEL.parameters())
 ONES: Any = torch.ones(2)
 api: Any = bagua_api
@@ -44,6 +47,11 @@ fuse: Any = fuse_optimizer
         (lambda: api.init_process_group(0, 2), "store is 0. Pass a torch.distributed.Store"),
         (lambda: api.init_process_group(init_method="env://"), "Leave init_method out"),
         (lambda: api.init_process_group(device_id=0), "call torch.cuda.set_device(device_id) before"),
+        (lambda: api.init_process_group(STORE, "0", 1, 1), "rank is '0'. Pass an integer"),
+        (lambda: api.init_process_group(STORE, 0, 1.0, 1), "world_size is 1.0. Pass an integer"),
+        (lambda: api.init_process_group(regroup=True), "regroup is True. Pass bagua.torch_api.Regroup()"),
+        (lambda: api.init_process_group(regroup=api.Regroup), "regroup is the class Regroup. Pass"),
+        (lambda: api.Regroup(min_ranks=2.0), "min_ranks is 2.0. Pass a number of ranks"),
         (lambda: api.init_process_group(time_out=3), "Did you mean 'timeout'?"),
         (lambda: api.allreduce(ONES), "or allreduce_inplace for one tensor"),
         (lambda: api.alltoall_v(ONES), "or alltoall_v_inplace for one tensor"),
@@ -54,16 +62,36 @@ fuse: Any = fuse_optimizer
         (lambda: api.with_bagua([OPTIMIZER], MODEL), "model is a list. Pass an instance"),
         (lambda: api.with_bagua(nn.Linear, [OPTIMIZER]), "model is the class Linear. Pass an instance"),
         (lambda: api.with_bagua(MODEL), "with_bagua(model, [optimizer], 'bytegrad')"),
+        (lambda: api.with_bagua(MODEL, [OPTIMIZER], batch_weights="yes"), "batch_weights is 'yes'. Pass True or False"),
+        (lambda: api.with_bagua(MODEL, [OPTIMIZER], count_batch=None), "count_batch is None. Pass True or False"),
+        (lambda: api.with_bagua(MODEL, [OPTIMIZER], autotune="no"), "autotune is 'no'. Pass True or False"),
+        (lambda: api.with_bagua(MODEL, [OPTIMIZER], do_flatten=[]), "do_flatten is a list. Pass True or False"),
+        (
+            lambda: api.with_bagua(MODEL, [OPTIMIZER], find_unused_parameters=2),
+            "find_unused_parameters is 2. Pass True",
+        ),
         (lambda: MODEL.with_bagua([OPTIMIZER], algorithms="bytegrad"), "Did you mean 'algorithm'?"),
         (lambda: MODEL.with_bagua([OPTIMIZER], "bytegrad", codec="int4"), "init('bytegrad', codec='int4')"),
         (lambda: wrapper("model"), "module is 'model'. Pass an instance of torch.nn.Module"),
         (lambda: wrapper(MODEL, device_ids="0"), "device_ids is '0'. Pass a list"),
+        (lambda: wrapper(MODEL, static_graph="False"), "static_graph is 'False'. Pass True or False"),
+        (lambda: wrapper(MODEL, broadcast_buffers=()), "broadcast_buffers is a tuple. Pass True or False"),
+        (lambda: wrapper(MODEL, count_batch=64), "count_batch is 64. Pass True or False"),
+        (lambda: wrapper(MODEL, bucket_cap_mb=True), "bucket_cap_mb=True: must be a number of MiB"),
         (lambda: wrapper(MODEL, find_unused_parameter=True), "Did you mean 'find_unused_parameters'?"),
         (lambda: fuse("sgd"), "optimizer is 'sgd'. Pass a torch.optim.Optimizer"),
         (lambda: fuse([OPTIMIZER]), "optimizer is a list. Pass a torch.optim.Optimizer"),
         (lambda: fuse(OPTIMIZER, flatten=True), "Did you mean 'do_flatten'?"),
         (lambda: sampler([1], None, 1, 0), "complexity_fn is None. Pass a function"),
         (lambda: sampler([1], float, 1, 0, shares="auto"), "BalancedSampler(dataset, batch_size=512, complexity_fn="),
+        (lambda: sampler([1], float, "1", 0), "num_replicas is '1'. Pass an integer"),
+        (lambda: sampler([1], float, 1, 0.0), "rank is 0.0. Pass an integer"),
+        (lambda: sampler([1], float, 1, 0, shuffle="no"), "shuffle is 'no'. Pass True or False"),
+        (lambda: sampler([1], float, 1, 0, random_level="0.1"), "random_level is '0.1'. Pass a number between 0 and 1"),
+        (lambda: batch_sampler(sampler([1], float, 1, 0), 8), "batch_fn is 8. Pass a function"),
+        (lambda: batch_sampler(sampler([1], float, 1, 0), list, "no"), "drop_last is 'no'. Pass True or False"),
+        (lambda: RegroupSampler([1], accumulation=1.5), "accumulation is 1.5. Pass an integer"),  # type: ignore[arg-type]
+        (lambda: RegroupSampler([1], shuffle="no"), "shuffle is 'no'. Pass True or False"),  # type: ignore[arg-type]
         (lambda: sampler([1], float, 1, 0, drop=True), "Did you mean 'drop_last'?"),
         (lambda: batch_sampler(sampler([1], float, 1, 0), list, shares=[1]), "BalancedSampler(dataset, batch_size=512"),
         (lambda: fsdp.compress_communication("model"), "model is 'model'. Pass the torch.nn.Module"),
@@ -81,6 +109,14 @@ def test_the_error_has_the_right_call(call: Callable[[], object], said: str) -> 
         call()
     assert said in str(raised.value)
     assert raised.value.__cause__ is None
+
+
+def test_flags_and_numbers_of_other_libraries_are_those_of_python() -> None:
+    given = sampler(
+        [3, 1, 2], float, np.int64(1), np.int32(0), shuffle=np.False_, drop_last=0, random_level=np.float32(0)
+    )
+    assert list(given) == [1, 2, 0]
+    assert list(batch_sampler(given, lambda indices: [indices], torch.tensor(True))) == [[1, 2, 0]]
 
 
 @pytest.mark.parametrize("name", ["int4", "INT8", "fp8_e4m3"])

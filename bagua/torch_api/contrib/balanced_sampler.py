@@ -28,7 +28,7 @@ from bagua.engine.speed_shares import LEAST_STEPS, are_known, is_worth, parts_of
 from bagua.engine.step_statistics import COMPARABLE
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named
-from bagua.misuse import shown
+from bagua.misuse import check_flags, check_integers
 from bagua.torch_api.contrib.load_balancing_data_loader import costs_of, order_by_cost
 from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
 
@@ -61,8 +61,8 @@ class BalancedSampler(ResumableSampler[list[int]]):
 
     Raises:
         RuntimeError: torch.distributed is not initialized.
-        TypeError: `batch_size`, `every` or `seed` is not an integer, `shares` are neither a word nor numbers, or a cost
-            is not a number.
+        TypeError: `batch_size`, `every` or `seed` is not an integer, `shuffle` or `drop_last` neither True nor False,
+            `shares` are neither a word nor numbers, or a cost is not a number.
         ValueError: `batch_size` is below the number of ranks, `every` below 8, `shares` are not as many positive
             numbers, or a cost is not finite. While it is iterated: the ranks have other arguments.
     """
@@ -86,9 +86,8 @@ class BalancedSampler(ResumableSampler[list[int]]):
             )
         self._group = to_bagua_process_group(None)
         ranks = self._group.size
-        for name, value in (("batch_size", batch_size), ("every", every), ("seed", seed)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} is {shown(value)}. Pass an integer.")
+        check_integers(batch_size=batch_size, every=every, seed=seed)
+        check_flags(shuffle=shuffle, drop_last=drop_last)
         if batch_size < ranks:
             raise ValueError(f"batch_size={batch_size} must be at least {ranks}, one sample for each rank.")
         if every < 2 * LEAST_STEPS:

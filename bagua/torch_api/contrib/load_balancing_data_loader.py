@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from bagua.misuse import explains_calls
+from bagua.misuse import check_flags, check_integers, explains_calls, shown
 from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
 from bagua.torch_api.contrib.second_split import refuse_second_split
 
@@ -60,7 +60,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[
 
     Raises:
         RuntimeError: num_replicas or rank is not given, and torch.distributed is not initialized.
-        TypeError: a cost is not a number.
+        TypeError: a cost is not a number, or an argument has the wrong type.
         ValueError: num_replicas, rank or random_level is out of range, or a cost is not finite.
     """
 
@@ -87,12 +87,17 @@ class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[
             )
         num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
         rank = dist.get_rank() if rank is None else rank
+        check_integers(num_replicas=num_replicas, rank=rank, seed=seed)
+        check_flags(shuffle=shuffle, drop_last=drop_last)
         if num_replicas < 1:
             raise ValueError(f"num_replicas is {num_replicas}, must be at least 1")
         if not 0 <= rank < num_replicas:
             raise ValueError(
                 f"rank is {rank}, must be between 0 and {num_replicas - 1}, as num_replicas={num_replicas}"
             )
+        level: Any = random_level
+        if not isinstance(level, numbers.Real):
+            raise TypeError(f"random_level is {shown(random_level)}. Pass a number between 0 and 1.")
         if not 0 <= random_level <= 1:
             raise ValueError(f"random_level is {random_level}, must be between 0 and 1")
         DistributedSampler.__init__(self, dataset, num_replicas, rank, shuffle, seed, drop_last)
@@ -161,7 +166,8 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
             theirs, from the first on.
 
     Raises:
-        TypeError: `sampler` is not a LoadBalancingDistributedSampler.
+        TypeError: `sampler` is not a LoadBalancingDistributedSampler, `batch_fn` is not a function, or `drop_last`
+            neither True nor False.
         ValueError: `sampler.drop_last` is set. When an epoch begins: a rank has no batches although others do, without
             `drop_last`.
     """
@@ -178,6 +184,9 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
         super().__init__()
         if not isinstance(sampler, LoadBalancingDistributedSampler):
             raise TypeError(f"sampler is a {type(sampler).__name__}, must be a LoadBalancingDistributedSampler")
+        if not callable(batch_fn):
+            raise TypeError(f"batch_fn is {shown(batch_fn)}. Pass a function of indices that returns batches of them.")
+        check_flags(drop_last=drop_last)
         if sampler.drop_last:
             raise ValueError(
                 "sampler.drop_last is True, must be False: to leave out batches, give drop_last to the batch sampler"

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from bagua.misuse import check_flags, check_integers
 from bagua.regroup import coordinator
 from bagua.torch_api.contrib.second_split import refuse_second_split
 
@@ -61,6 +62,7 @@ class RegroupSampler(Sampler[int]):
 
     Raises:
         RuntimeError: torch.distributed is not initialized.
+        TypeError: seed or accumulation is not an integer, or shuffle or drop_last neither True nor False.
         ValueError: accumulation is below 1.
     """
 
@@ -69,6 +71,8 @@ class RegroupSampler(Sampler[int]):
     def __init__(
         self, dataset: Sized, seed: int = 0, shuffle: bool = True, drop_last: bool = False, accumulation: int = 1
     ) -> None:
+        check_integers(seed=seed, accumulation=accumulation)
+        check_flags(shuffle=shuffle, drop_last=drop_last)
         if accumulation < 1:
             raise ValueError(f"accumulation is {accumulation}, must be at least 1")
         if not (dist.is_available() and dist.is_initialized()):

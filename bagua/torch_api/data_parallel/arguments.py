@@ -52,7 +52,7 @@ def cap_of(megabytes: Any, name: str = "bucket_cap_mb") -> float:
         TypeError: not a number.
         ValueError: not above 0, or infinite.
     """
-    if not isinstance(megabytes, numbers.Real):
+    if isinstance(megabytes, bool) or not isinstance(megabytes, numbers.Real):
         raise TypeError(f"{name}={megabytes!r}: must be a number of MiB, or None for {DEFAULT_CAP_MB}")
     cap = float(megabytes)
     if not (cap > 0 and math.isfinite(cap * MIB)):

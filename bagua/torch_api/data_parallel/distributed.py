@@ -17,7 +17,7 @@ from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.module_hooks import HookCallable
 from bagua.job.torch_internals import is_in_backward
-from bagua.misuse import explains_calls
+from bagua.misuse import check_given_flags, explains_calls
 from bagua.regroup import coordinator
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.sharded_parameters import refuse_sharded
@@ -147,6 +147,15 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
         loss: str = "mean",
     ) -> None:
         check_module("module", module)
+        check_given_flags(  # torch takes None, too
+            broadcast_buffers=broadcast_buffers,
+            find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            static_graph=static_graph,
+            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            forward_sync_buffers=forward_sync_buffers,
+            init_sync=init_sync,
+        )
         nn.Module.__init__(self)
         JoinableWrapper.__init__(self)
         if not any(parameter.requires_grad for parameter in module.parameters()):
