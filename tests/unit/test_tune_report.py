@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,13 @@ def test_what_is_no_command_of_this_program(capsys: pytest.CaptureFixture[str]) 
         with pytest.raises(SystemExit, match="2"):
             main([name])
         assert f"unknown command '{name}'; that is `bagua-net {name}`\n" in capsys.readouterr().err
+
+
+def test_the_package_as_a_program_names_the_commands() -> None:
+    done = subprocess.run([sys.executable, "-P", "-m", "bagua"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2
+    for name in ("usage: bagua ", "bagua-net ", "bagua-net-bench ", "baguarun ", "python -m bagua.distributed.run "):
+        assert name in done.stderr
 
 
 def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
