@@ -30,7 +30,7 @@ def shares_of(given: str | Sequence[float], ranks: int | None = None) -> list[fl
             raise ValueError(f'shares={given!r} is unknown. Pass "auto", or a number for each rank.')
         return [1.0] * (ranks or 1)
     numbers: Any = given
-    if not isinstance(numbers, Sequence) or any(isinstance(one, str) for one in numbers):
+    if not isinstance(numbers, Sequence) or any(isinstance(one, str | bool | None) for one in numbers):
         raise TypeError(f'shares is {given!r}. Pass "auto", or a number for each rank, such as [2, 1].')
     shares = [float(one) for one in given]
     if len(shares) != (ranks or len(shares)) or not all(0 < one < math.inf for one in shares):

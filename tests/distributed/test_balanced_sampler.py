@@ -99,6 +99,7 @@ def test_parts_follow_the_speeds_and_every_sample_comes_once(rank: int) -> None:
         {"batch_size": 8.5},
         {"batch_size": 9, "shares": None},
         {"batch_size": 9, "shares": ["2", "1", "1"]},
+        {"batch_size": 9, "shares": [2, None, 1]},
         {"batch_size": 9, "complexity_fn": 1},
         {"batch_size": 9, "drop_last": "no"},
     ):
