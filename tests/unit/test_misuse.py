@@ -101,6 +101,7 @@ fuse: Any = fuse_optimizer
         (lambda: Algorithm.init("diloco", codec="int4"), "Algorithm.init('streaming_diloco', codec='int4', ...)"),
         (lambda: Algorithm.init("gradient_allreduce", codec="int4"), "Algorithm.init('bytegrad', codec='int4', ...)"),
         (lambda: Algorithm.init("bytegrad", codecs="int4"), "Did you mean 'codec'?"),
+        (lambda: Algorithm.init("bytegrad", hierarchical="no"), "hierarchical is 'no'. Pass True or False"),
         (lambda: CachedDataset([1], capacity="5G"), "Did you mean 'capacity_bytes'?"),
     ],
 )
@@ -116,6 +117,7 @@ def test_flags_and_numbers_of_other_libraries_are_those_of_python() -> None:
         [3, 1, 2], float, np.int64(1), np.int32(0), shuffle=np.False_, drop_last=0, random_level=np.float32(0)
     )
     assert list(given) == [1, 2, 0]
+    assert Algorithm.init("bytegrad", hierarchical=np.False_, average=1)
     assert list(batch_sampler(given, lambda indices: [indices], torch.tensor(True))) == [[1, 2, 0]]
 
 

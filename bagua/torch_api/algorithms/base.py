@@ -19,7 +19,7 @@ from bagua.codecs import codec_names, dtype_names
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import Getter, Setter, ensure_record, gradient_of, set_gradient
 from bagua.engine.training_plan import no_hook
-from bagua.misuse import nearest
+from bagua.misuse import check_flags, nearest
 
 if TYPE_CHECKING:
     from bagua.codecs import Codec
@@ -327,7 +327,8 @@ class AlgorithmRegistry:
 
         Raises:
             UnknownAlgorithmError: no such name.
-            TypeError: the algorithm has no such option, or one that it needs is missing.
+            TypeError: the algorithm has no such option, one that it needs is missing, or one that is to be True or
+                False is something else.
         """
         algorithm = self.get(name)
         self._check_options(name, algorithm, options)
@@ -343,6 +344,8 @@ class AlgorithmRegistry:
             if option not in parameters:
                 near = nearest(option, list(parameters)) or self._others_with(name, option, value)
                 raise TypeError(f"{name} has no option {option!r}.{near} {has}")
+            if parameters[option].annotation in (bool, "bool"):
+                check_flags(**{option: value})
         for one in parameters.values():
             if one.default is one.empty and one.kind is not one.VAR_POSITIONAL and one.name not in options:
                 raise TypeError(f"{name} needs the option {one.name!r}. {has}")
