@@ -81,14 +81,3 @@ def size_of(name: str, text: str) -> int:
             f"{name}={text}: must be a number of bytes, at least 1, optionally with a suffix K, M or G, such as 10M"
         )
     return size
-
-
-def read_number(environment: Mapping[str, str], name: str, default: int) -> int:
-    """An integer parameter of NCCL's, read as leniently as NCCL does: what is not a number counts as the default."""
-    text = read_text(environment, name)
-    if text is None:
-        return default
-    try:
-        return int(text, 0)
-    except ValueError:
-        return default

@@ -146,7 +146,6 @@ class Regrouping:
         self._is_whole = epoch.number >= 0
         self._fetched: int | None = None  # the step whose parameters and optimizer states it has taken
         self._state = dict(options.state)
-        self._given: dict[str, Any] = {}  # of the job's state, what this process has not yet
         self._guests = Guests()
         self._began = time.monotonic()  # the present step
         self._step_s = 0.0  # that the last one has taken
@@ -200,18 +199,6 @@ class Regrouping:
     def remove(self, participant: Participant) -> None:
         """It is no longer wrapped."""
         self._present.remove(participant)
-
-    def add_state(self, name: str, one: Any) -> None:
-        """Something with `state_dict` and `load_state_dict` is the same on all ranks, as what is in `Regroup(state=)`.
-        On all ranks, before their first step.
-
-        Raises:
-            ValueError: there is another of this name.
-        """
-        if self._state.setdefault(name, one) is not one:
-            raise ValueError(f"regroup: there is another {name!r} in the state of the job. Use another name.")
-        if name in self._given:
-            one.load_state_dict(self._given.pop(name))
 
     def add_sampler(self, sampler: FollowingSampler) -> None:
         """Made by all ranks in the same order."""
@@ -747,10 +734,7 @@ class Regrouping:
         for participant, rest in zip(self._present.participants, rests, strict=True):
             participant.take_rest(rest)
         for name, values in state.items():
-            if name in self._state:
-                self._state[name].load_state_dict(values)
-            else:
-                self._given[name] = values
+            self._state[name].load_state_dict(values)
         for number, reference in enumerate(self._samplers):
             sampler, position = reference(), self._given_samplers.pop(number, None)
             if sampler is not None and position is not None:

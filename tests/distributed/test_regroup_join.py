@@ -94,7 +94,8 @@ def _join_the_last_one(how: str) -> None:
     net = _net(number)
     optimizer = torch.optim.Adam([{"params": net[0].parameters()}, {"params": net[1:].parameters(), "lr": 3e-3}], 1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7)
-    start(min_ranks=1, state={"scheduler": scheduler})
+    position = _Position()
+    start(min_ranks=1, state={"scheduler": scheduler, "position": position})
     dist.barrier()  # alone or not
     fetches: list[Fetch] = []
     original = Fetch.run
@@ -108,12 +109,6 @@ def _join_the_last_one(how: str) -> None:
         model: Any = bagua.data_parallel.DistributedDataParallel(net, optimizers=[optimizer])
     else:
         model = bagua.with_bagua(net, [optimizer])
-    position = _Position()
-    current = coordinator.current()
-    assert current is not None
-    current.add_state("position", position)
-    with pytest.raises(ValueError, match="another 'position'"):
-        current.add_state("position", _Position())
     joined: list[tuple[int, nn.Sequential, torch.optim.Optimizer]] = []
 
     def keep() -> None:
