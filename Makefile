@@ -200,9 +200,9 @@ deep-fuzz:
 
 # --- quality ---------------------------------------------------------------------------------------------------------
 
-.PHONY: lint lint-python lint-typed lint-format lint-tidy lint-tidy-all
+.PHONY: lint lint-python lint-types lint-format lint-tidy lint-tidy-all
 lint: $(VENV)/.packages ## ruff, import-linter, mypy, clang-format, clang-tidy: every finding is an error
-	@$(MAKE) --no-print-directory --keep-going -j $(JOBS) -O lint-python lint-typed lint-format lint-tidy
+	@$(MAKE) --no-print-directory --keep-going -j $(JOBS) -O lint-python lint-types lint-format lint-tidy
 lint-python: $(VENV)/.packages
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet $(wildcard $(PYTHON_SOURCES))
@@ -210,11 +210,10 @@ lint-python: $(VENV)/.packages
 	@echo "== import-linter"
 	@for config in pyproject.toml tools/imports.toml; do \
 	  said=$$($(BIN)/lint-imports $$config --no-logo --no-cache 2>&1) || { echo "$$said" >&2; exit 1; }; done
-	@echo "== mypy"
-	@$(BIN)/mypy
-lint-typed: $(VENV)/.bagua
-	@echo "== mypy and basedpyright on the script of README.md, with the package that is installed"
-	@$(BIN)/python tools/docs/typed_programs.py
+# One after the other: the script is checked with what the first has read of torch. A finding of one does not hide the other's.
+lint-types: $(VENV)/.bagua
+	@echo "== mypy; mypy and basedpyright on the script of README.md, with the package that is installed"
+	@failed=0; $(BIN)/mypy || failed=1; $(BIN)/python tools/docs/typed_programs.py || failed=1; exit $$failed
 lint-format: $(VENV)/.packages
 	@echo "== clang-format"
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES) $(CPP_HEADERS) $(C_SOURCES)

@@ -1,7 +1,7 @@
 """Type checkers accept what the documentation shows: README's script passes mypy --strict and basedpyright.
 
-`make lint` runs it in the environment that bagua is installed in. It has lint's limits and not those of a test: without
-a cache from a former run, mypy reads all of torch.
+`make lint` runs it in the environment that bagua is installed in, after mypy has read torch for the package: with its
+settings, which have more than --strict, and its cache, this takes a second in place of twenty.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHECKERS = {
-    # `make clean` removes the cache.
-    "mypy": ["mypy", "--strict", "--cache-dir", str(REPOSITORY / ".mypy_cache" / "programs")],
+    "mypy": [
+        *("mypy", "--strict", "--config-file", str(REPOSITORY / "pyproject.toml")),
+        *("--cache-dir", str(REPOSITORY / ".mypy_cache")),
+    ],
     # What it calls a warning is about torch, whose types are partly unknown.
     "basedpyright": ["basedpyright", "--level", "error", "--pythonpath", sys.executable],
 }
