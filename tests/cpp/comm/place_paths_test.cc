@@ -175,7 +175,10 @@ TEST_CASE(a_path_that_fails_in_the_pause_after_a_refusal_is_found_out) {
   for (const NicPath& path : known) states.on_connected(path, 0, now_ms);
   int refused = 0;
   const auto refuse = [&](std::size_t /*place*/, std::size_t /*path*/) { return ++refused, Prepared::kFailed; };
-  for (; refused < 3; now_ms += 1000) paths.places_to_move(0b11, works, refuse, now_ms);
+  while (refused < 3) {
+    paths.places_to_move(0b11, works, refuse, now_ms);
+    now_ms += 1000;
+  }
   CHECK_EQ(states.usable(known, now_ms).size(), std::size_t{2});
   const auto probe = [&](std::size_t path) { return states.works(known[path], now_ms); };
   for (const std::int64_t end_ms = now_ms + 3000; now_ms < end_ms; now_ms += 200) {
