@@ -92,7 +92,7 @@ def test_the_diagnosis_reaches_the_log_under_torchrun(tmp_path: Path) -> None:
     script.write_text(_UNDER_TORCHRUN)
     options = ["--standalone", "--nproc-per-node=2", "--monitor-interval=2", str(script)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = run_launcher("torch.distributed.run", options, tmp_path, environment, timeout=240)
+    done = run_launcher("torch.distributed.run", options, tmp_path, environment, 240, forks=True)
     assert done.returncode != 0
     assert re.search(
         r"^bagua: Rank 1 \(host .*\) exited\.\nOperation on rank 0: all_reduce", done.stderr, re.MULTILINE

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forked_launcher import captured, run_launcher
+from support.forked_launcher import captured, fork_scripts, run_launcher
 from support.ports import free_port
 from support.processes import exit_code_of, forked, living_pids, wait_until
 from support.ranks import run_ranks
@@ -307,6 +307,7 @@ def _agent_after(path: str, words: list[list[str]], folder: str) -> tuple[int, s
     """The second agent comes when there is that file."""
     if os.environ["RANK"] == "1":
         wait_until(Path(folder, path).exists, "the job trains", TIMEOUT_S)
+    fork_scripts()
     return _agent(words, folder)
 
 

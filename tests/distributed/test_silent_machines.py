@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 import threading
+from pathlib import Path
 
 import pytest
-from support.labs import NEEDS_LAB, Lab
+from support.forked_program import run_program
+from support.labs import NEEDS_LAB, Lab, enter_namespace
 from support.processes import wait_until
+from support.ranks import run_ranks
 from support.sweeps import rest_is_deep
 
 pytestmark = NEEDS_LAB
 
 PATIENCE_S = 120.0
 SILENT_RANK = """
-import signal, sys
+import os, sys, threading, time
 import torch
 import bagua.torch_api as bagua
 from bagua.job import peer_watch
@@ -26,49 +28,45 @@ bagua.init_process_group(timeout=600)
 rank, silent = bagua.get_rank(), int(sys.argv[1])
 tensor = torch.ones(1 << 16)
 bagua.allreduce_inplace(tensor)
+def wait_until(holds):
+    while not holds():
+        time.sleep(0.01)
+    open(f"ready {rank}", "w")
 if rank == silent:
     current_job_thread()
-    print("ready", flush=True)
-    signal.pause()
+    wait_until(lambda: True)
+    while not os.path.exists("silent"):
+        time.sleep(0.01)
+    os._exit(0)
 def is_watching():
     return (watch := current_job_thread()._lost._watch) is not None and watch._connection is not None
-def tell():
-    while not is_watching():
-        time.sleep(0.01)
-    print("ready", flush=True)
-import threading, time
-threading.Thread(target=tell).start()
+threading.Thread(target=wait_until, args=[is_watching]).start()
 bagua.allreduce_inplace(tensor)
 """
 
 
+def _run_on(namespaces: list[str], silent: int, folder: str) -> tuple[int, str, str]:
+    os.chdir(folder)
+    enter_namespace(namespaces[int(os.environ["RANK"])])
+    return run_program(SILENT_RANK, [str(silent)])
+
+
 @pytest.mark.parametrize("silent", rest_is_deep([0, 1], 0))
-def test_a_silent_machine_ends_the_job(silent: int) -> None:
+def test_a_silent_machine_ends_the_job(silent: int, tmp_path: Path) -> None:
     """Also if the store was on it."""
     with Lab() as lab:
-        ranks = [
-            lab.start(
-                host,
-                [sys.executable, "-c", SILENT_RANK, str(silent)],
-                {**lab.rank_environment(host), "RES_OPTIONS": "timeout:1 attempts:1", "PYTHONSAFEPATH": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for host in range(2)
-        ]
-        try:
-            lines: list[str] = []
-            readers = [threading.Thread(target=lambda out=rank.stdout: lines.append(out.readline())) for rank in ranks]
-            for reader in readers:
-                reader.start()
-            wait_until(lambda: len(lines) == 2, "both ranks", PATIENCE_S)
-            assert lines == ["ready\n", "ready\n"]
+
+        def cut() -> None:
+            wait_until(lambda: len([*tmp_path.glob("ready *")]) == 2, "both ranks", PATIENCE_S)
             lab.run(silent, ["ip", "link", "set", "eth0", "down"], check=True)
-            _, log = ranks[1 - silent].communicate(timeout=PATIENCE_S)
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
+            (tmp_path / "silent").touch()
+
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        namespaces = [str(lab.hosts[host].namespace.path) for host in range(2)]
+        environments = [lab.rank_environment(host) for host in range(2)]
+        told = run_ranks(2, _run_on, namespaces, silent, str(tmp_path), env=environments, timeout=PATIENCE_S)
+        cutting.join()
+    log = told[1 - silent][2]
     assert re.search(rf"rank {silent} \(host .*\) has answered no TCP packet for \d s: its machine or", log), log
     assert re.search(rf"CollectiveError: Rank {silent} \(host .*\) has answered no TCP packet for 6 s\.", log), log

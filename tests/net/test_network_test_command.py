@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from support.forked_launcher import run_launcher
+from support.forked_launcher import launch, run_launcher
 from support.fresh_process import RunNet
-from support.labs import Lab, missing_privilege
+from support.labs import Lab, enter_namespace, missing_privilege
 from support.ports import free_port
 from support.processes import is_alive, wait_until
+from support.ranks import run_ranks
 from support.sweeps import rest_is_deep
 
 from bagua.cli.net import main
@@ -24,21 +26,6 @@ from bagua.net.network_test.command import Plan, launcher_command, parse, users_
 
 PLAN = Plan(1, 0.1, 10.0)
 TORCHRUN = Path(sys.executable).parent / "torchrun"
-
-
-@contextmanager
-def two_nodes() -> Iterator[tuple[str, list[list[str]], list[dict[str, str]]]]:
-    """The address of the first node; what starts a command on each, and its environment. Without root, both nodes are
-    this host."""
-    if missing_privilege() is not None:
-        yield "127.0.0.1", [[], []], [{}, {}]
-        return
-    with Lab(rate_mbit=1000) as lab:
-        yield (
-            lab.hosts[0].address(),
-            [lab.entering(host, []) for host in (0, 1)],
-            [{"GLOO_SOCKET_IFNAME": lab.hosts[host].interfaces[0]} for host in (0, 1)],
-        )
 
 
 def of_rank(rank: int, address: str, port: int) -> list[str]:
@@ -52,45 +39,36 @@ def with_torchrun(rank: int, address: str, port: int) -> list[str]:
     return [*words, "--master-addr", address, "--master-port", str(port), "--local-addr", address]
 
 
+def _on_node(namespaces: list[str], words: list[list[str]], environments: list[dict[str, str]]) -> tuple[int, str, str]:
+    node = int(os.environ["RANK"])
+    if namespaces:
+        enter_namespace(namespaces[node])
+    return launch("bagua.cli.net", words[node], "/", environments[node], True)
+
+
 def run_on_two_nodes(
-    launcher: Callable[[int, str, int], list[str]], bagua_net: Path, environment: dict[str, str], **changes: str
+    launcher: Callable[[int, str, int], list[str]], environment: dict[str, str], **changes: str
 ) -> list[tuple[int, str, str]]:
-    """As a user does: the same command on both nodes. Exit code, output and errors of each; `changes`: of rank 1."""
+    """As a user does: the same command on both nodes, which are this host without root. Exit code, output and errors of
+    each; `changes`: of rank 1."""
     port = free_port(2)
-    with two_nodes() as (address, entering, variables):
-        command = [str(bagua_net), "test", "--json", "--seconds", "0.05", "--"]
-        nodes = [
-            subprocess.Popen(
-                [*entering[node], *command, *launcher(node, address, port)],
-                env={
-                    **environment,
-                    **variables[node],
-                    "CUDA_VISIBLE_DEVICES": "",
-                    "OMP_NUM_THREADS": "1",
-                    **(changes if node else {}),
-                },
-                cwd="/",
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for node in (0, 1)
-        ]
-        try:
-            said = [node.communicate(timeout=240) for node in nodes]
-        finally:
-            for node in nodes:
-                node.kill()
-                node.wait()
-    return [(node.returncode, *texts) for node, texts in zip(nodes, said, strict=True)]
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(Lab(rate_mbit=1000)) if missing_privilege() is None else None
+        hosts = lab.hosts if lab else ()
+        address = hosts[0].address() if hosts else "127.0.0.1"
+        common = {**environment, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environments = [common | {"GLOO_SOCKET_IFNAME": host.interfaces[0]} for host in hosts] or [common, common]
+        environments[1] = environments[1] | changes
+        test = ["test", "--json", "--seconds", "0.05", "--"]
+        words = [[*test, *launcher(node, address, port)] for node in (0, 1)]
+        namespaces = [str(host.namespace.path) for host in hosts]
+        return run_ranks(2, _on_node, namespaces, words, environments, timeout=240)
 
 
 # torchrun imports torch two times more.
 @pytest.mark.parametrize("launcher", rest_is_deep([of_rank, with_torchrun], 0))
-def test_two_nodes_with_gloo(
-    launcher: Callable[[int, str, int], list[str]], bagua_net: Path, environment: dict[str, str]
-) -> None:
-    first, second = run_on_two_nodes(launcher, bagua_net, environment)
+def test_two_nodes_with_gloo(launcher: Callable[[int, str, int], list[str]], environment: dict[str, str]) -> None:
+    first, second = run_on_two_nodes(launcher, environment)
     assert (first[0], *second) == (0, 0, "", "done; the command on the node of rank 0 prints the result\n"), first
     report = json.loads(first[1])
     assert (report["ranks"], report["backend"]) == (2, "gloo")
@@ -102,8 +80,8 @@ def test_two_nodes_with_gloo(
 
 
 @pytest.mark.deep
-def test_a_rank_that_fails_ends_both_commands(bagua_net: Path, environment: dict[str, str]) -> None:
-    first, second = run_on_two_nodes(of_rank, bagua_net, environment, GLOO_SOCKET_IFNAME="absent0")
+def test_a_rank_that_fails_ends_both_commands(environment: dict[str, str]) -> None:
+    first, second = run_on_two_nodes(of_rank, environment, GLOO_SOCKET_IFNAME="absent0")
     assert (first[:2], second[:2]) == ((1, ""), (1, "")), (first, second)
     assert "rank 1 on" in first[2]
     assert "absent0" in first[2]
