@@ -20,19 +20,12 @@ TIMEOUT_S = 240
 BAGUARUN = [sys.executable, "-m", "bagua.script.baguarun"]
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
-# Every rank says who it is; with a folder, it leaves its process id there and waits, unless it is to fail.
+# Every rank says who it is, leaves its process id in a folder, and waits.
 PROGRAM = """
-import os, signal, sys, time
-rank = os.environ["RANK"]
-if len(sys.argv) < 4:
-    print(rank, os.environ["WORLD_SIZE"], os.environ["TOKEN"], sys.argv[1:], sys.stdin.read() == "", flush=True)
-    sys.exit()
-_, _, folder, failing = sys.argv
-open(os.path.join(folder, str(os.getpid())), "w")
-if rank == failing:
-    while len(os.listdir(folder)) < 2:
-        time.sleep(0.01)
-    sys.exit(7)
+import os, signal, sys
+told = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "TOKEN")]
+print(*told, sys.argv[1:], sys.stdin.read() == "", flush=True)
+open(os.path.join("pids", str(os.getpid())), "w")
 signal.pause()
 """
 
@@ -131,13 +124,23 @@ def real_hosts(tmp_path: Path) -> Iterator[Hosts]:
 _ANY_HOSTS = "hosts" if SSHD is None or os.geteuid() != 0 else "real_hosts"
 
 
-def test_all_ranks_run_and_say_where(request: pytest.FixtureRequest) -> None:
+def _ended(hosts: Hosts, number: signal.Signals, count: int, *arguments: str) -> tuple[int, list[str]]:
+    """The exit status of baguarun and so many lines that it has printed, after all ranks have ended, too."""
+    with hosts.start(*arguments) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().rstrip("\n") for _ in range(count)]
+        wait_until(lambda: len(list(hosts.pids.iterdir())) == 2, "both ranks have started", TIMEOUT_S)
+        process.send_signal(number)
+        process.communicate(timeout=TIMEOUT_S)
+    wait_until(lambda: living_pids(hosts.pids) == [], "all ranks have ended", TIMEOUT_S)
+    return process.returncode, sorted(lines)
+
+
+def test_all_ranks_say_where_they_run_and_end_if_baguarun_is_killed(request: pytest.FixtureRequest) -> None:
     hosts: Hosts = request.getfixturevalue(_ANY_HOSTS)
-    status, output, errors = hosts.run("x y", "$HOME")
-    assert status == 0, errors
-    assert sorted(output.splitlines()) == [
-        f"host{name}: {rank} 2 a 'b' ['x y', '$HOME'] True" for rank, name in enumerate("ab")
-    ]
+    status, lines = _ended(hosts, signal.SIGKILL, 2, "x y", "$HOME")
+    assert status == -signal.SIGKILL
+    assert lines == [f"host{name}: {rank} 2 a 'b' ['x y', '$HOME'] True" for rank, name in enumerate("ab")]
 
 
 # In place of launchers, which import torch. They end when their input is closed, as do those of the tests below.
@@ -147,37 +150,25 @@ touch {pids}/$$
 case "$*" in *" hostb "*)
     while [ "$(ls {pids} | wc -l)" -lt 2 ]; do sleep 0.01; done
     echo "a process failed." >&2
-    exit 7
+    exit {status}
 esac
-read -r _
+{end}
 """
 
 
-def test_a_failure_on_one_host_ends_the_others(hosts: Hosts) -> None:
-    hosts.install_ssh(LAUNCHERS.format(ready=READY, pids=hosts.pids))
-    status, _, errors = hosts.run()
-    assert status == 7
+@pytest.mark.parametrize(("status", "end"), [(0, "exit 0"), (7, "read -r _")])
+def test_a_failure_on_one_host_ends_the_others(hosts: Hosts, status: int, end: str) -> None:
+    hosts.install_ssh(LAUNCHERS.format(ready=READY, pids=hosts.pids, status=status, end=end))
+    found, _, errors = hosts.run()
+    assert found == status
     assert "hostb: a process failed." in errors
-    assert errors.rstrip().splitlines()[-1].startswith("baguarun: the launcher on hostb failed with exit status 7;")
+    told = errors.rstrip().splitlines()[-1].startswith("baguarun: the launcher on hostb failed with exit status 7;")
+    assert told == (status == 7)
     assert len(list(hosts.pids.iterdir())) == 2
     assert living_pids(hosts.pids) == []
-
-
-def _ended(hosts: Hosts, number: signal.Signals) -> int:
-    """The exit status of baguarun, after all ranks have ended, too."""
-    with hosts.start("wait", str(hosts.pids), "none") as process:
-        wait_until(lambda: len(list(hosts.pids.iterdir())) == 2, "both ranks have started", TIMEOUT_S)
-        process.send_signal(number)
-        process.communicate(timeout=TIMEOUT_S)
-    wait_until(lambda: living_pids(hosts.pids) == [], "all ranks have ended", TIMEOUT_S)
-    return process.returncode
 
 
 def test_ctrl_c_ends_everything(hosts: Hosts) -> None:
     """What is in the launchers' place ends as they do, when its input is closed."""
     hosts.install_ssh(f"#!/bin/sh\necho {READY}\ntouch {hosts.pids}/$$\nread -r _\n")
-    assert _ended(hosts, signal.SIGINT) == 128 + signal.SIGINT
-
-
-def test_ranks_on_other_hosts_end_if_baguarun_is_killed(real_hosts: Hosts) -> None:
-    assert _ended(real_hosts, signal.SIGKILL) == -signal.SIGKILL
+    assert _ended(hosts, signal.SIGINT, 0)[0] == 128 + signal.SIGINT
