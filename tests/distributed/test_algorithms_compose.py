@@ -8,12 +8,33 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.algorithm_cases import CASES, NAMES, Case, check_together, pulling, quiet, spread, step, train_with
+from support.algorithm_cases import (
+    CASES,
+    NAMES,
+    Case,
+    Loop,
+    check_together,
+    pulling,
+    quiet,
+    spread,
+    step,
+    train_with,
+)
 from support.ports import take_another_port
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.sweeps import each_value_once, rest_is_deep
-from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, Branches, NormNet, begin, loss_of, message_of, mlp
+from support.training import (
+    NODES_OF_TWO_AND_ONE,
+    TWO_NODES_OF_TWO,
+    Batch,
+    Branches,
+    NormNet,
+    begin,
+    loss_of,
+    message_of,
+    mlp,
+)
 from torch import nn
 
 import bagua.torch_api as bagua
@@ -34,15 +55,17 @@ def test_the_registry_has_all() -> None:
 # --- steps, by number of ranks ---------------------------------------------------------------------------------------
 
 
-def _many_steps(case: Case, count: int) -> None:
-    rank, device = begin()
-    data = pulling(rank, count, device)
-
+def _steps_of(data: list[Batch]) -> Loop:
     def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
         for batch in data:
             step(model, optimizer, batch)
 
-    train_with(case, rank, device, loop)
+    return loop
+
+
+def _many_steps(case: Case, count: int) -> None:
+    rank, device = begin()
+    train_with(case, rank, device, _steps_of(pulling(rank, count, device)))
 
 
 @pytest.mark.deep
@@ -72,24 +95,18 @@ def test_one_rank_and_an_odd_number(case: Case, ranks: int) -> None:
 
 @pytest.mark.parametrize(
     ("case", "nodes"),
-    each_value_once(CASES, [TWO_NODES_OF_TWO, NODES_OF_TWO_AND_ONE]),
+    each_value_once([case for case in CASES if case.on_nodes() != case], [TWO_NODES_OF_TWO, NODES_OF_TWO_AND_ONE]),
     ids=lambda one: str(one) if isinstance(one, Case) else f"{len(one)} ranks",
 )
 def test_emulated_nodes(case: Case, nodes: list[dict[str, str]]) -> None:
-    hierarchical = case.on_nodes()
-    run_ranks(len(nodes), _many_steps, hierarchical, STEPS, env=nodes, reuse=True)
+    run_ranks(len(nodes), _many_steps, case.on_nodes(), STEPS, env=nodes, reuse=True)
 
 
 @on_ranks(4)
 def test_process_groups(rank: int, device: torch.device) -> None:
     """Each pair of ranks trains a model of its own, with one algorithm after the other."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    data = pulling(rank, STEPS, device)
-
-    def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
-        for batch in data:
-            step(model, optimizer, batch)
-
+    loop = _steps_of(pulling(rank, STEPS, device))
     for case in CASES:
         model = train_with(case, rank, device, loop, group=groups[rank // 2])
         if case.name != "qadam":  # its steps have one size in the beginning, wherever they lead
@@ -166,7 +183,7 @@ def test_accumulation_clipping_evaluation_freezing_and_autocast(rank: int, devic
     # Each once: test_torch_features.py and test_no_sync.py have both ways to wrap.
     for how, loops in {
         "with_bagua": (silently, _clipping, _freezing),
-        "wrapper": (silently, aloud, _evaluating, _autocasting),
+        "wrapper": (aloud, _evaluating, _autocasting),
     }.items():
         for loop in loops:
             train_with(case, rank, device, lambda *both: loop(*both, data), how=how)  # noqa: B023
@@ -200,8 +217,7 @@ def test_a_gradient_scaler_and_an_overflow_on_one_rank(rank: int, device: torch.
     alone = copy.deepcopy(net)
     loop(model, optimizer)
     case.stop(model)
-    loop(alone, case.optimizer(alone))
-    check_together(case, net, alone)
+    check_together(case, net, alone, loop)
     scales: list[Any] = [None, None]
     dist.all_gather_object(scales, scaler.get_scale())
     # Where gradients are averaged, all ranks see the overflow; elsewhere it stays with the one that had it.
@@ -229,8 +245,7 @@ def test_unused_parameters(rank: int, device: torch.device, case: Case) -> None:
         alone = copy.deepcopy(net)
         loop(model, optimizer)
         case.stop(model)
-        loop(alone, case.optimizer(alone))
-        check_together(case, net, alone)
+        check_together(case, net, alone, loop)
 
 
 def _copied(case: Case, model: Any) -> Any:
@@ -265,12 +280,7 @@ def test_buffers_and_copies_of_the_wrapper(rank: int, device: torch.device, case
 @every_algorithm
 @on_ranks(2)
 def test_a_copy_of_the_module_is_wrapped_again(rank: int, device: torch.device, case: Case) -> None:
-    data = pulling(rank, STEPS, device)
-
-    def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
-        for batch in data:
-            step(model, optimizer, batch)
-
+    loop = _steps_of(pulling(rank, STEPS, device))
     model = train_with(case, rank, device, loop)
     duplicate = copy.deepcopy(model)
     assert not duplicate.__dict__.get("bagua_ddp")
@@ -280,8 +290,7 @@ def test_a_copy_of_the_module_is_wrapped_again(rank: int, device: torch.device, 
     wrapped = case.wrap(duplicate, optimizer)
     loop(wrapped, optimizer)
     case.stop(wrapped)
-    loop(alone, case.optimizer(alone))
-    check_together(case, duplicate, alone)
+    check_together(case, duplicate, alone, loop)
     for one, value in zip(model.parameters(), before, strict=True):
         assert torch.equal(one, value), "the original shares nothing with its copy"
 
@@ -294,22 +303,16 @@ def test_a_copy_of_the_module_is_wrapped_again(rank: int, device: torch.device, 
 def test_switching_through_all_algorithms(rank: int, device: torch.device, how: str) -> None:
     """All algorithms on one model, one after the other, twice; without a word to the one before."""
     net = mlp(rank, device)
-    data = pulling(rank, 8, device)
+    loop = _steps_of(pulling(rank, 8, device))
     for case in (*CASES, *reversed(CASES)):
         optimizer = case.optimizer(net)
         model = case.wrap(net, optimizer, how)
         assert spread(net) == 0, f"{case} begins with the same weights everywhere"
         alone = copy.deepcopy(net)
         start = copy.deepcopy(net.state_dict())
-        for batch in data:
-            step(model, optimizer, batch)
-        if case.equal and not case.is_async:
-            assert spread(net) == 0, case
-        one = case.optimizer(alone)
-        for batch in data:
-            step(alone, one, batch)
+        loop(model, optimizer)
         if not case.is_async:
-            check_together(case, net, alone, start)
+            check_together(case, net, alone, loop, start)
     CASES[0].stop(model)
 
 
@@ -344,27 +347,24 @@ def test_torch_is_shut_down_and_set_up_again(rank: int, device: torch.device) ->
 def _several_models() -> None:
     """A model for each algorithm, their steps by turns."""
     rank, device = begin()
-    nets, trained, alone = [], [], []
+    nets, trained = [], []
+    data = pulling(rank, STEPS, device)
     for number, case in enumerate(CASES):
         net = mlp(10 * number + rank, device)
         optimizer = case.optimizer(net)
-        nets.append(net)
         trained.append((case.wrap(net, optimizer), optimizer))
-        twin = copy.deepcopy(net)
-        alone.append((twin, case.optimizer(twin)))
-    for batch in pulling(rank, STEPS, device):
+        nets.append((net, copy.deepcopy(net)))
+    for batch in data:
         # All passes, then all steps: what one model communicates is under way while others do.
         for model, optimizer in trained:
             optimizer.zero_grad()
             loss_of(model, batch).backward()
         for _, optimizer in trained:
             optimizer.step()
-        for model, optimizer in alone:
-            step(model, optimizer, batch)
     for case, (model, _) in zip(CASES, trained, strict=True):
         case.stop(model)
-    for case, net, (twin, _) in zip(CASES, nets, alone, strict=True):
-        check_together(case, net, twin)
+    for case, both in zip(CASES, nets, strict=True):
+        check_together(case, *both, _steps_of(data))
 
 
 def test_several_models_with_different_algorithms() -> None:

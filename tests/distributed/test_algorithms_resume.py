@@ -16,7 +16,6 @@ from support.training import TWO_NODES_OF_TWO, begin, check_equal, engine_of, lo
 from torch import nn
 
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1000"}  # of which these models have several
-UNSAVED = (2, 3, 4)  # steps that are like those before, in QAdam's warm-up and in every interval
 AFTER = 5  # more than the interval, and enough for shift_one to meet all partners
 
 DETERMINISTIC = [
@@ -100,23 +99,23 @@ def test_other_processes_go_on(case: Case, tmp_path: Path) -> None:
     ("case", "how"), each_value_once(DETERMINISTIC, ["with_bagua unflattened", "wrapper"]), ids=str
 )
 def test_other_ways_to_wrap(case: Case, how: str, tmp_path: Path) -> None:
-    run_ranks(2, _save, case, 3, how, str(tmp_path), reuse=True)
-    run_ranks(2, _go_on, case, 3, how, str(tmp_path), reuse=True)
+    for play in (_save, _go_on):
+        run_ranks(2, play, case, 3, how, str(tmp_path), reuse=True)
 
 
-@pytest.mark.parametrize("case", [case for case in DETERMINISTIC if case.name != "gradient_allreduce"], ids=str)
+@pytest.mark.parametrize("case", [case.on_nodes() for case in DETERMINISTIC[1:] if case.on_nodes() != case], ids=str)
 def test_on_nodes(case: Case, tmp_path: Path) -> None:
-    hierarchical = case.on_nodes()
-    run_ranks(4, _save, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO, reuse=True)
-    run_ranks(4, _go_on, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO, reuse=True)
+    for play in (_save, _go_on):
+        run_ranks(4, play, case, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO, reuse=True)
 
 
 @every_algorithm
 @on_ranks(2)
 def test_fresh_objects_go_on_from_any_step(rank: int, device: torch.device, case: Case) -> None:
-    """Saved before each step and within it, about QAdam's switch too, and loaded by fresh objects in this process."""
+    """Saved before each step of an interval and within it, or about the end of a warm-up; loaded by fresh objects."""
     model, optimizer = _made(case, rank, device, "with_bagua")
-    for number, batch in enumerate(pulling(rank, WARMUP_STEPS + 3, device)):
+    warm_up = WARMUP_STEPS if case.name == "qadam" else case.options.get("warmup_steps", 0)
+    for number, batch in enumerate(pulling(rank, warm_up + 3, device)):
         # An optimizer works on with the tensors that it is given.
         states = [copy.deepcopy(_state(model, optimizer))]
         optimizer.zero_grad()
@@ -124,7 +123,7 @@ def test_fresh_objects_go_on_from_any_step(rank: int, device: torch.device, case
         states.append(copy.deepcopy(_state(model, optimizer)))
         loss.backward()
         optimizer.step()
-        for state in () if number in UNSAVED else states:
+        for state in states if number == 0 or number >= warm_up - 1 else ():
             other, another = _made(case, rank, device, "with_bagua", seed=70)
             _load(other, another, state)
             step(other, another, batch)

@@ -148,17 +148,21 @@ def train_with(
     start = copy.deepcopy(net.state_dict())
     loop(model, optimizer)
     case.stop(model)
-    loop(alone, case.optimizer(alone))
-    check_together(case, net, alone, start, group)
+    check_together(case, net, alone, loop, start, group)
     return model
 
 
 def check_together(
-    case: Case, net: nn.Module, alone: nn.Module, start: dict[str, Any] | None = None, group: Any = None
+    case: Case,
+    net: nn.Module,
+    alone: nn.Module,
+    loop: Loop,
+    start: dict[str, Any] | None = None,
+    group: Any = None,
 ) -> None:
     """
     Args:
-        alone: the same, trained by this rank alone.
+        alone: as `net` was, which this rank trains alone by `loop`, unless replicas are to be equal.
         start: the state that both began with.
         group: of torch; None: the default group.
     """
@@ -172,6 +176,7 @@ def check_together(
         assert distance == 0, f"{case}: replicas are {distance} apart"
         return
     if dist.get_world_size(group) > 1:
+        loop(alone, case.optimizer(alone))
         apart = spread(alone, group)
         assert apart > 0, "a test whose data does not pull ranks apart says nothing"
         assert distance < 0.6 * apart, f"{case}: replicas are {distance} apart, alone they would be {apart}"
