@@ -23,7 +23,7 @@ from support.training import batches, check_ranks_equal, loss_of, mlp, with_algo
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
-SCHEDULES = 50
+SCHEDULES = 25
 
 
 class _InterruptedError(Exception):

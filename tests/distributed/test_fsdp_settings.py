@@ -76,20 +76,19 @@ def _setters() -> None:
     for name, change in SETTERS.items():
         if name not in known or (name == "set_post_optim_event" and device.type == "cpu"):  # a CPU has no events
             continue
-        for before in (True, False):
-            ours, plain = twins(device)
-            change(plain)
-            if before:
-                change(ours)
-            compress_communication(ours, error_feedback=before)
-            if not before:
-                change(ours)
-            for batch in batches(rank, 2, device):
-                for model in (ours, plain):
-                    loss_of(model, batch).backward()
-            for model in (ours, plain):
-                _each(model, "reshard")
-            check_near(gradients_of(ours), gradients_of(plain), SHARE, f"{name} {'before' if before else 'after'}")
+        (before, plain), (after, _) = twins(device), twins(device)
+        for model in (plain, before):
+            change(model)
+        compress_communication(before, error_feedback=True)
+        compress_communication(after)
+        change(after)
+        for batch in batches(rank, 2, device):
+            for model in (plain, before, after):
+                loss_of(model, batch).backward()
+        for model in (plain, before, after):
+            _each(model, "reshard")
+        for what, ours in (("before", before), ("after", after)):
+            check_near(gradients_of(ours), gradients_of(plain), SHARE, f"{name} {what}")
 
 
 def _memory_of_the_group() -> None:

@@ -245,7 +245,7 @@ def test_the_only_connection_stays_where_it_is_while_the_peer_cannot_accept_anot
         ring.quit()
 
 
-@pytest.mark.parametrize("delay_ms", [(2.5, 150), (150, 2.5)])
+@pytest.mark.parametrize("delay_ms", rest_is_deep([((2.5, 150),), ((150, 2.5),)], 0))
 def test_slow_networks_and_peers_that_do_not_read_lose_no_path(delay_ms: tuple[float, float]) -> None:
     """The situations that are nearest to a silent path: a long one, and a process that stands still for seconds."""
     with Lab(nics=2, rate_mbit=400, delay_ms=delay_ms, ip_versions=(4,)) as lab, Ring(lab, env=_JOINED) as ring:
