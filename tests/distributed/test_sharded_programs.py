@@ -3,11 +3,13 @@ far it is off is known, whatever is frozen, checkpointed, compiled, saved, loade
 
 from __future__ import annotations
 
+import functools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples, is_default_run
 from support.rank_pool import RankPool
-from support.sharded_programs import MESHES, PARTS, WAYS, carry_out
+from support.sharded_programs import MESHES, PARTS, WAYS, Twins
 from support.sweeps import pool_of
 
 # By default the same programs in every run.
@@ -53,7 +55,5 @@ options = st.fixed_dictionaries(
 def test_sharded_training(pool: RankPool, data: st.DataObject) -> None:
     chosen = data.draw(options, label="options")
     program = data.draw(st.lists(calls, min_size=4, max_size=14), label="program")
-    told = pool.call(carry_out, [(chosen, program)] * pool.size)
-    if any(told):
-        pool.stop()  # they may be out of step
-    assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
+    told = pool.play(functools.partial(Twins, **chosen), program)
+    assert not told, told

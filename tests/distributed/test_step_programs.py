@@ -3,6 +3,7 @@ message, the ranks stay together, and nothing hangs (a rank that does not answer
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from hypothesis import given, settings
@@ -11,8 +12,9 @@ from support.algorithm_cases import Case
 from support.branching import HEADS, PARTS, PLACES
 from support.examples import examples, is_default_run
 from support.parts_in_turn import PARTS as IN_TURN
+from support.parts_in_turn import Turns
 from support.rank_pool import RankPool
-from support.step_programs import FOUND, carry_out, carry_out_beside_torch, carry_out_turns
+from support.step_programs import FOUND, BesideTorch, trainer_of
 from support.sweeps import pool_of
 
 # By default the same programs in every run.
@@ -57,10 +59,8 @@ def check(pool: RankPool, data: st.DataObject, cases: tuple[Case, ...], *hows: s
     case = data.draw(st.sampled_from(cases), label="algorithm")
     chosen = data.draw(options(*hows), label="options")
     program = data.draw(st.lists(calls(pool.size), max_size=14), label="program")
-    told = pool.call(carry_out, [(case, chosen, program)] * pool.size)
-    if any(told):
-        pool.stop()  # they may be out of step
-    assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
+    told = pool.play(functools.partial(trainer_of, case, chosen), program)
+    assert not told, told
 
 
 @pool_of(2)
@@ -112,10 +112,8 @@ wrapper_options = st.fixed_dictionaries(
 @given(wrapper_options, st.lists(calls_of_torch(), min_size=4, max_size=14))
 def test_wrapper(pool: RankPool, options: dict[str, object], program: list[tuple[object, ...]]) -> None:
     """Beside torch's."""
-    told = pool.call(carry_out_beside_torch, [(options, program)] * pool.size)
-    if any(told):
-        pool.stop()
-    assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
+    told = pool.play(functools.partial(BesideTorch, options), program)
+    assert not told, told
 
 
 def turns(ranks: int) -> st.SearchStrategy[tuple[object, ...]]:
@@ -151,17 +149,14 @@ def test_parts_in_turn(pool: RankPool, data: st.DataObject) -> None:
     ]
     case = data.draw(st.sampled_from(cases), label="algorithm")
     program = data.draw(st.lists(turns(pool.size), min_size=6, max_size=20), label="program")
-    told = pool.call(carry_out_turns, [(case, program)] * pool.size)
-    if any(told):
-        pool.stop()
-    assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
+    told = pool.play(functools.partial(Turns, case), program)
+    assert not told, told
 
 
 @pool_of(3)
 def test_programs_that_failed(pool: RankPool) -> None:
-    told = {}
-    for name, found in FOUND.items():
-        told[name] = pool.call(carry_out, [(found.case, found.options, found.calls)] * pool.size)
-        if any(told[name]):
-            pool.stop()
-    assert not any(map(any, told.values())), "\n".join(f"{name}: {one}" for name, ones in told.items() for one in ones)
+    told = {
+        name: pool.play(functools.partial(trainer_of, found.case, found.options), found.calls)
+        for name, found in FOUND.items()
+    }
+    assert not any(told.values()), "\n".join(f"{name}: {one}" for name, one in told.items())

@@ -13,6 +13,8 @@ import os
 import socket
 import tempfile
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -74,6 +76,20 @@ class RankPool:
             calls = [f"rank {rank}: {function.__name__}{given}" for rank, given in enumerate(arguments)]
             raise RanksFailedError("\n".join([*calls, story])) from None
 
+    def play(self, make: Callable[[], Any], program: Sequence[tuple[Any, ...]]) -> str:
+        """
+        Args:
+            make: called in every rank.
+            program: names of methods of what it returns, with their arguments. Then comes `finish`.
+
+        Returns:
+            what went wrong, on which rank and at which call; nothing if nothing did.
+        """
+        told = self.call(_play, [(make, program)] * self.size)
+        if any(told):
+            self.stop()  # they may be out of step
+        return "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told)) if any(told) else ""
+
     def _start(self) -> None:
         with tempfile.TemporaryDirectory(prefix="bagua-pool-") as folder, socket.socket(socket.AF_UNIX) as listener:
             path = str(Path(folder, "calls"))
@@ -104,6 +120,18 @@ class RankPool:
         run, self._run = self._run, None
         failure = run.exception(LIFE_S) if run else None
         return str(failure or "")
+
+
+def _play(make: Callable[[], Any], program: Sequence[tuple[Any, ...]]) -> str:
+    number = -1
+    try:
+        with warnings.catch_warnings():
+            player = make()
+            for number, (name, *arguments) in enumerate([*program, ("finish",)]):  # noqa: B007
+                getattr(player, name)(*arguments)
+    except Exception:
+        return f"call {number}\n{traceback.format_exc()}"
+    return ""
 
 
 def serve(path: str) -> None:

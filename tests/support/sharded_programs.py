@@ -9,9 +9,7 @@ model's shards and momenta are copied, so that errors do not add up.
 from __future__ import annotations
 
 import copy
-import traceback
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,20 +49,6 @@ class Net(nn.Module):
         return x
 
 
-def carry_out(options: dict[str, Any], program: Sequence[tuple[Any, ...]]) -> str:
-    """In a rank. Returns what went wrong, and at which call; nothing if nothing did."""
-    number = -1
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch.compile, and of residuals when other parameters are trained
-            twins = Twins(**options)
-            for number, (name, *arguments) in enumerate(program):  # noqa: B007
-                getattr(twins, name)(*arguments)
-    except Exception:
-        return f"call {number}\n{traceback.format_exc()}"
-    return ""
-
-
 class Twins:
     """
     Args:
@@ -90,6 +74,7 @@ class Twins:
         on_meta: bool,
         in_backward: bool,
     ) -> None:
+        warnings.simplefilter("ignore")  # of torch.compile, and of residuals when other parameters are trained
         ranks = dist.get_world_size()
         sizes = (1, ranks) if mesh in ("shards", "one replica") else (ranks, 1)
         self._mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
@@ -186,6 +171,9 @@ class Twins:
         self.handle.load_state_dict(state)
         for model in (self.plain, self.ours):
             model.zero_grad()
+
+    def finish(self) -> None:
+        """Each step was compared when it was made."""
 
     def compress_again(self) -> None:
         """Removed, and set up anew: without a state."""

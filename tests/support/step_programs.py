@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch.distributed as dist
 from support.algorithm_cases import Case
 from support.branching import HEADS, Branching
 from support.checked_training import TOLERANCE, Trainer
-from support.parts_in_turn import Turns
 from support.ranks import device_for
 from support.training import message_of, torch_ddp
 
@@ -27,49 +25,13 @@ from bagua.torch_api.data_parallel import DistributedDataParallel
 Call = tuple[Any, ...]
 
 
-def carry_out(case: Case, options: dict[str, Any], program: Sequence[Call]) -> str:
-    """In a rank. Returns what went wrong, and at which call; nothing if nothing did."""
-    number = -1
-    try:
-        trainer = (Trainer if case.name in ("gradient_allreduce", "bytegrad") else ExchangingTrainer)(case, options)
-        for number, (name, *arguments) in enumerate(program):  # noqa: B007
-            getattr(trainer, name)(*arguments)
-        number = len(program)
-        trainer.finish()
-    except Exception:
-        return f"call {number}\n{traceback.format_exc()}"
-    return ""
-
-
-def carry_out_turns(case: tuple[str, dict[str, Any]], program: Sequence[Call]) -> str:
-    """As `carry_out`, of a model whose parts take turns, beside the algorithm written out as a loop."""
-    number = -1
-    try:
-        turns = Turns(case)
-        for number, (name, *arguments) in enumerate(program):  # noqa: B007
-            getattr(turns, name)(*arguments)
-        number = len(program)
-        turns.finish()
-    except Exception:
-        return f"call {number}\n{traceback.format_exc()}"
-    return ""
-
-
-def carry_out_beside_torch(options: dict[str, Any], program: Sequence[Call]) -> str:
-    """As `carry_out`, with torch's wrapper."""
-    number = -1
-    try:
-        both = BesideTorch(options)
-        for number, (name, *arguments) in enumerate(program):  # noqa: B007
-            getattr(both, name)(*arguments)
-            both.compare()
-    except Exception:
-        return f"call {number}\n{traceback.format_exc()}"
-    return ""
+def trainer_of(case: Case, options: dict[str, Any]) -> Trainer:
+    return (Trainer if case.name in ("gradient_allreduce", "bytegrad") else ExchangingTrainer)(case, options)
 
 
 class BesideTorch:
-    """Our wrapper and torch's, which are called alike: what torch can do, with the same gradients and weights.
+    """Our wrapper and torch's, which are called alike: what torch can do, with the same gradients and weights after
+    each call.
 
     Args:
         options: `bytes`: of a bucket, or None; `finds_unused`: then ranks may take different heads; `views`: of buckets
@@ -104,6 +66,7 @@ class BesideTorch:
             for parameter in optimizer.param_groups[0]["params"]:
                 if parameter.grad is not None:
                     parameter.grad.mul_(0)
+        self.finish()
 
     def passes(self, heads: int, by_rank: bool, how: str, quiet: str) -> None:
         """A forward and a backward pass.
@@ -131,17 +94,19 @@ class BesideTorch:
                     output = output - model(second, taken)
                 output.square().mean().backward()
             model.require_backward_grad_sync = True
+        self.finish()
 
     def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
+        self.finish()
 
     def train(self, heads: int, by_rank: bool) -> None:
         self.zero("to none")
         self.passes(heads, by_rank, "plain", "")
         self.step()
 
-    def compare(self) -> None:
+    def finish(self) -> None:
         """The same bits with two ranks; others add up in another order."""
         ours, theirs = (dict(model.module.named_parameters()) for model in self.models)
         for name in ours:
