@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import (
     batches,
@@ -41,8 +42,8 @@ def _trained(codec: str, name: str, rank: int, device: torch.device) -> Any:
     return model
 
 
-def _every_codec() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_two_ranks_train_with_every_codec(rank: int, device: torch.device) -> None:
     for codec in codec_names():
         check_ranks_equal(_trained(codec, "bytegrad", rank, device), f"bytegrad with {codec}")
         for parameter in _trained(codec, "low_precision_decentralized", rank, device).parameters():
@@ -62,12 +63,8 @@ def _every_codec() -> None:
                 assert float((got.grad - alone.grad / 2).abs().max()) < 0.2 * float(alone.grad.abs().max()) + 0.02
 
 
-def test_two_ranks_train_with_every_codec() -> None:
-    run_ranks(2, _every_codec, reuse=True)
-
-
-def _refused() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_unknown_codecs_and_those_that_differ_between_ranks_are_refused(rank: int, device: torch.device) -> None:
     for name in ("bytegrad", "low_precision_decentralized"):
         text = message_of(ValueError, lambda name=name: Algorithm.init(name, codec="int9"))
         assert f"Known codecs: {', '.join(codec_names())}" in text
@@ -80,10 +77,6 @@ def _refused() -> None:
     model = _hooked(ErrorFeedbackState(codec=("int8", "bf16")[rank]), device)
     text = message_of(RuntimeError, lambda: _results(model, rank, device, range(1)))
     assert "rank 0 has codec=int8; rank 1 has codec=bf16" in text
-
-
-def test_unknown_codecs_and_those_that_differ_between_ranks_are_refused() -> None:
-    run_ranks(2, _refused, reuse=True)
 
 
 def _hooked(state: ErrorFeedbackState, device: torch.device) -> Any:

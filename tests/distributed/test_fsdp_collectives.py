@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import TWO_NODES_OF_TWO, begin, check_tensor_on_ranks, message_of
 from torch import Tensor
@@ -179,8 +180,36 @@ def test_every_codec_with_every_dtype_and_size() -> None:
     run_ranks(3, _all_reduce, EVERY_CASE)
 
 
-def _error_feedback() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_what_is_owed_follows_the_scale_of_the_loss(rank: int, device: torch.device) -> None:
+    """Powers of two change no digit. What is owed is saved and loaded between two scales."""
+    ranks, size = dist.get_world_size(), 2000
+    for dtype in (torch.float32, torch.float16):
+        constant = torch.randn(ranks * size, generator=torch.Generator().manual_seed(rank)).to(device, dtype)
+        found = []
+        for scales in ((256.0,) * 6, (256.0, 256.0, 128.0, 64.0, 64.0, 512.0)):
+            scaler = torch.amp.GradScaler(device.type)
+            scaler.scale(torch.ones((), device=device))
+            residual = Residual("layer", None, scaler)
+            means = []
+            for step, scale in enumerate(scales):
+                if step == 3:
+                    stored, owed_in = residual.stored, residual.scale.value
+                    residual = Residual("layer", None, scaler)
+                    residual.load(stored, owed_in)
+                scaler.update(scale)
+                reduce = CompressedReduceScatter(
+                    get_codec("int4"), Nodes.unknown(_world()), Traffic(), residual=residual
+                )
+                output = torch.empty(size, dtype=dtype, device=device)
+                reduce(output, constant * scale, dist.group.WORLD, dist.ReduceOp.AVG)  # type: ignore[arg-type]
+                means.append(output.float() / scale)
+            found.append(torch.stack(means))
+        assert torch.equal(*found), dtype
+
+
+@on_ranks(2)
+def test_error_feedback_sends_later_what_was_rounded_off(rank: int, device: torch.device) -> None:
     ranks = dist.get_world_size()
     nodes = Nodes.unknown(_world())
     for name, dtype in itertools.product(codec_names(), (torch.float32, torch.bfloat16)):
@@ -215,39 +244,3 @@ def _error_feedback() -> None:
     with pytest.warns(RuntimeWarning, match="'layer' are of other parameters"):
         feedback(output, torch.ones(ranks * 65, device=device), dist.group.WORLD, dist.ReduceOp.AVG)  # type: ignore[arg-type]
     assert torch.equal(output, torch.ones_like(output))
-
-
-def _scaled() -> None:
-    """Powers of two change no digit. What is owed is saved and loaded between two scales."""
-    rank, device = begin()
-    ranks, size = dist.get_world_size(), 2000
-    for dtype in (torch.float32, torch.float16):
-        constant = torch.randn(ranks * size, generator=torch.Generator().manual_seed(rank)).to(device, dtype)
-        found = []
-        for scales in ((256.0,) * 6, (256.0, 256.0, 128.0, 64.0, 64.0, 512.0)):
-            scaler = torch.amp.GradScaler(device.type)
-            scaler.scale(torch.ones((), device=device))
-            residual = Residual("layer", None, scaler)
-            means = []
-            for step, scale in enumerate(scales):
-                if step == 3:
-                    stored, owed_in = residual.stored, residual.scale.value
-                    residual = Residual("layer", None, scaler)
-                    residual.load(stored, owed_in)
-                scaler.update(scale)
-                reduce = CompressedReduceScatter(
-                    get_codec("int4"), Nodes.unknown(_world()), Traffic(), residual=residual
-                )
-                output = torch.empty(size, dtype=dtype, device=device)
-                reduce(output, constant * scale, dist.group.WORLD, dist.ReduceOp.AVG)  # type: ignore[arg-type]
-                means.append(output.float() / scale)
-            found.append(torch.stack(means))
-        assert torch.equal(*found), dtype
-
-
-def test_what_is_owed_follows_the_scale_of_the_loss() -> None:
-    run_ranks(2, _scaled)
-
-
-def test_error_feedback_sends_later_what_was_rounded_off() -> None:
-    run_ranks(2, _error_feedback)

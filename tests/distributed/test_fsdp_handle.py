@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.sharded import (
     check_near,
@@ -36,8 +37,8 @@ def _refused(model: nn.Module, *words: str, **options: Any) -> None:
     assert len(told.splitlines()) <= 3, told
 
 
-def _errors() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_what_cannot_be_compressed_is_named_and_nothing_changes(rank: int, device: torch.device) -> None:
     _refused(layers(), "Sequential", "fully_shard")
     model, other = twins(device)
     before = [(one._reduce_scatter_comm, one._all_gather_comm) for one in param_groups(model)]
@@ -69,12 +70,8 @@ def _errors() -> None:
     _refused(other, "all-reduce hook", replicas=mine)
 
 
-def test_what_cannot_be_compressed_is_named_and_nothing_changes() -> None:
-    run_ranks(2, _errors)
-
-
-def _parameter_meshes() -> None:
-    _, device = begin()
+@on_ranks(2)
+def test_per_parameter_meshes_are_refused_by_name(device: torch.device) -> None:
     try:
         from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
     except ImportError:
@@ -92,12 +89,8 @@ def _parameter_meshes() -> None:
         _refused(model, "per-parameter meshes", "2 meshes")
 
 
-def test_per_parameter_meshes_are_refused_by_name() -> None:
-    run_ranks(2, _parameter_meshes)
-
-
-def _removal() -> None:
-    rank, device = begin()
+@on_ranks(2)
+def test_a_model_whose_compression_is_removed_is_as_it_was(rank: int, device: torch.device) -> None:
     everything = {"weights": "int8", "error_feedback": True, "weight_differences": True}
     ours, plain = twins(device, reshard_after_forward=False)
     before = [(one._reduce_scatter_comm, one._all_gather_comm, one._all_reduce_hook) for one in param_groups(ours)]
@@ -121,10 +114,6 @@ def _removal() -> None:
     ours[0].set_custom_reduce_scatter(own)
     handle.remove()
     assert param_groups(ours)[0]._reduce_scatter_comm is own
-
-
-def test_a_model_whose_compression_is_removed_is_as_it_was() -> None:
-    run_ranks(2, _removal)
 
 
 _RESUMED: tuple[dict[str, Any], ...] = (

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from support.local_steps import RATE, Reference, batch, loss_of, make_step, model_of
 from support.logged import told_of
 from support.rank_tests import on_ranks
-from support.ranks import run_ranks
 from support.sweeps import rest_is_deep
-from support.training import begin, message_of
+from support.training import message_of
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
@@ -98,8 +97,28 @@ def outer_momentum(model: Any) -> list[Tensor]:
     ]
 
 
-def _formulas() -> None:
-    rank, device = begin()
+@on_ranks(2, fresh=True)
+def test_differences_are_compressed_by_any_codec(rank: int, device: torch.device) -> None:
+    """What a codec rounds off is at most its error bound of the differences, twice: sent, and sent on."""
+    for codec in codec_names():
+        plain, optimizer = trained(rank, device, "streaming_diloco", {"sync_every": 2, "fragments": 1})
+        options = {"sync_every": 2, "fragments": 1, "codec": codec}
+        rounded, other = trained(rank, device, "streaming_diloco", options)
+        for number in range(2):
+            make_step(plain, [optimizer], number, rank)
+            make_step(rounded, [other], number, rank)
+        assert are_equal(*rounded.parameters()), codec
+        start = model_of(0)
+        moved = max(
+            (a.cpu() - b).abs().max().item() for a, b in zip(plain.parameters(), start.parameters(), strict=True)
+        )
+        gaps = [(a - b).abs().max().item() for a, b in zip(plain.parameters(), rounded.parameters(), strict=True)]
+        assert 0 < max(gaps) < 0.35 * moved, f"{codec}: {max(gaps)} of {moved}"
+
+
+@pytest.mark.parametrize("ranks", rest_is_deep([2, 3], 1))
+@on_ranks(fresh=True)
+def test_weights_are_those_of_the_formulas(rank: int, device: torch.device) -> None:
     for name, options, (interval, count, delay, alpha), outer in CASES:
         model, optimizer = trained(rank, device, name, options)
         fragments = fragments_of(model, count)
@@ -127,36 +146,8 @@ def _formulas() -> None:
         assert stats.nbytes in [sum(4 * model.get_parameter(key).numel() for key in part) for part in fragments]
 
 
-def _codecs() -> None:
-    """What a codec rounds off is at most its error bound of the differences, twice: sent, and sent on."""
-    rank, device = begin()
-    for codec in codec_names():
-        plain, optimizer = trained(rank, device, "streaming_diloco", {"sync_every": 2, "fragments": 1})
-        options = {"sync_every": 2, "fragments": 1, "codec": codec}
-        rounded, other = trained(rank, device, "streaming_diloco", options)
-        for number in range(2):
-            make_step(plain, [optimizer], number, rank)
-            make_step(rounded, [other], number, rank)
-        assert are_equal(*rounded.parameters()), codec
-        start = model_of(0)
-        moved = max(
-            (a.cpu() - b).abs().max().item() for a, b in zip(plain.parameters(), start.parameters(), strict=True)
-        )
-        gaps = [(a - b).abs().max().item() for a, b in zip(plain.parameters(), rounded.parameters(), strict=True)]
-        assert 0 < max(gaps) < 0.35 * moved, f"{codec}: {max(gaps)} of {moved}"
-
-
-def test_differences_are_compressed_by_any_codec() -> None:
-    run_ranks(2, _codecs)
-
-
-@pytest.mark.parametrize("ranks", rest_is_deep([2, 3], 1))
-def test_weights_are_those_of_the_formulas(ranks: int) -> None:
-    run_ranks(ranks, _formulas)
-
-
-def _steps_at_forward_passes() -> None:
-    rank, device = begin()
+@on_ranks(2, fresh=True)
+def test_steps_without_a_step_of_the_optimizer(rank: int, device: torch.device) -> None:
     # What the outer optimizer makes in inference mode, it can change later.
     model, optimizer = trained(rank, device, "diloco", {"sync_every": 1})
     for number in range(4):
@@ -196,13 +187,9 @@ def _steps_at_forward_passes() -> None:
     assert told_of(alternate) == []
 
 
-def test_steps_without_a_step_of_the_optimizer() -> None:
-    run_ranks(2, _steps_at_forward_passes)
-
-
-def _steps_states_and_refusals() -> None:
+@on_ranks(2, fresh=True)
+def test_steps_states_and_refusals(rank: int, device: torch.device) -> None:
     """A rank that makes no step, as a GradScaler may decide, and one that trains in passes, count as their peers do."""
-    rank, device = begin()
     model, optimizer = trained(rank, device, "local_sgd", {"sync_every": 2})
     for number in range(6):
         optimizer.zero_grad()
@@ -308,10 +295,6 @@ def _steps_states_and_refusals() -> None:
     assert "fragments=10, but the model has 6" in message_of(
         ValueError, lambda: bagua.with_bagua(model, [optimizer], many)
     )
-
-
-def test_steps_states_and_refusals() -> None:
-    run_ranks(2, _steps_states_and_refusals)
 
 
 @on_ranks(2)

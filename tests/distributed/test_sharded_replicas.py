@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from support.local_steps import RATE, Reference, make_step, model_of
+from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import begin, message_of
 from torch import nn
@@ -136,27 +137,6 @@ def _two_replicas_of_two(folder: str) -> None:
     assert "is exchanged already" in refused(ValueError, model, diloco)
 
 
-def _tensor_parallel() -> None:
-    """Norms are replicated over the dimension of tensor parallelism, which says nothing of replicas of the model."""
-    rank, device = begin()
-    mesh = init_device_mesh(device.type, (2, 1, 2), mesh_dim_names=("replicate", "shard", "tp"))
-    model: Any = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4)).to(device)
-    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(output_layouts=Shard(1)), "1": SequenceParallel()})
-    fully_shard(model, mesh=mesh["shard"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.to_local().fill_(rank)
-    algorithm = Algorithm.init("local_sgd", sync_every=1)
-    exchange_shards(model, [optimizer], algorithm, mesh.get_group("replicate"))
-    assert any(placement.is_replicate() for placement in model[1].weight.placements)
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, float(mesh.get_local_rank("replicate")))
-    optimizer.step()
-    for parameter in model.parameters():  # from the first replica: this rank's number in it
-        assert torch.allclose(parameter.to_local(), torch.full_like(parameter.to_local(), rank % 2 - 0.05))
-
-
 class _Delegating(torch.optim.Optimizer):
     """As wrappers of precision are: listed itself, and another one makes the steps."""
 
@@ -168,9 +148,9 @@ class _Delegating(torch.optim.Optimizer):
         return self.inner.step(closure)
 
 
-def _changed_after_the_call() -> None:
+@on_ranks(2)
+def test_shards_that_change_after_the_call(rank: int, device: torch.device) -> None:
     """Two replicas of one shard each, whose shards change between two steps."""
-    rank, device = begin()
     mesh = init_device_mesh(device.type, (2, 1), mesh_dim_names=("replicate", "shard"))
     replicas = mesh.get_group("replicate")
     diloco = Algorithm.init("diloco", sync_every=2)
@@ -267,12 +247,25 @@ def _changed_after_the_call() -> None:
     assert "an optimizer that it was not given, Adam, steps parameters of FSDPSequential" in told
 
 
-def test_shards_that_change_after_the_call() -> None:
-    run_ranks(2, _changed_after_the_call)
-
-
-def test_tensor_parallel_replicas() -> None:
-    run_ranks(4, _tensor_parallel)
+@on_ranks(4)
+def test_tensor_parallel_replicas(rank: int, device: torch.device) -> None:
+    """Norms are replicated over the dimension of tensor parallelism, which says nothing of replicas of the model."""
+    mesh = init_device_mesh(device.type, (2, 1, 2), mesh_dim_names=("replicate", "shard", "tp"))
+    model: Any = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4)).to(device)
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(output_layouts=Shard(1)), "1": SequenceParallel()})
+    fully_shard(model, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().fill_(rank)
+    algorithm = Algorithm.init("local_sgd", sync_every=1)
+    exchange_shards(model, [optimizer], algorithm, mesh.get_group("replicate"))
+    assert any(placement.is_replicate() for placement in model[1].weight.placements)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float(mesh.get_local_rank("replicate")))
+    optimizer.step()
+    for parameter in model.parameters():  # from the first replica: this rank's number in it
+        assert torch.allclose(parameter.to_local(), torch.full_like(parameter.to_local(), rank % 2 - 0.05))
 
 
 def test_two_replicas_of_two_shards(tmp_path: Path) -> None:
