@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
+from support.sweeps import rest_is_deep
 from support.training import (
     Branches,
     NormNet,
@@ -81,10 +83,12 @@ def _joined(
     check(*(nn.ParameterList(model.parameters()) for model, _ in pair), "after another join")
 
 
-@pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("make", [mlp, NormNet], ids=["plain", "with buffers"])
-def test_two_ranks_end_where_torch_ddp_does(make: Callable[[], nn.Module], counts: str) -> None:
-    run_ranks(2, _uneven, make, COUNTS[counts], reuse=True)
+@pytest.mark.parametrize(
+    ("make", "counts"), rest_is_deep([*itertools.product((NormNet, mlp), COUNTS.values())], *range(5))
+)
+def test_two_ranks_end_where_torch_ddp_does(make: Callable[[], nn.Module], counts: list[int]) -> None:
+    """With buffers, and without any."""
+    run_ranks(2, _uneven, make, counts, reuse=True)
 
 
 def test_four_ranks_end_where_torch_ddp_does() -> None:
