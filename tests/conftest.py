@@ -19,6 +19,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Interpreters that tests start must not find the source tree, which has no compiled library, before the package.
 os.environ["PYTHONSAFEPATH"] = "1"
+# The workers share the CPUs: more threads of torch in each would wait for them, and spin meanwhile.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How many examples hypothesis draws; `support.examples` makes other numbers of it for tests that ask for them. `make
 # deep` says --hypothesis-profile=deep. An example is not wrong because the machine is busy.
