@@ -28,7 +28,7 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_two_ranks_have_the_weights_of_torch_ddp[wrapper-momentum]",
         "test_unusual_parameters_have_the_weights_of_torch_ddp[wrapper-channels_last]",
         "test_unusual_parameters_have_the_weights_of_torch_ddp[wrapper without views-mixed]",
-        "test_more_ranks_agree_with_each_other_and_torch_ddp[with_bagua-4]",
+        "test_more_ranks_agree_with_each_other_and_torch_ddp[4-with_bagua]",
         "test_only_one_rank_of_a_node_talks_to_other_nodes[two nodes of two]",
     ],
     "wrapper": [
@@ -53,7 +53,7 @@ CHOICE: dict[str, Sequence[str]] = {
     "interrupted_passes": [],
     "no_sync": [],
     "step_programs": ["test_gradients[2 ranks]", "test_weights[2 ranks]", "test_wrapper[2 ranks]"],
-    "join": ["test_two_ranks_end_where_torch_ddp_does[with buffers-more by rank]"],
+    "join": ["test_two_ranks_end_where_torch_ddp_does[NormNet-counts0]"],
     "fused_optimizer": ["test_every_layout_trains_alike"],
     "overlap": ["test_buckets_are_launched_between_gradients[with_bagua-False]"],
     "torch_features": [
