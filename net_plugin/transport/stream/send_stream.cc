@@ -206,7 +206,7 @@ void SendStream::sample_delivery() const {
 
 bool SendStream::should_listen() const {
   if (shares_paths_ && is_polled()) return true;
-  return unacknowledged_.has_requests() || unacknowledged_.size() >= listen_at_ || has_peer_ended();
+  return unacknowledged_.has_requests() || unacknowledged_.size() >= listen_at_ || keeps_much() || has_peer_ended();
 }
 
 StreamProgress SendStream::progress(std::size_t budget) {
@@ -214,13 +214,14 @@ StreamProgress SendStream::progress(std::size_t budget) {
   set_blocked(false);
   if (is_over()) return end_of_output(0);
   // One event may mean an acknowledgement as well as room. Without a poller, the stream listens when it has nothing to
-  // write.
+  // write, or keeps much that may be acknowledged: copies in memory that was never used before take longer than the
+  // messages.
   if (is_polled() && should_listen()) listen();
   for (;;) {
     if (is_over()) return end_of_output(0);
     if (moved >= budget) return StreamProgress::kMore;
     if (!has_chunk_ && !take_chunk()) {
-      if (moved == 0 && !is_polled() && should_listen()) {
+      if (!is_polled() && (moved == 0 ? should_listen() : keeps_much())) {
         listen();
         if (is_over()) return end_of_output(0);
       }
@@ -338,6 +339,7 @@ void SendStream::listen(bool to_the_end) {
     if (static_cast<std::size_t>(received) < bytes.size() && !has_peer_ended() && !to_the_end) break;
   }
   listen_at_ = unacknowledged_.size() + kAskAfterChunks;
+  listen_at_bytes_ = unacknowledged_.copied_bytes() + kAskAfterBytes;
 }
 
 StreamProgress SendStream::end_of_output(int error_number) {

@@ -109,6 +109,7 @@ class SendStream final : public DataStream {
   // The rate of its path is measured by this chunk's message.
   bool is_measured() const;
   bool should_listen() const;
+  bool keeps_much() const { return unacknowledged_.copied_bytes() >= listen_at_bytes_; }
   ssize_t write_chunk();
   void end_chunk();
   void send_end(std::uint64_t messages, bool of_stream);
@@ -142,7 +143,9 @@ class SendStream final : public DataStream {
   // Since the last chunk that asked for an acknowledgement.
   std::size_t unasked_chunks_ = 0;
   std::size_t unasked_bytes_ = 0;
-  std::size_t listen_at_ = 64;  // unacknowledged chunks
+  // So many unacknowledged chunks, or bytes of copies: an acknowledgement was asked for, and may have come.
+  std::size_t listen_at_ = 64;
+  std::size_t listen_at_bytes_ = 524288;
   bool shares_paths_ = false;
   std::atomic<bool> was_acknowledged_{false};
   std::atomic<bool> replays_{false};
