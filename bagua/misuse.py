@@ -36,7 +36,7 @@ def check_flags(**flags: object) -> None:
         TypeError: one is neither True nor False: "no" would count as True.
     """
     for name, value in flags.items():
-        plain = value.item() if hasattr(value, "item") else value
+        plain: object = value.item() if getattr(value, "shape", None) == () else value  # type: ignore[attr-defined]
         if not isinstance(plain, int) or plain not in (0, 1):
             raise TypeError(f"{name} is {shown(value)}. Pass True or False.")
 

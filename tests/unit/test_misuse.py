@@ -66,6 +66,7 @@ fuse: Any = fuse_optimizer
         (lambda: api.with_bagua(MODEL, [OPTIMIZER], count_batch=None), "count_batch is None. Pass True or False"),
         (lambda: api.with_bagua(MODEL, [OPTIMIZER], autotune="no"), "autotune is 'no'. Pass True or False"),
         (lambda: api.with_bagua(MODEL, [OPTIMIZER], do_flatten=[]), "do_flatten is a list. Pass True or False"),
+        (lambda: api.with_bagua(MODEL, [OPTIMIZER], do_flatten=ONES), "do_flatten is a Tensor. Pass True or False"),
         (
             lambda: api.with_bagua(MODEL, [OPTIMIZER], find_unused_parameters=2),
             "find_unused_parameters is 2. Pass True",

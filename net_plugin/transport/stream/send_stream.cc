@@ -34,8 +34,6 @@ constexpr std::size_t kSmallBytes = 1024;
 // acknowledgement covers many chunks.
 constexpr std::size_t kSmallCopyBytes = 65536;
 constexpr std::size_t kMaxSmallCopies = 4u << 20;
-constexpr std::size_t kAskAfterChunks = 64;
-constexpr std::size_t kAskAfterBytes = 524288;
 // With several paths, what one delivers is measured by messages of this size: all of their chunks ask. Chunks of 16 KiB
 // are not copied: their requests wait for their acknowledgements, and drivers without a poller read these at once.
 // Short messages would wait for the CPU that this costs.

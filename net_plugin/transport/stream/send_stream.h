@@ -95,6 +95,9 @@ class SendStream final : public DataStream {
 
  private:
   static constexpr std::size_t kMostUnacknowledged = 64;
+  // With recovery, an acknowledgement is asked for after so many chunks, or bytes, that nobody waits for.
+  static constexpr std::size_t kAskAfterChunks = 64;
+  static constexpr std::size_t kAskAfterBytes = 524288;
 
   bool recovers() const { return replay_ != nullptr; }
   // False: nothing to write now.
@@ -144,8 +147,8 @@ class SendStream final : public DataStream {
   std::size_t unasked_chunks_ = 0;
   std::size_t unasked_bytes_ = 0;
   // So many unacknowledged chunks, or bytes of copies: an acknowledgement was asked for, and may have come.
-  std::size_t listen_at_ = 64;
-  std::size_t listen_at_bytes_ = 524288;
+  std::size_t listen_at_ = kAskAfterChunks;
+  std::size_t listen_at_bytes_ = kAskAfterBytes;
   bool shares_paths_ = false;
   std::atomic<bool> was_acknowledged_{false};
   std::atomic<bool> replays_{false};

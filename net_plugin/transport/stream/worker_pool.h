@@ -33,7 +33,7 @@ namespace bagua_net {
 // Gb/s, or encrypted for 48, because the interface of a virtual machine may tell a wrong speed. cpus: of the rank; what
 // only copies takes at most half of them. joins: fastest_mbps is the sum of joined interfaces; half as many again,
 // since messages are cut into more chunks there, and the slower path is waited for (25 + 25 Gb/s: six carry the whole
-// rate, four did in four starts of nine). The pool may have fewer (os/cpu_budget.h).
+// rate in each of six starts, four did in five of eighteen). The pool may have fewer (os/cpu_budget.h).
 int network_workers(int fastest_mbps, Cipher cipher, int cpus, bool joins = false);
 
 enum class Direction { kSend, kReceive };
