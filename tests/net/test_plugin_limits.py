@@ -70,8 +70,8 @@ def test_few_descriptors_are_enough_or_named(
     start_driver: StartDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
 ) -> None:
     _wrap(monkeypatch, tmp_path / "driver", _FEW_FILES, files=files)
-    # With enough of them no deadline matters. Without, one ends the wait for a connect that cannot succeed; a slow
-    # machine reaches it after fewer attempts.
+    # With enough of them no deadline matters. Without, one ends the wait for a connect that cannot succeed. A slow
+    # machine reaches it after fewer attempts, perhaps before an error of the system is seen.
     deadline = {} if files == 200 else {"BAGUA_NET_CONNECT_TIMEOUT_MS": "500"}
     ranks = _start(start_driver, BAGUA_NET_NSTREAMS="4", BAGUA_DRIVER_LOG="warn", **deadline)
     errors = _ask(ranks, _connect_lines(ranks), "connected")
@@ -82,4 +82,4 @@ def test_few_descriptors_are_enough_or_named(
         return
     said = "\n".join([*errors, *(rank.log() for rank in ranks)])
     assert errors, said
-    assert "Too many open files" in said, said
+    assert "Too many open files" in said or "may open too few files (ulimit -n)" in said, said

@@ -66,7 +66,7 @@ class Comm : public FailureSink, public Recoverable {
 
   // arrivals: where streams that join later come in; nullptr: none will. faults: what damages its connections, or
   // nullptr. stalls: where a long wait is reported, or nullptr.
-  Comm(std::string peer, Direction direction, PeerLocation location, WorkerPool* pool,
+  Comm(std::string peer, Direction direction, PeerLocation location, std::size_t turn, WorkerPool* pool,
        std::shared_ptr<StreamArrivals> arrivals, bool recovers, FaultInjector* faults, StallReport* stalls,
        CommStats stats)
       : stats_(std::move(stats)),
@@ -74,7 +74,7 @@ class Comm : public FailureSink, public Recoverable {
         recovers_(recovers),
         direction_(direction),
         pool_(pool),
-        lane_(pool->open_lane(direction, location)),
+        lane_(pool->open_lane(direction, location, turn)),
         arrivals_(std::move(arrivals)),
         faults_(faults),
         stalls_(stalls) {}

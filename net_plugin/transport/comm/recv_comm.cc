@@ -29,6 +29,7 @@ Status RecvComm::create(EstablishedConnection connection, RecvPolicy policy, Wor
                         std::unique_ptr<RecvComm>* comm, CommStats stats) {
   std::vector<std::unique_ptr<ByteStream>> streams;
   for (KeyedSocket& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
+  policy.turn = connection.turn;
   policy.location = connection.same_host ? PeerLocation::kWithinHost : PeerLocation::kBetweenHosts;
   policy.recovers = connection.recovers;
   policy.checksums = connection.checksums;

@@ -20,6 +20,7 @@
 namespace bagua_net {
 
 struct RecvPolicy {
+  std::size_t turn = 0;  // of its listen, see WorkerPool::open_lane
   PeerLocation location = PeerLocation::kWithinHost;
   bool recovers = false;
   bool checksums = false;           // both ends use them
@@ -52,8 +53,8 @@ class RecvComm final : public Comm {
  private:
   RecvComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, RecvPolicy policy, WorkerPool* pool,
            CommStats stats)
-      : Comm(std::move(peer), Direction::kReceive, policy.location, pool, std::move(arrivals), policy.recovers,
-             policy.faults, policy.stalls, std::move(stats)),
+      : Comm(std::move(peer), Direction::kReceive, policy.location, policy.turn, pool, std::move(arrivals),
+             policy.recovers, policy.faults, policy.stalls, std::move(stats)),
         policy_(std::move(policy)),
         table_(policy_.recovers),
         probe_(policy_.contact) {}

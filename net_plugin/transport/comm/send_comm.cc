@@ -40,8 +40,9 @@ constexpr int kDamageMs = 300;
 SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
                    std::size_t streams, CommStats stats)
     : Comm(std::move(peer), Direction::kSend,
-           policy.measures_rates ? PeerLocation::kBetweenHosts : PeerLocation::kWithinHost, pool, std::move(arrivals),
-           static_cast<bool>(policy.replace_stream), policy.faults, policy.stalls, std::move(stats)),
+           policy.measures_rates ? PeerLocation::kBetweenHosts : PeerLocation::kWithinHost, policy.turn, pool,
+           std::move(arrivals), static_cast<bool>(policy.replace_stream), policy.faults, policy.stalls,
+           std::move(stats)),
       policy_(std::move(policy)),
       first_streams_(streams),
       workers_own_stripes_(pool->size() > 0 && streams > 1),
@@ -62,6 +63,7 @@ Status SendComm::create(EstablishedConnection connection, SendPolicy policy, Wor
                         std::unique_ptr<SendComm>* comm, CommStats stats) {
   std::vector<std::unique_ptr<ByteStream>> streams;
   for (KeyedSocket& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
+  policy.turn = connection.turn;
   policy.max_chunk_bytes = connection.max_chunk_bytes;
   policy.checksums = connection.checksums;
   policy.paths = connection.ticket.paths;

@@ -18,6 +18,7 @@
 namespace bagua_net {
 
 struct SendPolicy {
+  std::size_t turn = 0;  // of its connect, see WorkerPool::open_lane
   // Messages up to this size are sent on stream 0 if workers drive the other streams; if a worker is awake, up to a
   // quarter of it.
   std::size_t inline_bytes = 65536;

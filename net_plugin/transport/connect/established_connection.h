@@ -33,6 +33,7 @@ struct JoinTicket {
 };
 
 struct EstablishedConnection {
+  std::size_t turn = 0;  // of its connect, or of its listen, among all of this process: NCCL's order of channels
   std::vector<KeyedSocket> sockets;  // by stream index
   std::vector<std::size_t> paths;    // the connecting side: of each socket, in the ticket
   // The path that each should have, even if it could not connect: of the first the one for small messages.

@@ -54,6 +54,7 @@ Status InboundHandshakes::listen(const std::vector<NetworkInterface>& interfaces
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.listen_id.data(), encoded.listen_id.size()));
   Listen& listen = listens_[encoded.listen_id];
   listen.at = sockets.front();
+  listen.connection.turn = turns_++;
   listen.key = handshake_key(encoded.token, settings_.secret.get());
   *id = encoded.listen_id;
   listen.reply.addresses = put_addresses(sockets, &encoded);

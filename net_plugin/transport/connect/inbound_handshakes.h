@@ -109,6 +109,7 @@ class InboundHandshakes {
   const std::size_t max_unauthenticated_;
   ListeningSockets sockets_;
   std::map<RandomId, Listen> listens_;
+  std::size_t turns_ = 0;  // listens so far
   AcceptedComms accepted_;
   std::map<std::uint64_t, UnauthenticatedPeer> unauthenticated_;  // by poller id: the oldest first
 };

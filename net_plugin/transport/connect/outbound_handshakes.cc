@@ -145,6 +145,7 @@ Status OutboundHandshakes::connect(const std::vector<NetworkInterface>& interfac
   const std::uint64_t number = load_connect_state(handle);
   if (number == 0) {
     Attempt attempt;
+    attempt.connection.turn = turns_++;
     attempt.ticket.paths = find_paths(interfaces, ports, decoded);
     attempt.ticket.key = handshake_key(decoded.token, settings_.secret.get());
     attempt.mismatch = protection_mismatch(settings_.protection(), decoded.protection);

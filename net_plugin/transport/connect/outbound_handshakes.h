@@ -197,6 +197,7 @@ class OutboundHandshakes {
   HandshakeLoop* const loop_;
   InterfaceBinding binding_;
   std::map<std::uint64_t, Attempt> attempts_;
+  std::size_t turns_ = 0;  // connects so far, without joins
   struct StreamOf {
     std::uint64_t attempt;
     std::size_t index;

@@ -1,5 +1,7 @@
 #include "transport/stream/worker_pool.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -14,10 +16,16 @@ constexpr std::size_t kUsualStreams = 3;
 
 }  // namespace
 
-WorkerPool::Lane WorkerPool::open_lane(Direction direction, PeerLocation location) {
+WorkerPool::Lane WorkerPool::open_lane(Direction direction, PeerLocation location, std::size_t turn) {
   const MutexLock lock(mutex_);
   start();
-  const std::size_t number = lanes_[static_cast<std::size_t>(location)][static_cast<std::size_t>(direction)]++;
+  std::vector<std::optional<PeerLocation>>& turns = turns_[static_cast<std::size_t>(direction)];
+  if (turns.size() <= turn) turns.resize(turn + 1);
+  turns[turn] = location;
+  // Those before it that may go there. Of those whose handshakes go on, most do.
+  const auto elsewhere = std::count_if(turns.begin(), turns.begin() + static_cast<std::ptrdiff_t>(turn),
+                                       [=](const auto& one) { return one && *one != location; });
+  const std::size_t number = turn - static_cast<std::size_t>(elsewhere);
   // The first streams of a comm and of its counterpart in the ring should not meet.
   return {direction == Direction::kSend ? number : number + width(location) / 2, location};
 }

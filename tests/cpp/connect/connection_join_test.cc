@@ -121,12 +121,36 @@ TEST_CASE(both_ends_know_that_they_are_on_one_host) {
   CHECK(processes.accepted.same_host);
   // So all workers receive, and not the few that serve connections between hosts.
   WorkerPool pool(6, 50, any_cpu(), 2);
-  const WorkerPool::Lane first = pool.open_lane(Direction::kReceive, PeerLocation::kWithinHost);
   std::unique_ptr<RecvComm> comm;
   CHECK_OK(RecvComm::create(std::move(processes.accepted), {}, &pool, &comm));
-  CHECK_EQ(pool.open_lane(Direction::kReceive, PeerLocation::kWithinHost).first, first.first + 2);
+  const auto lane = [&](PeerLocation location) { return pool.open_lane(Direction::kReceive, location, 1).first; };
+  CHECK_EQ(lane(PeerLocation::kWithinHost), std::size_t{1 + 6 / 2});
+  CHECK_EQ(lane(PeerLocation::kBetweenHosts), std::size_t{2 / 2});
   comm.reset();
   pool.stop();
+}
+
+TEST_CASE(a_connection_has_the_turn_in_which_it_was_begun_not_the_one_in_which_it_ended) {
+  ListeningService listening;
+  HandleBytes handles[] = {listening.handle_bytes, {}};
+  RandomId ids[] = {listening.id, {}};
+  CHECK_OK(listening.service.listen({loopback()}, handles[1].data(), &ids[1]));
+  ConnectionService connecting(settings_with(1));
+  CHECK_OK(connecting.start());
+  bool ready = false;
+  EstablishedConnection connection;
+  CHECK_OK(connecting.connect({loopback()}, handles[0].data(), &ready, &connection));
+  for (const std::size_t turn : {1, 0}) {
+    wait_until(
+        [&] {
+          CHECK_OK(connecting.connect({loopback()}, handles[turn].data(), &ready, &connection));
+          return ready;
+        },
+        "the connection");
+    CHECK_EQ(connection.turn, turn);
+    wait_until([&] { return listening.accept(&connection, ids[turn]); }, "the same at the other end");
+    CHECK_EQ(connection.turn, turn);
+  }
 }
 
 TEST_CASE(streams_join_again_and_again_up_to_the_most) {

@@ -1,7 +1,11 @@
 // WorkerPool: which workers serve a comm, by what lies between its ends.
 #include "transport/stream/worker_pool.h"
 
+#include <algorithm>
+#include <random>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "support/check.h"
 #include "support/comm_parts.h"
@@ -16,7 +20,7 @@ std::set<EventLoopWorker*> workers_of(WorkerPool& pool, PeerLocation location, i
   std::set<EventLoopWorker*> found;
   for (int comm = 0; comm < comms; ++comm) {
     for (const Direction direction : {Direction::kSend, Direction::kReceive}) {
-      const WorkerPool::Lane lane = pool.open_lane(direction, location);
+      const WorkerPool::Lane lane = pool.open_lane(direction, location, static_cast<std::size_t>(comm));
       for (int index = 1; index < kStreams; ++index) {
         EventLoopWorker* worker = nullptr;
         CHECK_OK(pool.assign(lane, index, &worker));
@@ -69,11 +73,44 @@ TEST_CASE(the_first_streams_of_both_directions_have_different_workers) {
     WorkerPool pool(8, 50, any_cpu(), 4);
     EventLoopWorker* sending = nullptr;
     EventLoopWorker* receiving = nullptr;
-    CHECK_OK(pool.assign(pool.open_lane(Direction::kSend, location), 1, &sending));
-    CHECK_OK(pool.assign(pool.open_lane(Direction::kReceive, location), 1, &receiving));
+    CHECK_OK(pool.assign(pool.open_lane(Direction::kSend, location, 0), 1, &sending));
+    CHECK_OK(pool.assign(pool.open_lane(Direction::kReceive, location, 0), 1, &receiving));
     CHECK(sending != receiving);
     pool.stop();
   }
+}
+
+// All-reduce of 1 MiB uses the first two channels between hosts, and other messages all of them.
+TEST_CASE(the_first_streams_of_the_first_channels_meet_no_others_whichever_handshake_ends_first) {
+  std::mt19937 random(1);
+  for (const int width : {4, 6, 8}) {
+    std::vector<std::pair<Direction, std::size_t>> comms;
+    for (std::size_t turn = 0; turn < 8; ++turn) {
+      for (const Direction direction : {Direction::kSend, Direction::kReceive}) comms.emplace_back(direction, turn);
+    }
+    std::shuffle(comms.begin(), comms.end(), random);
+    WorkerPool pool(10, 50, any_cpu(), width);
+    std::set<EventLoopWorker*> first;
+    for (const auto& [direction, turn] : comms) {
+      EventLoopWorker* worker = nullptr;
+      CHECK_OK(pool.assign(pool.open_lane(direction, PeerLocation::kBetweenHosts, turn), 1, &worker));
+      if (turn < static_cast<std::size_t>(width) / 2) CHECK(first.insert(worker).second);
+    }
+    pool.stop();
+  }
+}
+
+TEST_CASE(comms_within_the_host_leave_no_worker_of_the_network_idle) {
+  WorkerPool pool(8, 50, any_cpu(), 4);
+  std::set<EventLoopWorker*> network;
+  for (std::size_t turn = 0; turn < 8; ++turn) {
+    const PeerLocation location = turn % 2 == 0 ? PeerLocation::kWithinHost : PeerLocation::kBetweenHosts;
+    EventLoopWorker* worker = nullptr;
+    CHECK_OK(pool.assign(pool.open_lane(Direction::kSend, location, turn), 1, &worker));
+    if (location == PeerLocation::kBetweenHosts) network.insert(worker);
+  }
+  CHECK_EQ(network.size(), std::size_t{4});
+  pool.stop();
 }
 
 }  // namespace
@@ -86,7 +123,7 @@ TEST_CASE(fewer_workers_do_where_the_system_has_no_more) {
   CHECK_EQ(pool.size(), 2);
   pool.stop();
   const DescriptorLimit limit(next_descriptor());
-  pool.open_lane(Direction::kSend, PeerLocation::kWithinHost);
+  pool.open_lane(Direction::kSend, PeerLocation::kWithinHost, 0);
   CHECK_EQ(pool.size(), 0);
   CHECK(pool.recovery() == nullptr);
   pool.stop();
