@@ -134,7 +134,7 @@ RareLog::Line describe_mismatch(const std::vector<NetworkInterface>& interfaces,
 
 std::vector<std::size_t> share_paths(std::size_t streams, std::size_t paths, std::size_t first, bool first_is_small) {
   std::vector<std::size_t> own = {first};
-  for (std::size_t next = first_is_small ? 0 : first + 1; own.size() < streams; ++next) own.push_back(next % paths);
+  for (std::size_t next = first_is_small ? first : first + 1; own.size() < streams; ++next) own.push_back(next % paths);
   return own;
 }
 

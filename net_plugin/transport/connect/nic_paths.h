@@ -56,7 +56,8 @@ RareLog::Line describe_mismatch(const std::vector<NetworkInterface>& interfaces,
                                 const std::vector<NicPath>& paths);
 
 // Of that many streams of a new comm, the path that each should have, even if it cannot connect now. first: of the
-// first one. The others are spread evenly, with the first or, if it carries small messages only, without it.
+// first one. The others are spread evenly, with the first or, if it carries small messages only, without it. Then the
+// second one has its path, too: medium messages go there, and whether its worker is awake decides who moves them.
 std::vector<std::size_t> share_paths(std::size_t streams, std::size_t paths, std::size_t first, bool first_is_small);
 
 }  // namespace bagua_net

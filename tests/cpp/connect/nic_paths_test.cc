@@ -49,7 +49,8 @@ TEST_CASE(large_messages_have_each_path_whichever_the_first_stream_has) {
   CHECK((share_paths(2, 2, 0, false) == Indices{0, 1}));
   CHECK((share_paths(2, 2, 1, false) == Indices{1, 0}));
   CHECK((share_paths(3, 3, 1, false) == Indices{1, 2, 0}));
-  CHECK((share_paths(5, 2, 1, true) == Indices{1, 0, 1, 0, 1}));
+  CHECK((share_paths(5, 2, 0, true) == Indices{0, 0, 1, 0, 1}));
+  CHECK((share_paths(5, 2, 1, true) == Indices{1, 1, 0, 1, 0}));
   CHECK((share_paths(4, 1, 0, true) == Indices{0, 0, 0, 0}));
 }
 
