@@ -648,6 +648,7 @@ def _without_store(folder: str) -> tuple[int, str]:
     return bagua.regroup_step(), text
 
 
+@on_cpus
 def test_without_its_store_a_job_trains_until_the_next_loss(tmp_path: Path) -> None:
     stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]  # type: ignore[attr-defined]
     port = stores[0].port
@@ -781,6 +782,7 @@ def _not_here() -> list[str]:
     return texts
 
 
+@on_cpus
 def test_without_regroup_nothing_of_it_is_there() -> None:
     ((elastic, nccl),) = run_ranks(1, _not_here)
     assert "torchrun has started this process" in elastic

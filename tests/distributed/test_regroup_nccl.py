@@ -18,6 +18,7 @@ from support.regrouped import (
     ends_early,
     join_job,
     keep_ledger,
+    on_cpus,
     run_job,
 )
 from support.simulated_nccl import P2P, SIMULATED, SOCKETS
@@ -28,6 +29,8 @@ from bagua.regroup import coordinator
 
 STEPS = 8
 ENV = {SIMULATED: SOCKETS, **SMALL_BUCKETS}
+
+pytestmark = on_cpus
 
 
 @pytest.mark.parametrize("seed", rest_is_deep(range(100), *range(2)))

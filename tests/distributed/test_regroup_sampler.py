@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.regrouped import LAYERS, SMALL_BUCKETS, Kill, die, drawn_kills, dying, job_store, join_job, run_job
+from support.regrouped import (
+    LAYERS,
+    SMALL_BUCKETS,
+    Kill,
+    die,
+    drawn_kills,
+    dying,
+    job_store,
+    join_job,
+    on_cpus,
+    run_job,
+)
 from support.sweeps import rest_is_deep
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -131,6 +142,7 @@ def check_counts(results: list[Any], accumulation: int, drop_last: bool) -> None
         before = counts
 
 
+@on_cpus
 @pytest.mark.parametrize("seed", rest_is_deep(range(200), 3, 5))
 def test_each_sample_is_trained_once_an_epoch(seed: int) -> None:
     kills = drawn_kills(seed, 4, 2, 16)
@@ -156,6 +168,7 @@ def test_each_sample_is_trained_once_an_epoch(seed: int) -> None:
     check_counts(results, accumulation, drop_last)
 
 
+@on_cpus
 @pytest.mark.parametrize(
     ("how", "loading", "kills"),
     rest_is_deep(
@@ -219,6 +232,7 @@ def train_with_fixed_samplers() -> tuple[list[str], str]:
     return [one for one in log.lines if "DistributedSampler" in one], told
 
 
+@on_cpus
 def test_samplers_for_a_fixed_number_of_ranks_are_told_and_end_the_job_at_a_loss() -> None:
     first, second, *_ = run_job(4, train_with_fixed_samplers, expect_death={2, 3})
     assert first == second

@@ -129,7 +129,10 @@ def device_type() -> str:
     return os.environ.get(DEVICE_VARIABLE, "cpu")
 
 
-on_cpus = pytest.mark.skipif(device_type() != "cpu", reason="dies in a message between CPUs")
+on_cpus = pytest.mark.skipif(
+    device_type() != "cpu",
+    reason="dies in a message between CPUs, asks for gloo, simulates NCCL, forks a loader, or an error comes later",
+)
 
 
 def use_device() -> None:
