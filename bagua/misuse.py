@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import importlib.util
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,3 +112,23 @@ def _explained(
     # Newer versions of Python ask by themselves.
     meant = "" if "Did you mean" in error else "." + nearest(unknown, known)
     return f"{error}{meant}\n{right}"
+
+
+def import_optional(package: str, purpose: str) -> Any:
+    """
+    Args:
+        purpose: what needs it, e.g. "backend='lmdb'".
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    name = package.split(".")[0]
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ModuleNotFoundError(
+            f"{purpose} needs the package {name}, which is not installed.\nInstall it: pip install {name}",
+            name=package,
+        ) from None

@@ -153,12 +153,12 @@ def _compare(options: argparse.Namespace, command: list[str]) -> Report:
     from bagua.net.bench.command_line import make_folder
     from bagua.net.bench.errors import UsageError
     from bagua.net.bench.machine import describe_machine
-    from bagua.net.bench.progress import Progress
     from bagua.net.compare.command_run import run_command
     from bagua.net.compare.report import Report
     from bagua.net.compare.rounds import folder_of, run_rounds
     from bagua.net.compare.step_sources import StepSource, default_sources, source_of_pattern
     from bagua.net.compare.verdict import is_pointless, judge
+    from bagua.progress import Progress
 
     if options.unit is not None and options.pattern is None:
         raise UsageError(f"--unit {options.unit} is for --pattern; give both")

@@ -133,9 +133,9 @@ def _serve(options: argparse.Namespace) -> int:
 def _examine(options: argparse.Namespace) -> int:
     from bagua.cli.terminal import Terminal
     from bagua.net.activation import original_environment
-    from bagua.net.bench.progress import Progress
     from bagua.net.doctor.peer.examination import examine_peer
     from bagua.net.doctor.peer.handshake import check_name, new_token
+    from bagua.progress import Progress
 
     host, port = _host_and_port(options.peer)
     given = _token(options)

@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.collectives.tensor import mark_ready
 from bagua.engine.batch_weights import BatchWeights
 from bagua.engine.bucket import Bucket
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.parameters import trainable_parameters
 from bagua.engine.setup import ActiveRanks, Setup
-from bagua.engine.tensor import mark_ready
 from bagua.engine.training_steps import TrainingSteps
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from bagua.collectives.tensor import mark_ready, record_of
 from bagua.engine.batch_weights import BatchWeights
 from bagua.engine.incomplete_step import (
     incomplete_step,
@@ -24,7 +25,6 @@ from bagua.engine.parameters import TrainableWatch
 from bagua.engine.setup import ActiveRanks
 from bagua.engine.static_graph import StaticGraph
 from bagua.engine.step_state import PassEvent, PassState
-from bagua.engine.tensor import mark_ready, record_of
 from bagua.engine.training_plan import AlgorithmHooks, TrainingPlan
 from bagua.engine.unused_parameters import Presence, agree_on_unused, forget_unused
 

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagua.engine.flat_views import flat_views, offsets_of
-from bagua.engine.local_gradients import LocalGradients
-from bagua.engine.tensor import (
+from bagua.collectives.tensor import (
     TensorRecord,
     effective_tensor,
     gradient_of,
@@ -25,6 +23,8 @@ from bagua.engine.tensor import (
     require_record,
     restore_record,
 )
+from bagua.engine.local_gradients import LocalGradients
+from bagua.kernels.flat_views import flat_views, offsets_of
 
 # On CPUs, gradients of so many elements are copied into the bucket when they are made. Copying one takes a call of some
 # microseconds, while one call can copy many: smaller ones wait for that.
@@ -37,7 +37,7 @@ class BucketMemory:
     """Named tensors of one dtype, device and module, and the piece of memory in which they are communicated.
 
     Args:
-        tensors: Bagua tensors (see bagua.engine.tensor), in the order in which they lie in memory.
+        tensors: Bagua tensors (see bagua.collectives.tensor), in the order in which they lie in memory.
         name: unique in its module; alike on all ranks.
         flatten: the effective tensors become views of the bucket's memory, which saves copying. Whatever shared memory
             with them shares none any more. Otherwise they are copied into it before communication, and back after it.

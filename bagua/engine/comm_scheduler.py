@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from bagua.collectives.carrier_device import on_stream
+from bagua.collectives.tensor import TensorRecord, record_of
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_readiness import BucketReadiness, flag_setter
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
 from bagua.engine.step_state import BucketEvent, BucketState
 from bagua.engine.step_statistics import PassRecorder
-from bagua.engine.tensor import TensorRecord, record_of
 from bagua.job.failure_report import failures_named
 from bagua.job.nccl_watch import watch
 from bagua.job.regrouped import Regrouped

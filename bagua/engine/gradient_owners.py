@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeGuard, TypeVar
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from bagua.engine.tensor import drop_record, record_of
+from bagua.collectives.tensor import drop_record, record_of
 
 _Named = Sequence[tuple[str, nn.Parameter]]
 _Found = TypeVar("_Found")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from bagua.replicas.sharded_parameters import refuse_sharded
+from bagua.job.sharded_parameters import refuse_sharded
 
 _IGNORE_LISTS = ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore")
 

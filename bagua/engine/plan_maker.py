@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bagua.collectives.tensor import drop_record
 from bagua.engine.bucket_plan import plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.gradient_owners import refuse_second_engine
@@ -17,7 +18,6 @@ from bagua.engine.local_gradients import LocalGradients
 from bagua.engine.parameters import TrainableWatch, left_out_parameters, trainable_parameters
 from bagua.engine.setup import Setup
 from bagua.engine.step_statistics import PassRecorder
-from bagua.engine.tensor import drop_record
 from bagua.engine.training_plan import KeptPlans, TrainingPlan
 from bagua.job.failure_report import failures_named
 from bagua.replicas.replica_check import Replica

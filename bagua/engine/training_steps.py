@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from bagua.collectives.tensor import drop_record, record_of
 from bagua.engine.backward_passes import BackwardPasses
 from bagua.engine.batch_weights import BatchWeights
 from bagua.engine.gradient_hooks import gradient_hook
@@ -49,7 +50,6 @@ from bagua.engine.setup import ActiveRanks, Setup
 from bagua.engine.state_feed import StateFeed, StateFollower
 from bagua.engine.step_state import PassEvent, PassState
 from bagua.engine.step_statistics import PassRecorder
-from bagua.engine.tensor import drop_record, record_of
 from bagua.engine.training_plan import AlgorithmHooks
 from bagua.engine.unused_parameters import accumulates_everywhere
 from bagua.job.regrouped import Regrouped

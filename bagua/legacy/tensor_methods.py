@@ -1,6 +1,6 @@
 """BaguaTensor: the methods that Bagua gives to every torch.Tensor.
 
-They are thin: the record behind them is bagua.engine.tensor's.
+They are thin: the record behind them is bagua.collectives.tensor's.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagua.engine import tensor as engine_tensor
-from bagua.engine.tensor import Getter, Setter
+from bagua.collectives import tensor as engine_tensor
+from bagua.collectives.tensor import Getter, Setter
 
 
 class BaguaTensor:

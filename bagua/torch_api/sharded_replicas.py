@@ -20,12 +20,12 @@ from torch.distributed.tensor import DTensor
 
 from bagua.collectives.carrier_device import gpus_of
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
+from bagua.collectives.tensor import drop_record
 from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.bucket_plan import plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.step_statistics import PassRecorder, StepStatistics
-from bagua.engine.tensor import drop_record
 from bagua.fsdp.model import Shard, Shards, replicated_tensors
 from bagua.job.all_gather_across_groups import all_gather_across_groups
 from bagua.replicas.replica_check import Replica

@@ -11,7 +11,6 @@ import pytest
 from bagua.net.bench.command_line import check_writable
 from bagua.net.bench.machine import cpu_model, describe_machine, source_commit
 from bagua.net.bench.measurement import Measurement, Sample
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import (
     measurement_case,
     measurement_figures,
@@ -21,6 +20,7 @@ from bagua.net.bench.result_file import (
     write_result,
 )
 from bagua.net.bench.table import LOUD, RESET, render_table
+from bagua.progress import Progress
 
 
 def row(backend: str, size: int, verified: bool | None = None, *, collective: str = "all_reduce") -> Measurement:

@@ -9,7 +9,6 @@ import pytest
 
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.nccl_log import NetworkProof
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.traffic import Traffic, TrafficMeter
 from bagua.net.compare.command_run import CommandRun, RunError
 from bagua.net.compare.rounds import Rounds, run_rounds
@@ -17,6 +16,7 @@ from bagua.net.compare.run_figure import RunFigure
 from bagua.net.compare.setting import Setting, parse_setting
 from bagua.net.compare.step_sources import WallTime, default_sources
 from bagua.net.compare.verdict import Outcome, judge
+from bagua.progress import Progress
 
 WITHOUT, WITH = Setting("NCCL", {}, plugin=False), Setting("Bagua-Net", {}, plugin=True)
 SOCKET = NetworkProof(network="Socket", transports=("NET/Socket/0",))

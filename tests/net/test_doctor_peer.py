@@ -17,7 +17,6 @@ from support.ports import free_port
 from bagua.cli.net import main
 from bagua.net.bench import ranks
 from bagua.net.bench.errors import BenchError, ConnectionLostError
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.rendezvous import LineConnection
 from bagua.net.doctor.finding import Finding, Report, Section, Status
 from bagua.net.doctor.peer import bandwidth, examination, serving
@@ -26,6 +25,7 @@ from bagua.net.doctor.peer.examination import examine_peer
 from bagua.net.doctor.peer.facts import HostFacts, InterfaceFacts, parse_facts
 from bagua.net.doctor.peer.handshake import admit
 from bagua.net.doctor.peer.serving import serve_one_peer
+from bagua.progress import Progress
 
 TOKEN = "the-right-token!"  # as short as may be
 THERE = HostFacts(

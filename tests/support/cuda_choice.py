@@ -1,4 +1,5 @@
-"""The tests of tests/distributed that run on GPUs as well (tests/gpu/test_training_core.py), by file.
+"""The tests that run on GPUs as well (tests/gpu/test_training_core.py), by file: of tests/distributed unless a folder
+is named.
 
 Selected: tests whose result depends on CUDA or NCCL:
 
@@ -54,7 +55,7 @@ CHOICE: dict[str, Sequence[str]] = {
     "no_sync": [],
     "step_programs": ["test_gradients[2 ranks]", "test_weights[2 ranks]", "test_wrapper[2 ranks]"],
     "join": ["test_two_ranks_end_where_torch_ddp_does[NormNet-counts0]"],
-    "fused_optimizer": ["test_every_layout_trains_alike"],
+    "contrib/fused_training": ["test_every_layout_trains_alike"],
     "overlap": ["test_buckets_are_launched_between_gradients[with_bagua-False]"],
     "torch_features": [
         "test_autocast_and_gradient_scaling[wrapper]",
@@ -65,7 +66,7 @@ CHOICE: dict[str, Sequence[str]] = {
     # Copies of states in the background, while training changes them.
     "checkpoint": ["test_each_algorithm_goes_on_bit_for_bit[with_bagua]"],
     # All-to-all on autograd's thread; experts that are computed together.
-    "moe": [
+    "contrib/moe": [
         "test_outputs_and_gradients_are_those_of_one_process[experts2-2]",
         "test_training[2-None-dtype2-8]",
     ],
@@ -90,7 +91,7 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_broadcast_coalesced[2 ranks]",
         "test_allreduce_coalesced_inplace[2 ranks]",
     ],
-    "sync_batchnorm": [
+    "contrib/sync_batchnorm": [
         "test_ranks_compute_what_one_large_batch_does",
         "test_data_parallel_training_is_that_of_one_process[2-with_bagua]",
         "test_evaluation_and_inputs_without_gradient_do_not_communicate",
@@ -189,7 +190,8 @@ CHOICE: dict[str, Sequence[str]] = {
 
 
 def file_of(topic: str) -> str:
-    return f"tests/distributed/test_{topic}.py"
+    folder, _, name = topic.rpartition("/")
+    return f"tests/{folder or 'distributed'}/test_{name}.py"
 
 
 def chosen_tests() -> list[str]:

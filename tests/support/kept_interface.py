@@ -36,6 +36,7 @@ PATHS: dict[str, set[str]] = {
     "bagua.torch_api.bucket": {"BaguaBucket"},
     "bagua.torch_api.checkpoint": {"load_checkpoint", "save_checkpoint"},
     "bagua.torch_api.model_parallel.moe": {"MoE"},
+    "bagua.torch_api.model_parallel.moe.layer": {"MoE"},
     "bagua.torch_api.tensor": {"BaguaTensor"},
     "bagua.torch_api.distributed": {"BaguaModule"},
     "bagua.torch_api.contrib": {
@@ -44,6 +45,9 @@ PATHS: dict[str, set[str]] = {
     },
     "bagua.torch_api.contrib.cache_loader": {"CacheLoader"},
     "bagua.torch_api.contrib.cached_dataset": {"CachedDataset"},
+    "bagua.torch_api.contrib.fuse.optimizer": {
+        *("calculate_mutual_groups", "fuse_optimizer", "fuse_step", "is_fused_optimizer"),
+    },
     "bagua.torch_api.contrib.utils.redis_store": {"RedisStore"},
     "bagua.torch_api.contrib.utils.store": {"ClusterStore", "Store"},
     "bagua.torch_api.utils": {

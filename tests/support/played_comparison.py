@@ -12,7 +12,7 @@ from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.session import MAX_SINGLE, NcclSession, make_cases
 from bagua.net.bench.paced_run import Pace, PacedRun
 from bagua.net.bench.processes import Event
-from bagua.net.bench.progress import Progress
+from bagua.progress import Progress
 
 CASES = make_cases(["all_reduce"], [1024, 1 << 20], 4, 2)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
+from bagua.collectives.tensor import ensure_record, gradient_of, set_gradient
 from bagua.engine.bucket import Bucket, FunctionOp, PrescaledOp
-from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6)
 

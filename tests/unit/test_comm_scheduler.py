@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
+from bagua.collectives.tensor import ensure_record, gradient_of, set_gradient
 from bagua.engine.bucket import Bucket, BucketOp, FunctionOp
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.comm_thread import EarlierFailureError
-from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
 
 
 class _TorchGroup:

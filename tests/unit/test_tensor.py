@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
+from bagua.collectives.tensor import drop_record, gradient_of, record_of, set_gradient
 from bagua.engine.bucket import Bucket
-from bagua.engine.tensor import drop_record, gradient_of, record_of, set_gradient
 
 
 def _parameter() -> Any:

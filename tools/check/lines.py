@@ -9,6 +9,7 @@ from __future__ import annotations
 LINES: dict[str, tuple[str, ...]] = {
     "codecs": (),
     "compat": ("bagua.*", "net_plugin/*", "tools/*"),  # reads all sources
+    "contrib": (),
     "cpp": (),  # what the sources of each test include
     "distributed": (),
     "distributed/test_page_programs.py": ("bagua.*", "docs", "examples"),  # runs the programs of pages

@@ -43,7 +43,8 @@ class Layers:
     """On one rank: the dense layers, the mixtures and the tokens."""
 
     def __init__(self, device: torch.device, size: Mapping[str, Any]) -> None:
-        from bagua.torch_api.model_parallel.moe import MoE, exchange
+        from bagua.contrib.moe import exchange
+        from bagua.torch_api.model_parallel.moe import MoE
 
         self._exchange: Any = exchange
         self._device = device

@@ -38,7 +38,6 @@ from bagua.net.bench.nccl_log import network_error, read_proof_file
 from bagua.net.bench.process_tree import running
 from bagua.net.bench.processes import DriverProcess, Event, LocalPlace, ask, gather
 from bagua.net.bench.processes import Processes as DriverGroup
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.rank_process import rank_command, run_rank
 from bagua.net.bench.result_file import (
     Figure,
@@ -57,3 +56,4 @@ from bagua.net.bench.sizes import format_size, parse_size
 from bagua.net.bench.table import MISSING, Column, format_bandwidth, format_time_us, render_rows, shows_colour
 from bagua.net.bench.turns import Turns
 from bagua.net.bench.verdict import MIN_REPETITIONS, PairedRatio, Verdict, paired_ratio
+from bagua.progress import Progress

@@ -17,8 +17,8 @@ from typing import Protocol
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Case, Sample
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.turns import Turns
+from bagua.progress import Progress
 
 # A command may take this many times its estimate before it counts as hung.
 _PATIENCE = 10

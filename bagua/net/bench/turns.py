@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.progress import Progress
+from bagua.progress import Progress
 
 Sample = TypeVar("Sample")
 _Runner = TypeVar("_Runner")

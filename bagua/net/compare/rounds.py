@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.turns import Turns
 from bagua.net.compare.command_run import CommandRun, RunError
 from bagua.net.compare.run_figure import RunFigure, figure_of
 from bagua.net.compare.setting import Setting
 from bagua.net.compare.step_sources import StepSource, TrafficTime, WallTime, choose_source
+from bagua.progress import Progress
 
 # (setting, round, timeout_s, on_line) -> run
 Runner = Callable[[Setting, int, float, Callable[[str], None]], CommandRun]

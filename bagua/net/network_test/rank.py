@@ -25,12 +25,12 @@ from bagua.net.bench.nccl_ab.processes import START_S, RankRequest, RankSettings
 from bagua.net.bench.nccl_ab.session import NcclSession
 from bagua.net.bench.paced_run import Pace, PacedRun
 from bagua.net.bench.processes import LocalPlace
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.ranks import Ranks, follow, lead_ranks
 from bagua.net.bench.rendezvous import Member
 from bagua.net.compare.setting import Setting, default_settings
 from bagua.net.network_test.command import Plan, emit
 from bagua.net.network_test.verdict import SIZES, Job, Results, Turn, report, rows
+from bagua.progress import Progress
 
 # Of a command to the ranks, beyond what it is expected to take.
 _TIMEOUT_S = 90.0

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from bagua.codecs import codec_names, dtype_names
+from bagua.collectives.tensor import Getter, Setter, ensure_record, gradient_of, set_gradient
 from bagua.comm_ops.public_bucket import BaguaBucket
-from bagua.engine.tensor import Getter, Setter, ensure_record, gradient_of, set_gradient
 from bagua.engine.training_plan import no_hook
 from bagua.misuse import check_flags, nearest
 

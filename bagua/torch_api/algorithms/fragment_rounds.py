@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bagua.codecs import Codec
+from bagua.collectives.tensor import require_record
 from bagua.comm_ops.compressed import CompressedAllReduce, compressed_alignment
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.comm_ops.round_check import RoundCheck
 from bagua.engine.speed_shares import LEAST_STEPS
-from bagua.engine.tensor import require_record
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
 from bagua.torch_api.algorithms.base import idle_codec
 from bagua.torch_api.algorithms.fragments import Fragment, FragmentBucket, OuterOptimizer, split

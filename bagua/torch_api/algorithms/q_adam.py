@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bagua.collectives.tensor import ensure_record, gradient_of, set_gradient
 from bagua.comm_ops.compressed import compressed_alignment, idle_hierarchy
 from bagua.comm_ops.public_bucket import BaguaBucket
-from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.q_adam_optimizer import (
     AveragedMomentum,

@@ -26,7 +26,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from bagua.engine.tensor import record_of
+from bagua.collectives.tensor import record_of
 from bagua.kernels.half_dtypes import HALF_DTYPES
 
 # On CPUs a call is about so many bytes of parameters, or about one: what it computes on the way takes as many.

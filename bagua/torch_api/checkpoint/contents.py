@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.collectives.tensor import record_of
 from bagua.engine.data_parallel import DataParallelEngine, engine_named
-from bagua.engine.tensor import record_of
-from bagua.replicas.sharded_parameters import refuse_sharded
+from bagua.job.sharded_parameters import refuse_sharded
 from bagua.torch_api.checkpoint import expert_states, layout
 from bagua.torch_api.checkpoint.plain_names import plain_parameters, plain_state, unwrapped
 from bagua.torch_api.data_parallel.distributed import DistributedDataParallel

@@ -1,28 +1,42 @@
 """Parts around the training loop: samplers, layers, optimizers and caches that data-parallel training needs in
-addition to gradient communication. Each is loaded when it is asked for."""
+addition to gradient communication."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import sys
 
-_LAZY = {
-    "BalancedSampler": "bagua.torch_api.contrib.balanced_sampler",
-    "CacheLoader": "bagua.torch_api.contrib.cache_loader",
-    "CachedDataset": "bagua.torch_api.contrib.cached_dataset",
-    "LoadBalancingDistributedBatchSampler": "bagua.torch_api.contrib.load_balancing_data_loader",
-    "LoadBalancingDistributedSampler": "bagua.torch_api.contrib.load_balancing_data_loader",
-    "RegroupSampler": "bagua.torch_api.contrib.regroup_sampler",
-    "SyncBatchNorm": "bagua.torch_api.contrib.sync_batchnorm",
-    "fuse_optimizer": "bagua.torch_api.contrib.fuse.optimizer",
-}
+from bagua.contrib.caching.cache_loader import CacheLoader, CacheStatistics
+from bagua.contrib.caching.cached_dataset import CachedDataset
+from bagua.contrib.fuse.optimizer import fuse_optimizer
+from bagua.contrib.load_balancing_data_loader import (
+    LoadBalancingDistributedBatchSampler,
+    LoadBalancingDistributedSampler,
+)
+from bagua.contrib.sync_batchnorm import SyncBatchNorm
+from bagua.torch_api.contrib.balanced_sampler import BalancedSampler
+from bagua.torch_api.contrib.regroup_sampler import RegroupSampler
 
+__all__ = [
+    "BalancedSampler",
+    "CacheLoader",
+    "CacheStatistics",
+    "CachedDataset",
+    "LoadBalancingDistributedBatchSampler",
+    "LoadBalancingDistributedSampler",
+    "RegroupSampler",
+    "SyncBatchNorm",
+    "fuse_optimizer",
+]
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__} has no attribute {name!r}; it has {', '.join(_LAZY)}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_LAZY)
+# Modules that were here.
+for _old, _new in (
+    ("cache_loader", "caching.cache_loader"),
+    ("cached_dataset", "caching.cached_dataset"),
+    ("fuse.optimizer", "fuse.optimizer"),
+    ("load_balancing_data_loader", "load_balancing_data_loader"),
+    ("sync_batchnorm", "sync_batchnorm"),
+):
+    _parent, _, _name = f"{__name__}.{_old}".rpartition(".")
+    sys.modules[f"{_parent}.{_name}"] = sys.modules[f"bagua.contrib.{_new}"]
+    setattr(importlib.import_module(_parent), _name, sys.modules[f"bagua.contrib.{_new}"])

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from bagua.contrib.resumable_sampler import refuse_second_split
 from bagua.misuse import check_flags, check_integers
 from bagua.regroup import coordinator
-from bagua.torch_api.contrib.second_split import refuse_second_split
 
 
 class RegroupSampler(Sampler[int]):

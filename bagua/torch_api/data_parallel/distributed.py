@@ -16,11 +16,11 @@ from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.module_hooks import HookCallable
+from bagua.job.sharded_parameters import refuse_sharded
 from bagua.job.torch_internals import is_in_backward
 from bagua.misuse import check_given_flags, explains_calls
 from bagua.regroup import coordinator
 from bagua.replicas.replica_check import Replica
-from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms.base import Algorithm, resolve_algorithm
 from bagua.torch_api.data_parallel import arguments

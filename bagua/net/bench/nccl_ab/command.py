@@ -28,10 +28,10 @@ from bagua.net.bench.nccl_ab.processes import START_S, RankRequest, maker, own_r
 from bagua.net.bench.nccl_ab.report import figures_of, render_closing, render_tables, results_of
 from bagua.net.bench.nccl_ab.session import ELEMENT_BYTES, MAX_SINGLE, NcclSession, check_memory, make_cases
 from bagua.net.bench.paced_run import Pace, PacedRun
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.ranks import Ranks, follow, lead_ranks
 from bagua.net.bench.result_file import result_of, write_files
 from bagua.net.bench.table import shows_colour
+from bagua.progress import Progress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,6 @@ from bagua.net.bench.driver import BASELINE, PLUGIN
 from bagua.net.bench.machine import check_memory
 from bagua.net.bench.measurement import Case
 from bagua.net.bench.paced_run import PacedRun
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.ranks import Ranks
 from bagua.net.bench.result_file import Figure, Label, ResultFile, result_of
 from bagua.net.bench.ring.options import MIN_FRESH_PROCESSES, Options
@@ -28,6 +27,7 @@ from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import MISSING, Column, format_time_us, render_rows
 from bagua.net.bench.turns import Turns
 from bagua.net.bench.verdict import BUILDS_ERROR_CHANCE, PairedRatio, Verdict, ratio_of
+from bagua.progress import Progress
 
 # Changes up to this are not called, however steady: the same code at another place in memory can differ by as much.
 FLOOR = 0.01

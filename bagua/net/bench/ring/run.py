@@ -14,11 +14,11 @@ from bagua.net.bench.machine import check_memory, describe_machine
 from bagua.net.bench.measurement import Case
 from bagua.net.bench.paced_run import Pace, PacedRun
 from bagua.net.bench.processes import Event
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.ranks import Ranks
 from bagua.net.bench.ring.options import Options
 from bagua.net.bench.ring.report import Report, measurements, paired_series, raw_limit
 from bagua.net.bench.ring.sessions import RawSession, RingSession, default_raw_streams
+from bagua.progress import Progress
 
 # TCP has no messages, so raw runs only where a transfer is bandwidth and not its start.
 RAW_MIN_BYTES = 1 << 20

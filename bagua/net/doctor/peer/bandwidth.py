@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from bagua.net.bench.errors import BenchError, ConnectionLostError
 from bagua.net.bench.measurement import Case
 from bagua.net.bench.processes import Place
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.ring.sessions import RawSession
 from bagua.net.bench.turns import rotated
+from bagua.progress import Progress
 
 STREAMS = (1, 4, 16)
 REPETITIONS = 3

@@ -14,7 +14,6 @@ from bagua.net import secret_file
 from bagua.net.bench.driver import check_driver
 from bagua.net.bench.errors import BenchError, ConnectionLostError
 from bagua.net.bench.processes import LocalPlace
-from bagua.net.bench.progress import Progress
 from bagua.net.bench.ranks import RemotePlace
 from bagua.net.bench.rendezvous import LineConnection
 from bagua.net.doctor.finding import Report
@@ -36,6 +35,7 @@ from bagua.net.doctor.peer.reach import reach_of
 from bagua.net.doctor.peer.serving import driver_settings
 from bagua.net.doctor.peer.tcp_facts import tcp_facts
 from bagua.net.library import driver_path
+from bagua.progress import Progress
 from bagua.version import __version__
 
 _PINGS = 30

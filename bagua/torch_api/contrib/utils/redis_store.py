@@ -1,8 +1,6 @@
 """The kept path of RedisStore."""
 
-from __future__ import annotations
-
-from bagua.torch_api.contrib.caching.redis_server import start_redis_server_cli
-from bagua.torch_api.contrib.caching.redis_store import RedisStore
+from bagua.contrib.caching.redis_server import start_redis_server_cli
+from bagua.contrib.caching.redis_store import RedisStore
 
 __all__ = ["RedisStore", "start_redis_server_cli"]

@@ -1,7 +1,7 @@
-"""The kept path of the stores' interface."""
+"""Stores of samples, and the interface of those of your own."""
 
-from __future__ import annotations
+from bagua.contrib.caching.lmdb_store import LmdbStore
+from bagua.contrib.caching.memory_store import MemoryStore
+from bagua.contrib.caching.store import ClusterStore, Store, StoreError, StoreFullError
 
-from bagua.torch_api.contrib.caching.store import ClusterStore, Store, StoreError
-
-__all__ = ["ClusterStore", "Store", "StoreError"]
+__all__ = ["ClusterStore", "LmdbStore", "MemoryStore", "Store", "StoreError", "StoreFullError"]

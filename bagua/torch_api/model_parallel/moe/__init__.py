@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from bagua.torch_api.model_parallel.moe.layer import MoE
+import sys
+
+from bagua.contrib.moe.layer import MoE
 
 __all__ = ["MoE"]
+
+sys.modules[f"{__name__}.layer"] = sys.modules["bagua.contrib.moe.layer"]

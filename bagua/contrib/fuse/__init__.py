@@ -1,0 +1,1 @@
+"""Optimizers that step on a few flat tensors instead of one tensor per parameter."""

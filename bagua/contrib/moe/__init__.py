@@ -1,0 +1,1 @@
+"""Mixtures of experts whose experts are spread over the ranks."""
