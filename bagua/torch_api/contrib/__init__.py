@@ -3,9 +3,6 @@ addition to gradient communication."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-
 from bagua.contrib.caching.cache_loader import CacheLoader, CacheStatistics
 from bagua.contrib.caching.cached_dataset import CachedDataset
 from bagua.contrib.fuse.optimizer import fuse_optimizer
@@ -28,15 +25,3 @@ __all__ = [
     "SyncBatchNorm",
     "fuse_optimizer",
 ]
-
-# Modules that were here.
-for _old, _new in (
-    ("cache_loader", "caching.cache_loader"),
-    ("cached_dataset", "caching.cached_dataset"),
-    ("fuse.optimizer", "fuse.optimizer"),
-    ("load_balancing_data_loader", "load_balancing_data_loader"),
-    ("sync_batchnorm", "sync_batchnorm"),
-):
-    _parent, _, _name = f"{__name__}.{_old}".rpartition(".")
-    sys.modules[f"{_parent}.{_name}"] = sys.modules[f"bagua.contrib.{_new}"]
-    setattr(importlib.import_module(_parent), _name, sys.modules[f"bagua.contrib.{_new}"])

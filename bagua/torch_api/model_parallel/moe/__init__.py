@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from bagua.contrib.moe.layer import MoE
 
 __all__ = ["MoE"]
-
-sys.modules[f"{__name__}.layer"] = sys.modules["bagua.contrib.moe.layer"]

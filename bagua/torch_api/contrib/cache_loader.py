@@ -1,0 +1,5 @@
+"""The kept path of CacheLoader."""
+
+from bagua.contrib.caching.cache_loader import CacheLoader, CacheStatistics
+
+__all__ = ["CacheLoader", "CacheStatistics"]

@@ -1,0 +1,5 @@
+"""The kept path of MoE."""
+
+from bagua.contrib.moe.layer import MoE
+
+__all__ = ["MoE"]
