@@ -32,7 +32,7 @@ from torch import nn
 
 import bagua.torch_api as bagua
 from bagua.job.failure_report import CollectiveError
-from bagua.torch_api.checkpoint import async_save_checkpoint, durable_files, layout, load_checkpoint, save_checkpoint
+from bagua.torch_api.checkpoint import async_save_checkpoint, durable_files, load_checkpoint, save_checkpoint
 
 STEPS = 4
 AFTER = 5  # enough for shift_one to meet all partners
@@ -86,9 +86,10 @@ def test_each_algorithm_goes_on_bit_for_bit(rank: int, device: torch.device, how
         for one, other in zip(expected, _everything(model, optimizer), strict=True):
             assert torch.equal(one, other), str(case)
         files = sorted(one.name for one in (path / "iter_0000004").iterdir())
-        assert files == [layout.MODEL_FILE, *([] if case.equal and not case.own_state else [layout.replica_file(1)])], (
-            str(case)
-        )
+        assert files == [
+            durable_files.MODEL_FILE,
+            *([] if case.equal and not case.own_state else [durable_files.replica_file(1)]),
+        ], str(case)
         # Before the files of the next case: ranks clear the folder alike.
         bagua.barrier()
 
@@ -239,17 +240,17 @@ def test_ranks_that_cannot_are_named_on_all(rank: int, device: torch.device, tmp
 
     assert "[2, 3]" in message_of(ValueError, lambda: save_checkpoint(2 + rank, path, model))
     dist.barrier()
-    assert layout.saved_iterations(Path(path)) == [1]
-    assert sorted(one.name for one in Path(path).iterdir()) == ["iter_0000001", layout.LATEST_FILE]
+    assert durable_files.saved_iterations(Path(path)) == [1]
+    assert sorted(one.name for one in Path(path).iterdir()) == ["iter_0000001", durable_files.LATEST_FILE]
 
     # A file that one rank cannot read.
     if rank == 1:
-        Path(path, "iter_0000001", layout.replica_file(1)).unlink()
+        Path(path, "iter_0000001", durable_files.replica_file(1)).unlink()
     dist.barrier()
     before = [value.clone() for value in net.state_dict().values()]
     told = message_of(RuntimeError, lambda: load_checkpoint(path, model))
     assert told.startswith("Rank 1 (host "), told
-    assert layout.replica_file(1) in told, told
+    assert durable_files.replica_file(1) in told, told
     assert all(torch.equal(one, two) for one, two in zip(before, net.state_dict().values(), strict=True))
 
 
@@ -283,7 +284,7 @@ def test_shards_are_refused_before_anything_is_written(rank: int, device: torch.
     check(lambda: load_checkpoint(path, sharded), "'0.weight'")
     check(lambda: load_checkpoint(path, whole, optimizer), "'parameter 0 of Adam'")
     if rank == 0:
-        file = path / "iter_0000001" / layout.MODEL_FILE
+        file = path / "iter_0000001" / durable_files.MODEL_FILE
         torch.save({**torch.load(file), "model": sharded.state_dict()}, file)
     dist.barrier()
     check(lambda: load_checkpoint(path, whole), "'model.0.weight'")
@@ -326,7 +327,7 @@ def _killed(path: str, in_background: bool) -> tuple[int, ...]:
 def test_a_rank_that_dies_is_named_and_the_former_checkpoint_stays(in_background: bool, tmp_path: Path) -> None:
     told = run_ranks(3, _killed, str(tmp_path), in_background, expect_death={VICTIM})
     assert told == [(VICTIM,), None, (VICTIM,)]
-    assert layout.latest_iteration(tmp_path) == 1
+    assert durable_files.latest_iteration(tmp_path) == 1
     run_ranks(3, _load_what_is_left, str(tmp_path), reuse=True)
 
 
@@ -338,4 +339,8 @@ def _load_what_is_left(path: str) -> None:
     reference = mlp(0, device)
     check_equal(net, reference)
     save_checkpoint(2, path, model)
-    assert sorted(one.name for one in Path(path).iterdir()) == ["iter_0000001", "iter_0000002", layout.LATEST_FILE]
+    assert sorted(one.name for one in Path(path).iterdir()) == [
+        "iter_0000001",
+        "iter_0000002",
+        durable_files.LATEST_FILE,
+    ]

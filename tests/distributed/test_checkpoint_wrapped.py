@@ -15,7 +15,7 @@ from support.training import batches, mlp, momentum
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms import Algorithm
-from bagua.torch_api.checkpoint import layout, load_checkpoint, save_checkpoint
+from bagua.torch_api.checkpoint import durable_files, load_checkpoint, save_checkpoint
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 
@@ -94,7 +94,7 @@ def test_what_trains_is_saved_whole(rank: int, device: torch.device, tmp_path: P
         differ: list[Any] = [None, None]
         dist.all_gather_object(differ, first)
         assert not torch.equal(*differ), "or the test shows nothing"
-        written = torch.load(path / "iter_0000003" / layout.MODEL_FILE, weights_only=True)["model"]
+        written = torch.load(path / "iter_0000003" / durable_files.MODEL_FILE, weights_only=True)["model"]
         assert not [key for key in written if "_orig_mod" in key or "module" in key], name
 
 
@@ -102,11 +102,11 @@ def test_what_trains_is_saved_whole(rank: int, device: torch.device, tmp_path: P
 def test_names_of_older_files(tmp_path: Path, prefix: str) -> None:
     torch.manual_seed(0)
     saved = mlp(0, torch.device("cpu"))
-    folder = layout.folder_of(tmp_path, 1)
+    folder = durable_files.folder_of(tmp_path, 1)
     folder.mkdir()
-    (tmp_path / layout.LATEST_FILE).write_text("1")
+    (tmp_path / durable_files.LATEST_FILE).write_text("1")
     state: dict[str, Tensor] = {f"{prefix}{name}": value for name, value in saved.state_dict().items()}
-    torch.save({"iteration": 1, "model": state}, folder / layout.MODEL_FILE)
+    torch.save({"iteration": 1, "model": state}, folder / durable_files.MODEL_FILE)
     child = mlp(1, torch.device("cpu"))
     child[0] = _compiled(child[0])
     for model in (mlp(1, torch.device("cpu")), _compiled(mlp(1, torch.device("cpu"))), child):

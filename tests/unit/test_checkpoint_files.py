@@ -20,14 +20,7 @@ from support.sweeps import rest_is_deep
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from bagua.torch_api.checkpoint import (
-    async_save_checkpoint,
-    durable_files,
-    layout,
-    load_checkpoint,
-    save_checkpoint,
-    staging,
-)
+from bagua.torch_api.checkpoint import async_save_checkpoint, durable_files, load_checkpoint, save_checkpoint, saving
 from bagua.torch_api.contrib import fuse_optimizer
 
 
@@ -94,11 +87,11 @@ def test_a_crash_anywhere_leaves_the_former_or_the_new_one(
             break
         seen.append(loaded(path))
         assert seen[-1] in ((10, 10), new), f"after operation {number}"
-        for iteration in layout.saved_iterations(path):  # none that only looks complete
+        for iteration in durable_files.saved_iterations(path):  # none that only looks complete
             assert loaded(path, iteration=iteration)[0] == iteration
         save_checkpoint(30, path, filled(30), keep_last=1)
         assert loaded(path) == (30, 30)
-        assert sorted(one.name for one in path.iterdir()) == ["iter_0000030", layout.LATEST_FILE]
+        assert sorted(one.name for one in path.iterdir()) == ["iter_0000030", durable_files.LATEST_FILE]
         shutil.rmtree(path)
         number += 1
     assert number > 10
@@ -179,10 +172,10 @@ def test_a_part_of_a_larger_memory_is_saved_alone(tmp_path: Path) -> None:
     bucket = torch.zeros(1 << 20)
     net.weight.data = bucket[:4].view(2, 2)
     save_checkpoint(1, tmp_path, net)
-    assert (tmp_path / "iter_0000001" / layout.MODEL_FILE).stat().st_size < 10_000
+    assert (tmp_path / "iter_0000001" / durable_files.MODEL_FILE).stat().st_size < 10_000
 
 
-@pytest.mark.parametrize("copies", [staging.compact, lambda state: staging.staged(state)[0]])
+@pytest.mark.parametrize("copies", [saving.compact, lambda state: saving.staged(state)[0]])
 def test_tied_weights_are_written_once(copies: Callable[[Any], Any]) -> None:
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     net[1].weight = net[0].weight
@@ -191,7 +184,7 @@ def test_tied_weights_are_written_once(copies: Callable[[Any], Any]) -> None:
     assert state._metadata == net.state_dict()._metadata  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("copies", [staging.compact, lambda state: staging.staged(state)[0]])
+@pytest.mark.parametrize("copies", [saving.compact, lambda state: saving.staged(state)[0]])
 def test_tensors_without_memory_of_their_own_are_not_taken_for_tied(copies: Callable[[Any], Any]) -> None:
     """Subclasses that wrap other tensors, as those of quantized weights do: all of them lie at address 0."""
     values = [TwoTensor(torch.full((3,), float(one)), torch.full((3,), -float(one))) for one in (1, 2)]
@@ -206,11 +199,11 @@ def test_tensors_without_memory_of_their_own_are_not_taken_for_tied(copies: Call
 def test_old_ones_are_deleted_and_later_ones_are_not(tmp_path: Path) -> None:
     for iteration in (10, 20, 30, 40):
         save_checkpoint(iteration, tmp_path, filled(iteration), keep_last=2)
-    assert layout.saved_iterations(tmp_path) == [30, 40]
+    assert durable_files.saved_iterations(tmp_path) == [30, 40]
     assert load_checkpoint(tmp_path, filled(0), iteration=30) == 30
     # Training went back to 30, and comes to 35: 40 is not newer.
     save_checkpoint(35, tmp_path, filled(35), keep_last=1)
-    assert layout.saved_iterations(tmp_path) == [35, 40]
+    assert durable_files.saved_iterations(tmp_path) == [35, 40]
     assert loaded(tmp_path) == (35, 35)
 
 
@@ -300,12 +293,12 @@ def test_what_cannot_be_found_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path, filled(0), iteration=7)
     with pytest.raises(RuntimeError, match="is the folder of one iteration; pass "):
         load_checkpoint(tmp_path / "iter_0000010", filled(0))
-    file = tmp_path / "iter_0000010" / layout.MODEL_FILE
+    file = tmp_path / "iter_0000010" / durable_files.MODEL_FILE
     for damaged in (b"", file.read_bytes()[:-100]):
         file.write_bytes(damaged)
-        with pytest.raises(RuntimeError, match=f"{layout.MODEL_FILE} is damaged"):
+        with pytest.raises(RuntimeError, match=f"{durable_files.MODEL_FILE} is damaged"):
             load_checkpoint(tmp_path, filled(0))
-    (tmp_path / layout.LATEST_FILE).write_text("release")
+    (tmp_path / durable_files.LATEST_FILE).write_text("release")
     with pytest.raises(RuntimeError, match="'release' instead of a number"):
         load_checkpoint(tmp_path, filled(0))
 
@@ -340,7 +333,7 @@ def test_an_error_in_the_background_is_raised_by_wait_or_else_by_the_next_save(
         pending._join()
     with pytest.raises(RuntimeError, match="checkpoint 3: OSError"):
         save_checkpoint(4, tmp_path, filled(4))
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["iter_0000001", layout.LATEST_FILE]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["iter_0000001", durable_files.LATEST_FILE]
     save_checkpoint(5, tmp_path, filled(5))
     assert loaded(tmp_path) == (5, 5)
 

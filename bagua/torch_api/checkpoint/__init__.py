@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bagua.torch_api.checkpoint.loading import load_checkpoint
-from bagua.torch_api.checkpoint.pending import PendingCheckpoint
-from bagua.torch_api.checkpoint.saving import async_save_checkpoint, save_checkpoint
+from bagua.torch_api.checkpoint.saving import PendingCheckpoint, async_save_checkpoint, save_checkpoint
 
 __all__ = ["PendingCheckpoint", "async_save_checkpoint", "load_checkpoint", "save_checkpoint"]

@@ -13,8 +13,8 @@ from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.collectives.tensor import record_of
 from bagua.engine.data_parallel import DataParallelEngine, engine_named
 from bagua.job.sharded_parameters import refuse_sharded
-from bagua.torch_api.checkpoint import expert_states, layout
-from bagua.torch_api.checkpoint.plain_names import plain_parameters, plain_state, unwrapped
+from bagua.torch_api.checkpoint import durable_files, state_names
+from bagua.torch_api.checkpoint.state_names import plain_parameters, plain_state, unwrapped
 from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
 
 # Under this key a file says what it is. Files of Bagua 0.9 have none.
@@ -134,7 +134,7 @@ def contents_of(
     optimizer_state = None if optimizer is None else optimizer.state_dict()
     states = {**model_state, type(optimizer).__name__: optimizer_state}
     refuse_shards(states, optimizer, f"saving {type(subject.module).__name__}")
-    counts = {} if per_rank else expert_states.local_counts(model_state)
+    counts = {} if per_rank else state_names.local_counts(model_state)
     about = {
         "world_size": world_size,
         "per_rank": per_rank,
@@ -150,17 +150,17 @@ def contents_of(
         if optimizer is not None:
             main["optimizer"] = optimizer_state
         if per_rank and rank > 0:
-            return {layout.replica_file(rank): main}
-        return {layout.MODEL_FILE: main} if rank == 0 else {}
-    main["model"], experts = expert_states.split(model_state, rank, counts)
-    files: dict[str, Any] = {layout.expert_file(expert): state for expert, state in experts.items()}
+            return {durable_files.replica_file(rank): main}
+        return {durable_files.MODEL_FILE: main} if rank == 0 else {}
+    main["model"], experts = state_names.split(model_state, rank, counts)
+    files: dict[str, Any] = {durable_files.expert_file(expert): state for expert, state in experts.items()}
     if optimizer is not None:
-        files[layout.expert_optimizer_file(rank)] = {
+        files[durable_files.expert_optimizer_file(rank)] = {
             "optimizer": optimizer_state,
             "parameter_names": parameter_names(subject.module, optimizer, rank, counts),
         }
     if rank == 0:
-        files[layout.MODEL_FILE] = main
+        files[durable_files.MODEL_FILE] = main
     return files
 
 
@@ -168,7 +168,7 @@ def parameter_names(
     module: nn.Module, optimizer: torch.optim.Optimizer, rank: int, counts: dict[str, int]
 ) -> list[str | None]:
     """Of the parameters of an optimizer, in its order, as files have them. None: not a parameter of the module."""
-    names = {key: expert_states.global_name(name, rank, counts) for key, name in plain_parameters(module).items()}
+    names = {key: state_names.global_name(name, rank, counts) for key, name in plain_parameters(module).items()}
     return [names.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
 
 

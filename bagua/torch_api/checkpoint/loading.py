@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.job.torch_internals import without_wrappers
 from bagua.job.waiting import called_for
-from bagua.torch_api.checkpoint import expert_states, layout
+from bagua.torch_api.checkpoint import durable_files, state_names
 from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.checkpoint.contents import (
     ABOUT,
@@ -27,9 +27,8 @@ from bagua.torch_api.checkpoint.contents import (
     refuse_shards,
     subject_of,
 )
-from bagua.torch_api.checkpoint.pending import finish_last
-from bagua.torch_api.checkpoint.plain_names import plain_state, rename_for
-from bagua.torch_api.checkpoint.replica_mean import mean_of_replicas
+from bagua.torch_api.checkpoint.saving import finish_last
+from bagua.torch_api.checkpoint.state_names import plain_state, rename_for
 from bagua.torch_api.wrap_summary import configure_logging
 
 _logger = logging.getLogger("bagua")
@@ -136,17 +135,17 @@ def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, s
     Raises:
         ValueError: root is the folder of one iteration.
     """
-    layout.check_is_folder(root)
+    durable_files.check_is_folder(root)
     if iteration is None:
-        iteration = layout.latest_iteration(root)
+        iteration = durable_files.latest_iteration(root)
         if iteration is None:
-            if (root / layout.MODEL_FILE).exists():
+            if (root / durable_files.MODEL_FILE).exists():
                 raise ValueError(f"{root} is the folder of one iteration; pass {root.parent}, and iteration=...")
             return None
-    folder = layout.complete_folder(root, iteration)
-    file = _read(folder / layout.MODEL_FILE, weights_only, mmap=True)  # without the tensors' values
+    folder = durable_files.complete_folder(root, iteration)
+    file = _read(folder / durable_files.MODEL_FILE, weights_only, mmap=True)  # without the tensors' values
     if not isinstance(file, dict) or "model" not in file:
-        raise ValueError(f"{folder / layout.MODEL_FILE} is not of save_checkpoint: it has no state of a model")
+        raise ValueError(f"{folder / durable_files.MODEL_FILE} is not of save_checkpoint: it has no state of a model")
     about = {
         "world_size": None,
         "per_rank": False,
@@ -185,17 +184,17 @@ class _Reader:
     def read_own(self, module: nn.Module, optimizer: Any) -> dict[str, Any]:
         """The states of this rank, under local names."""
         if self._about["per_rank"] and self._rank > 0:
-            own: dict[str, Any] = self.read(layout.replica_file(self._rank))
+            own: dict[str, Any] = self.read(durable_files.replica_file(self._rank))
             return own
-        state: dict[str, Any] = self.read(layout.MODEL_FILE)
+        state: dict[str, Any] = self.read(durable_files.MODEL_FILE)
         names = list(plain_state(module))
-        counts = {} if self._about["per_rank"] else expert_states.local_counts(names)
+        counts = {} if self._about["per_rank"] else state_names.local_counts(names)
         totals: dict[str, int] = self._about["experts"]
         if not counts and not totals:
             return state
         self._check_experts(counts, totals)
         self._add_experts(state["model"], names, counts)
-        if optimizer is not None and (self._folder / layout.expert_optimizer_file(0)).exists():
+        if optimizer is not None and (self._folder / durable_files.expert_optimizer_file(0)).exists():
             state.update(self._read_optimizer(module, optimizer, counts))
         return state
 
@@ -210,30 +209,30 @@ class _Reader:
     def _add_experts(self, model_state: dict[str, Any], names: list[str], counts: Mapping[str, int]) -> None:
         files: dict[int, dict[str, Any]] = {}
         for name in names:
-            expert = expert_states.expert_of(name, self._rank, counts)
+            expert = state_names.expert_of(name, self._rank, counts)
             if expert is None:
                 continue
             if expert not in files:
-                file: dict[str, Any] = self.read(layout.expert_file(expert))
+                file: dict[str, Any] = self.read(durable_files.expert_file(expert))
                 files[expert] = {without_wrappers(name): value for name, value in file.items()}
-            written = expert_states.global_name(name, self._rank, counts)
+            written = state_names.global_name(name, self._rank, counts)
             if written in files[expert]:
                 model_state[name] = files[expert][written]
 
     def _read_optimizer(self, module: nn.Module, optimizer: Any, counts: dict[str, int]) -> dict[str, Any]:
         old_size = self._about["world_size"]
         if old_size in (None, self._size):
-            file: dict[str, Any] = self.read(layout.expert_optimizer_file(self._rank))
+            file: dict[str, Any] = self.read(durable_files.expert_optimizer_file(self._rank))
             return {"optimizer": file["optimizer"]}
         old_counts = {layer: total // old_size for layer, total in self._about["experts"].items()}
         names = parameter_names(module, optimizer, self._rank, counts)
         files: dict[int, dict[str, Any]] = {}
         for name in names:
-            owner = 0 if name is None else expert_states.owner_of(name, old_counts)
+            owner = 0 if name is None else state_names.owner_of(name, old_counts)
             if owner not in files:
-                files[owner] = self.read(layout.expert_optimizer_file(owner))
+                files[owner] = self.read(durable_files.expert_optimizer_file(owner))
         if 0 not in files:
-            files[0] = self.read(layout.expert_optimizer_file(0))
+            files[0] = self.read(durable_files.expert_optimizer_file(0))
         positions = {
             owner: {one and without_wrappers(one): at for at, one in enumerate(file["parameter_names"])}
             for owner, file in files.items()
@@ -244,7 +243,7 @@ class _Reader:
                 raise ValueError(
                     "the optimizer has parameters that the model has not: another number of ranks needs names"
                 )
-            owner = expert_states.owner_of(name, old_counts)
+            owner = state_names.owner_of(name, old_counts)
             old = files[owner]["optimizer"]["state"]
             at = positions[owner].get(name)
             if at in old:
@@ -345,3 +344,61 @@ def _with_numbers(optimizer_state: dict[str, Any] | None) -> None:
     states = optimizer_state.setdefault("state", {})
     if all(isinstance(key, str) and key.isdecimal() for key in states):
         optimizer_state["state"] = {int(key): value for key, value in states.items()}
+
+
+def mean_of_replicas(folder: Path, world_size: int, read: Callable[[str], Any]) -> dict[str, Any]:
+    """
+    Floating-point tensors of model and optimizer become the mean over the ranks, computed in float32 at least; the rest
+    is that of rank 0. The same bits wherever it is called.
+
+    Args:
+        folder: of the checkpoint, for errors.
+        world_size: how many replicas there are.
+        read: of the folder's file of this name.
+
+    Raises:
+        ValueError: the files differ in more than values.
+    """
+    total: dict[str, Any] = {}
+    for rank in range(world_size):
+        state = read(durable_files.MODEL_FILE if rank == 0 else durable_files.replica_file(rank))
+        about = state.pop(ABOUT)
+        try:
+            total = _mapped(state, None, _widened) if rank == 0 else _mapped(total, state, _added)
+        except (KeyError, TypeError, RuntimeError, IndexError) as error:
+            raise ValueError(f"the replicas of ranks 0 and {rank} in {folder} differ in more than values") from error
+        if rank == 0:
+            first, first_about = state, about
+    mean: dict[str, Any] = _mapped(total, first, lambda one, like: _narrowed(one, like, world_size))
+    # No algorithm's state: it begins anew.
+    mean[ABOUT] = {**first_about, "engine": None}
+    return mean
+
+
+def _is_averaged(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _widened(one: Tensor, _: Any) -> Tensor:
+    return one.to(torch.promote_types(one.dtype, torch.float32)) if _is_averaged(one) else one
+
+
+def _added(total: Tensor, one: Tensor) -> Tensor:
+    return total + one if _is_averaged(total) else total
+
+
+def _narrowed(total: Tensor, like: Tensor, count: int) -> Tensor:
+    return (total / count).to(like.dtype) if _is_averaged(total) else total
+
+
+def _mapped(one: Any, other: Any, function: Callable[[Tensor, Any], Tensor]) -> Any:
+    """`one` with each tensor replaced; `other` has the same structure, or is None."""
+    if isinstance(one, Tensor):
+        return function(one, other)
+    if isinstance(one, dict):
+        return {key: _mapped(value, None if other is None else other[key], function) for key, value in one.items()}
+    if isinstance(one, list | tuple):
+        return type(one)(
+            _mapped(value, None if other is None else other[index], function) for index, value in enumerate(one)
+        )
+    return one

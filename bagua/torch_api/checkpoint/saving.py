@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.job.waiting import called_for
-from bagua.torch_api.checkpoint import durable_files, layout, staging
+from bagua.torch_api.checkpoint import durable_files
 from bagua.torch_api.checkpoint.agreement import Ranks, ranks_of
 from bagua.torch_api.checkpoint.contents import complete_exchange, contents_of, subject_of
-from bagua.torch_api.checkpoint.pending import PendingCheckpoint, finish_last, set_last
 
 _UNCHANGED = (
     "Nothing was published: the latest checkpoint in {root} is the former one.\n"
@@ -122,9 +125,9 @@ def _prepared(
     try:
         contents = contents_of(subject, optimizer, lr_scheduler, iteration, ranks.rank, ranks.size, each_writes)
         if in_background:
-            contents, wait = staging.staged(contents)
+            contents, wait = staged(contents)
         else:
-            contents = staging.compact(contents)
+            contents = compact(contents)
     except Exception as problem:
         error = error or problem
     return lambda: _save(ranks, Path(checkpoints_path), iteration, contents, wait, keep_last, error)
@@ -151,7 +154,7 @@ def _save(
     ranks.by_first(f"prepare checkpoint {iteration}", lambda: durable_files.begin(root, iteration), unchanged)
     try:
         wait()
-        folder = layout.folder_of(root, iteration, layout.PARTIAL)
+        folder = durable_files.folder_of(root, iteration, durable_files.PARTIAL)
         for name, content in contents.items():
             durable_files.write_state(folder / name, content)
     except Exception as problem:
@@ -181,3 +184,154 @@ def _check(iteration: int, keep_last: int | None) -> None:
 
 def _nothing() -> None:
     return None
+
+
+_logger = logging.getLogger("bagua")
+
+
+class PendingCheckpoint:
+    """What `async_save_checkpoint` returns.
+
+    Args:
+        job: what saves.
+        iteration: of the checkpoint.
+    """
+
+    def __init__(self, job: Callable[[], None], iteration: int) -> None:
+        self.iteration = iteration
+        self._job = job
+        self._error: Exception | None = None
+        self._is_told = False
+        # No daemon: a program that ends waits for its last checkpoint.
+        self._thread = threading.Thread(target=self._run, name=f"bagua-checkpoint-{iteration}")
+        self._thread.start()
+
+    def done(self) -> bool:
+        """Whether it is saved, or has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until it is saved on all ranks.
+
+        Args:
+            timeout_s: None: until it is done, which takes the timeout of the process group where ranks are gone.
+
+        Raises:
+            RuntimeError: saving has failed, on any rank; names the rank.
+            TimeoutError: it is not done in time. It goes on.
+        """
+        self._thread.join(timeout_s)
+        if not self.done():
+            raise TimeoutError(
+                f"Checkpoint {self.iteration} was not saved within {timeout_s:g} s.\n"
+                "It is still being written in the background.\n"
+                "Wait longer, or save less often."
+            )
+        error = self._take_error()
+        if error is not None:
+            raise error
+
+    def _take_error(self) -> Exception | None:
+        """Once: what nobody has been told yet. It must be done."""
+        error = None if self._is_told else self._error
+        self._is_told = True
+        return error
+
+    def _join(self) -> None:
+        """Until it is done, saved or not."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        job, self._job = self._job, _nothing  # and with it the copies
+        try:
+            job()
+        except Exception as error:
+            self._error = error
+            _logger.error(f"checkpoint {self.iteration} was not saved: {error}")
+
+
+_last: PendingCheckpoint | None = None
+
+
+def set_last(pending: PendingCheckpoint) -> None:
+    """`finish_last` is about this one."""
+    global _last
+    _last = pending
+
+
+def finish_last() -> Exception | None:
+    """Wait for the one that was begun last; its error, if nobody was told."""
+    global _last
+    last, _last = _last, None
+    if last is None:
+        return None
+    last._join()
+    return last._take_error()
+
+
+def compact(state: Any) -> Any:
+    """The same tensors, but copies of those that share memory with what is not saved: torch.save writes it all."""
+    return _mapped(state, lambda tensor: tensor.detach().clone() if _is_part(tensor) else tensor.detach())
+
+
+def staged(state: Any) -> tuple[Any, Callable[[], None]]:
+    """
+    A copy in the host's memory. Copies from a GPU are queued on the current stream, in front of whatever changes the
+    tensors next: nobody waits here.
+
+    Returns:
+        the copy, and what waits until it is complete.
+    """
+    devices: set[torch.device] = set()
+
+    def copied(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if tensor.device.type == "cpu":
+            return tensor.clone()
+        devices.add(tensor.device)
+        return tensor.to("cpu", non_blocking=True)  # into pinned memory
+
+    result = _mapped(state, copied)
+    events = [torch.cuda.current_stream(device).record_event() for device in devices if device.type == "cuda"]
+
+    def wait() -> None:
+        for event in events:
+            with torch.cuda.device(event.device):  # this thread may use no GPU, and would begin to use the first one
+                event.synchronize()
+
+    return result, wait
+
+
+def _is_part(tensor: Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return False
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.itemsize
+
+
+def _mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Tensors that are the same remain the same: tied weights are written once."""
+    known: dict[tuple[object, ...], Tensor] = {}
+
+    def of_tensor(tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided or tensor.data_ptr() == 0:  # empty, or a subclass that wraps others
+            return function(tensor)
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if key not in known:
+            known[key] = function(tensor)
+        return known[key]
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return of_tensor(value)
+        if isinstance(value, dict):
+            result = copy.copy(value)
+            for key, one in value.items():
+                result[key] = walk(one)
+            if hasattr(value, "_metadata"):  # versions of layers, which load_state_dict reads
+                result._metadata = copy.deepcopy(value._metadata)  # type: ignore[attr-defined]
+            return result
+        if type(value) in (list, tuple):
+            return type(value)(walk(one) for one in value)
+        return copy.deepcopy(value)
+
+    return walk(state)
