@@ -22,6 +22,8 @@ from torch.utils.data import DistributedSampler
 from bagua.contrib.resumable_sampler import ResumableSampler, refuse_second_split
 from bagua.misuse import check_flags, check_integers, explains_calls, shown
 
+__all__ = ["LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSampler"]
+
 _MOST = (1 << 63) - 1  # that torch.randint takes
 _WITH_SHARES = (
     "For ranks of different speed, use BalancedSampler(dataset, batch_size=512, complexity_fn=...) of"

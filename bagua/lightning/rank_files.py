@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bagua.contrib.checkpoint.agreement import Ranks
 from bagua.error_text import listed
-from bagua.torch_api.checkpoint.agreement import Ranks
 
 STATE = "bagua"  # the key of what is ours in a checkpoint
 _MAX_TOLD = 3  # ranks that a warning names

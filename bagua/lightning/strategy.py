@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bagua.collectives.process_group import is_initialized
+from bagua.contrib.checkpoint.agreement import ranks_of
 from bagua.engine.data_parallel import DataParallelEngine
 from bagua.lightning.packages import ForPackage, subclass_for
 from bagua.lightning.rank_files import STATE, load_own, rank_file
@@ -36,7 +37,6 @@ from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithmImpl
 from bagua.torch_api.algorithms.base import resolve_algorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
-from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.data_parallel import DistributedDataParallel
 from bagua.torch_api.data_parallel.arguments import cap_of
 from bagua.torch_api.wrapping import weighted_loss

@@ -64,7 +64,7 @@ CHOICE: dict[str, Sequence[str]] = {
     ],
     "communicator_methods": ["test_each_collective"],
     # Copies of states in the background, while training changes them.
-    "checkpoint": ["test_each_algorithm_goes_on_bit_for_bit[with_bagua]"],
+    "contrib/checkpoint": ["test_each_algorithm_goes_on_bit_for_bit[with_bagua]"],
     # All-to-all on autograd's thread; experts that are computed together.
     "contrib/moe": [
         "test_outputs_and_gradients_are_those_of_one_process[experts2-2]",

@@ -104,8 +104,5 @@ class MemoryStore(Store):
             self._group_of.clear()
             self._used = 0
 
-    def status(self) -> bool:
-        return True
-
     def shutdown(self) -> None:
         self.clear()

@@ -1,8 +1,6 @@
 """Parts around the training loop: samplers, layers, optimizers and caches that data-parallel training needs in
 addition to gradient communication."""
 
-from __future__ import annotations
-
 from bagua.contrib.caching.cache_loader import CacheLoader, CacheStatistics
 from bagua.contrib.caching.cached_dataset import CachedDataset
 from bagua.contrib.fuse.optimizer import fuse_optimizer

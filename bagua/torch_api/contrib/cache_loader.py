@@ -1,5 +1,3 @@
 """The kept path of CacheLoader."""
 
-from bagua.contrib.caching.cache_loader import CacheLoader, CacheStatistics
-
-__all__ = ["CacheLoader", "CacheStatistics"]
+from bagua.contrib.caching.cache_loader import CacheLoader as CacheLoader

@@ -1,5 +1,3 @@
 """The kept path of CachedDataset."""
 
-from bagua.contrib.caching.cached_dataset import CachedDataset
-
-__all__ = ["CachedDataset"]
+from bagua.contrib.caching.cached_dataset import CachedDataset as CachedDataset

@@ -1,8 +1,3 @@
 """The kept path of the samplers that balance costs."""
 
-from bagua.contrib.load_balancing_data_loader import (
-    LoadBalancingDistributedBatchSampler,
-    LoadBalancingDistributedSampler,
-)
-
-__all__ = ["LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSampler"]
+from bagua.contrib.load_balancing_data_loader import *  # noqa: F403

@@ -1,5 +1,3 @@
 """The kept path of SyncBatchNorm."""
 
-from bagua.contrib.sync_batchnorm import SyncBatchNorm
-
-__all__ = ["SyncBatchNorm"]
+from bagua.contrib.sync_batchnorm import SyncBatchNorm as SyncBatchNorm

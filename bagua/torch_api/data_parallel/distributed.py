@@ -113,6 +113,8 @@ class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, Joinabl
             optimizers differ, or both `process_group` and `device_mesh` are given.
     """
 
+    _bagua_is_parallel = True  # for checkpoints, which do not import this class
+
     @explains_calls(
         "Call DistributedDataParallel(module), with arguments by their names.",
         codec="A codec is an option of an algorithm: algorithm=Algorithm.init('bytegrad', codec='int4').",

@@ -1,11 +1,3 @@
 """The kept path of what fuses optimizers."""
 
-from bagua.contrib.fuse.optimizer import (
-    calculate_mutual_groups,
-    fuse_optimizer,
-    fuse_step,
-    fused_parameters,
-    is_fused_optimizer,
-)
-
-__all__ = ["calculate_mutual_groups", "fuse_optimizer", "fuse_step", "fused_parameters", "is_fused_optimizer"]
+from bagua.contrib.fuse.optimizer import *  # noqa: F403

@@ -1,7 +1,5 @@
 """Mixtures of experts whose experts are spread over the ranks."""
 
-from __future__ import annotations
-
 from bagua.contrib.moe.layer import MoE
 
 __all__ = ["MoE"]

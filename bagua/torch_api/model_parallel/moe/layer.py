@@ -1,5 +1,3 @@
 """The kept path of MoE."""
 
-from bagua.contrib.moe.layer import MoE
-
-__all__ = ["MoE"]
+from bagua.contrib.moe.layer import MoE as MoE

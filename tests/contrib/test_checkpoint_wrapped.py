@@ -14,8 +14,9 @@ from support.rank_tests import on_ranks
 from support.training import batches, mlp, momentum
 from torch import Tensor, nn
 
+from bagua.contrib.checkpoint import durable_files
 from bagua.torch_api.algorithms import Algorithm
-from bagua.torch_api.checkpoint import durable_files, load_checkpoint, save_checkpoint
+from bagua.torch_api.checkpoint import load_checkpoint, save_checkpoint
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 

@@ -20,7 +20,8 @@ from support.sweeps import rest_is_deep
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from bagua.torch_api.checkpoint import async_save_checkpoint, durable_files, load_checkpoint, save_checkpoint, saving
+from bagua.contrib.checkpoint import durable_files, saving
+from bagua.torch_api.checkpoint import async_save_checkpoint, load_checkpoint, save_checkpoint
 from bagua.torch_api.contrib import fuse_optimizer
 
 
@@ -231,6 +232,19 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path, net) == 1
     # A fused optimizer has the same state.
     assert load_checkpoint(tmp_path, net, fuse_optimizer(torch.optim.Adam(net.parameters()))) == 1
+
+
+def test_a_wrong_log_level_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(10, tmp_path, filled(10))
+    net = filled(0)
+    monkeypatch.setenv("BAGUA_LOG_LEVEL", "loud")
+    with pytest.raises(ValueError, match="BAGUA_LOG_LEVEL=loud"):
+        load_checkpoint(tmp_path, net)
+    assert value_of(net) == 0
+    monkeypatch.setenv("BAGUA_LOG_LEVEL", "info")
+    assert load_checkpoint(tmp_path, net) == 10
 
 
 def test_what_was_loaded_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

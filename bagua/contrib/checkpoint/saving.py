@@ -1,10 +1,12 @@
-"""save_checkpoint, and the same in the background. Called by all ranks, on the thread that trains."""
+"""Saves a checkpoint, or a thread does while training goes on. Called by all ranks, on the thread that trains.
+
+One thread at a time in a process writes copies of the states. Without a thread, the tensors at work are written.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.job.waiting import called_for
-from bagua.torch_api.checkpoint import durable_files
-from bagua.torch_api.checkpoint.agreement import Ranks, ranks_of
-from bagua.torch_api.checkpoint.contents import complete_exchange, contents_of, subject_of
+from bagua.contrib.checkpoint import durable_files
+from bagua.contrib.checkpoint.agreement import Ranks, ranks_of
+from bagua.contrib.checkpoint.contents import Subject, complete_exchange, contents_of
 
 _UNCHANGED = (
     "Nothing was published: the latest checkpoint in {root} is the former one.\n"
@@ -26,86 +27,10 @@ _UNCHANGED = (
 )
 
 
-@called_for("save_checkpoint")
-def save_checkpoint(
+def prepared(
+    subject: Subject,
     iteration: int,
-    checkpoints_path: str | os.PathLike[str],
-    model: nn.Module,
-    optimizer: Any = None,
-    lr_scheduler: Any = None,
-    *,
-    keep_last: int | None = None,
-    per_rank: bool | None = None,
-    process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
-) -> None:
-    """
-    Write a checkpoint, and return when it is on the disk and all ranks know that. All ranks call it, between two steps.
-    A crash at any moment leaves the latest checkpoint intact.
-
-    Rank 0 writes for all ranks. Where replicas differ (`decentralized`, `low_precision_decentralized`, `async`), every
-    rank writes its own states. Experts of a mixture are files of their own, written by the rank that has them.
-
-    Args:
-        iteration: 0 or more; an earlier checkpoint of the same iteration is replaced.
-        checkpoints_path: a folder on a file system that all ranks see; it is made if it does not exist.
-        model: a module, or a DistributedDataParallel; names in the file have no prefix.
-        optimizer: whatever has `state_dict`; None: not saved.
-        lr_scheduler: likewise.
-        keep_last: keep this many checkpoints of iterations up to this one, delete older ones; None: keep all.
-        per_rank: every rank writes its own states, or rank 0 for all; None: as the algorithm of `model` needs it.
-        process_group: Bagua's or torch's; None: the model's or, if it is not wrapped, the default group. Without any
-            group, this process alone.
-
-    Raises:
-        RuntimeError: a rank could not write, an earlier save in the background has failed, or torch distributes
-            parameters over the ranks (FSDP2, tensor parallelism); on all ranks, and names the rank.
-        CollectiveError: a rank is gone; names it.
-        TypeError: `iteration` is not an integer.
-        ValueError: `iteration` is negative, or `keep_last` is below 1; or the iterations of the ranks differ.
-    """
-    save = _prepared(
-        iteration, checkpoints_path, model, optimizer, lr_scheduler, keep_last, per_rank, process_group, False
-    )
-    save()
-
-
-@called_for("async_save_checkpoint")
-def async_save_checkpoint(
-    iteration: int,
-    checkpoints_path: str | os.PathLike[str],
-    model: nn.Module,
-    optimizer: Any = None,
-    lr_scheduler: Any = None,
-    *,
-    keep_last: int | None = None,
-    per_rank: bool | None = None,
-    process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
-) -> PendingCheckpoint:
-    """
-    As `save_checkpoint`, but the caller only copies the states into the host's memory, and a thread writes them while
-    training goes on. If the former save is not done yet, it is waited for.
-
-    Returns:
-        what waits for it. An error is raised by its `wait` or by the next save, and logged in any case. Wait for the
-        last one before `destroy_process_group`.
-
-    Raises:
-        RuntimeError: the states cannot be read.
-        TypeError: `iteration` is not an integer.
-        ValueError: `iteration` is negative, or `keep_last` is below 1.
-    """
-    save = _prepared(
-        iteration, checkpoints_path, model, optimizer, lr_scheduler, keep_last, per_rank, process_group, True
-    )
-    pending = PendingCheckpoint(save, iteration)
-    set_last(pending)
-    return pending
-
-
-def _prepared(
-    iteration: int,
-    checkpoints_path: str | os.PathLike[str],
-    model: nn.Module,
+    root: Path,
     optimizer: Any,
     lr_scheduler: Any,
     keep_last: int | None,
@@ -113,9 +38,15 @@ def _prepared(
     process_group: BaguaProcessGroup | dist.ProcessGroup | None,
     in_background: bool,
 ) -> Callable[[], None]:
-    """What saves. An error of this rank alone is raised by that: the other ranks would wait."""
-    _check(iteration, keep_last)
-    subject = subject_of(model)
+    """What saves. An error of this rank alone is raised by that: the other ranks would wait.
+
+    Args:
+        subject: what is saved; the others are those of `bagua.torch_api.checkpoint.save_checkpoint`.
+        in_background: the tensors at work may change before they are written.
+
+    Raises:
+        CollectiveError: a rank is gone; names it.
+    """
     complete_exchange(subject)
     error = finish_last()
     ranks = ranks_of(process_group, subject.process_group)
@@ -130,7 +61,7 @@ def _prepared(
             contents = compact(contents)
     except Exception as problem:
         error = error or problem
-    return lambda: _save(ranks, Path(checkpoints_path), iteration, contents, wait, keep_last, error)
+    return lambda: _save(ranks, root, iteration, contents, wait, keep_last, error)
 
 
 def _save(
@@ -173,17 +104,18 @@ def _save(
     )
 
 
-def _check(iteration: int, keep_last: int | None) -> None:
+def check_arguments(iteration: int, keep_last: int | None) -> None:
+    """
+    Raises:
+        TypeError: `iteration` is not an integer.
+        ValueError: a number is too small.
+    """
     if isinstance(iteration, bool) or not isinstance(iteration, int):
         raise TypeError(f"iteration is {iteration!r}, must be an integer, such as 1000")
     if iteration < 0:
         raise ValueError(f"iteration={iteration}: must be at least 0")
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last={keep_last}: must be at least 1; None keeps all checkpoints")
-
-
-def _nothing() -> None:
-    return None
 
 
 _logger = logging.getLogger("bagua")
@@ -250,13 +182,18 @@ class PendingCheckpoint:
             _logger.error(f"checkpoint {self.iteration} was not saved: {error}")
 
 
+def _nothing() -> None:
+    return None
+
+
 _last: PendingCheckpoint | None = None
 
 
-def set_last(pending: PendingCheckpoint) -> None:
-    """`finish_last` is about this one."""
+def start(save: Callable[[], None], iteration: int) -> PendingCheckpoint:
+    """Begin to save; `finish_last` is about this one."""
     global _last
-    _last = pending
+    _last = PendingCheckpoint(save, iteration)
+    return _last
 
 
 def finish_last() -> Exception | None:

@@ -1,9 +1,11 @@
-"""load_checkpoint. Called by all ranks, on the thread that trains."""
+"""Loads a checkpoint. Called by all ranks, on the thread that trains.
+
+Of replicas that differ it can make the mean: one file at a time is in memory in addition to the sums.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,22 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.job.torch_internals import without_wrappers
-from bagua.job.waiting import called_for
-from bagua.torch_api.checkpoint import durable_files, state_names
-from bagua.torch_api.checkpoint.agreement import ranks_of
-from bagua.torch_api.checkpoint.contents import (
+from bagua.contrib.checkpoint import durable_files, state_names
+from bagua.contrib.checkpoint.agreement import ranks_of
+from bagua.contrib.checkpoint.contents import (
     ABOUT,
     Subject,
     complete_exchange,
     engine_states_of,
     parameter_names,
     refuse_shards,
-    subject_of,
 )
-from bagua.torch_api.checkpoint.saving import finish_last
-from bagua.torch_api.checkpoint.state_names import plain_state, rename_for
-from bagua.torch_api.wrap_summary import configure_logging
+from bagua.contrib.checkpoint.saving import finish_last
+from bagua.contrib.checkpoint.state_names import plain_state, rename_for
+from bagua.job.torch_internals import without_wrappers
 
 _logger = logging.getLogger("bagua")
 _UNCHANGED = "Nothing was loaded from {root}, on any rank.\nCorrect the cause on that rank, and load again."
@@ -39,51 +38,23 @@ _HALF_LOADED = (
 )
 
 
-@called_for("load_checkpoint")
-def load_checkpoint(
-    checkpoints_path: str | os.PathLike[str],
-    model: nn.Module,
-    optimizer: Any = None,
-    lr_scheduler: Any = None,
-    strict: bool = True,
-    *,
-    iteration: int | None = None,
-    average_replicas: bool = False,
-    weights_only: bool = True,
-    process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
+def load(
+    subject: Subject,
+    root: Path,
+    optimizer: Any,
+    lr_scheduler: Any,
+    strict: bool,
+    iteration: int | None,
+    average_replicas: bool,
+    weights_only: bool,
+    process_group: BaguaProcessGroup | dist.ProcessGroup | None,
 ) -> int:
-    """
-    Load what `save_checkpoint` wrote. All ranks call it, and load the same iteration: the one that rank 0 finds.
-
-    Load before or after wrapping; where replicas differ, after wrapping with the same algorithm and on as many ranks.
-    Other checkpoints may be loaded on any number of ranks; those of experts on any that divides them equally.
-
-    Args:
-        checkpoints_path: a folder that all ranks see.
-        model: a module, or a DistributedDataParallel.
-        optimizer: whatever has `load_state_dict`; None: not loaded.
-        lr_scheduler: likewise.
-        strict: names of the model's state must be those of the file, the states that are asked for must be there, and
-            the optimizer must be of the class that was saved.
-        iteration: of the checkpoint; None: the latest.
-        average_replicas: where replicas differ, load the mean of all replicas on every rank, and of the states of
-            their optimizers, which allows another number of ranks and another algorithm. Load before wrapping.
-        weights_only: refuse files that hold more than tensors and plain values: unpickling others runs code from the
-            file.
-        process_group: Bagua's or torch's; None: the model's or, if it is not wrapped, the default group. Without any
-            group, this process alone.
-
-    Returns:
-        the iteration; 0 if nothing was saved.
+    """`bagua.torch_api.checkpoint.load_checkpoint`, into `subject`.
 
     Raises:
-        RuntimeError: a rank could not load; on all ranks, and names the rank and its reason: no such checkpoint, files
-            that are missing or do not fit the model, the algorithm or the number of ranks,
-            or torch distributes parameters over the ranks (FSDP2, tensor parallelism).
+        RuntimeError: a rank could not load; on all ranks.
         CollectiveError: a rank is gone; names it.
     """
-    root = Path(checkpoints_path)
-    subject = subject_of(model)
     complete_exchange(subject)
     error = finish_last()
     ranks = ranks_of(process_group, subject.process_group)
@@ -92,7 +63,8 @@ def load_checkpoint(
     found = ranks.by_first("find the checkpoint", lambda: _find(root, iteration, weights_only), unchanged)
     if found is None:
         if ranks.rank == 0:
-            _say(f"no checkpoint in {root}{'' if root.exists() else ', which does not exist'}: nothing was loaded")
+            where = f"{root}{'' if root.exists() else ', which does not exist'}"
+            _logger.info(f"no checkpoint in {where}: nothing was loaded")
         return 0
     number, name, about = found
     folder = root / name
@@ -119,14 +91,9 @@ def load_checkpoint(
         error = problem
     ranks.agree(f"load checkpoint {number}", error, _HALF_LOADED.format(folder=folder))
     if ranks.rank == 0:
-        given = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
-        _say(f"loaded {', '.join(name for name, one in given.items() if one is not None)} from {folder}")
+        given = {"model": subject, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        _logger.info(f"loaded {', '.join(name for name, one in given.items() if one is not None)} from {folder}")
     return number
-
-
-def _say(text: str) -> None:
-    configure_logging()
-    _logger.info(text)
 
 
 def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, str, dict[str, Any]] | None:

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.collectives.tensor import record_of
-from bagua.engine.data_parallel import DataParallelEngine, engine_named
+from bagua.contrib.checkpoint import durable_files, state_names
+from bagua.contrib.checkpoint.state_names import plain_parameters, plain_state, unwrapped
 from bagua.job.sharded_parameters import refuse_sharded
-from bagua.torch_api.checkpoint import durable_files, state_names
-from bagua.torch_api.checkpoint.state_names import plain_parameters, plain_state, unwrapped
-from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
 
 # Under this key a file says what it is. Files of Bagua 0.9 have none.
 ABOUT = "bagua"
+
+
+class Engine(Protocol):
+    """Who trains a module, as far as checkpoints have to know it."""
+
+    @property
+    def setup(self) -> Any: ...
+    @property
+    def bagua_algorithm(self) -> Any: ...
+    @property
+    def module(self) -> nn.Module: ...
+    @property
+    def process_group(self) -> BaguaProcessGroup: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+    def wait_pending_comm_ops(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -33,10 +46,10 @@ class Subject:
     """
 
     module: nn.Module
-    engines: tuple[DataParallelEngine, ...]
+    engines: tuple[Engine, ...]
 
     @property
-    def inner_engines(self) -> list[DataParallelEngine]:
+    def inner_engines(self) -> list[Engine]:
         """Whose modules are in it, so that their states are, too."""
         modules = set(self.module.modules())
         return [engine for engine in self.engines if unwrapped(engine.module) in modules]
@@ -55,26 +68,6 @@ class Subject:
     def process_group(self) -> BaguaProcessGroup | None:
         """Of the engines."""
         return self.engines[0].process_group if self.engines else None
-
-
-def subject_of(model: nn.Module) -> Subject:
-    """
-    Args:
-        model: a module, wrapped by with_bagua or not, or a DistributedDataParallel, Bagua's or torch's, each compiled
-            or not; what contains such modules, or is a part of one.
-    """
-    known: dict[str, DataParallelEngine] = {}
-    for one in model.modules():
-        engine = one.inner if isinstance(one, DistributedDataParallel) else one.__dict__.get("bagua_ddp")
-        if engine is not None:
-            known.setdefault(engine.bagua_module_name, engine)
-    # Parameters know who trains them, whatever their module is in.
-    records = filter(None, map(record_of, model.parameters()))
-    names = dict.fromkeys(record.module_name for record in records if record.module_name is not None)
-    training = [known.get(name) or engine_named(name) for name in names]
-    engines = tuple(engine for engine in training if engine is not None)
-    # Otherwise the outermost of those that trained it, now detached.
-    return Subject(unwrapped(model), engines or tuple(known.values())[:1])
 
 
 def complete_exchange(subject: Subject) -> None:

@@ -16,10 +16,9 @@ from typing import Any
 from torch import nn
 
 from bagua.job.torch_internals import COMPILED, without_wrappers
-from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
 
 _PARALLEL = "module"
-_PARALLEL_KINDS = (DistributedDataParallel, nn.parallel.DistributedDataParallel, nn.DataParallel)
+_PARALLEL_KINDS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -81,7 +80,7 @@ def _is_parallel(name: str) -> bool:
 
 def _inside(module: nn.Module) -> str | None:
     """The name under which a wrapper has its module; None: it is not a wrapper."""
-    if isinstance(module, _PARALLEL_KINDS):
+    if isinstance(module, _PARALLEL_KINDS) or getattr(type(module), "_bagua_is_parallel", False):
         return _PARALLEL
     return COMPILED if COMPILED in module._modules else None
 

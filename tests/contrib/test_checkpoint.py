@@ -31,8 +31,9 @@ from support.training import (
 from torch import nn
 
 import bagua.torch_api as bagua
+from bagua.contrib.checkpoint import durable_files
 from bagua.job.failure_report import CollectiveError
-from bagua.torch_api.checkpoint import async_save_checkpoint, durable_files, load_checkpoint, save_checkpoint
+from bagua.torch_api.checkpoint import async_save_checkpoint, load_checkpoint, save_checkpoint
 
 STEPS = 4
 AFTER = 5  # enough for shift_one to meet all partners
