@@ -25,6 +25,8 @@ del test_commands
 TRAINING = "tests/distributed/test_wrapper.py"
 SCREEN = "tests/net/test_top.py"
 ARROWS = "tests/compat/test_imports.py"
+CACHES = "tests/contrib/test_cache_codec.py"
+CHECKPOINTS = "tests/contrib/test_checkpoint.py"
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,8 @@ def arrows() -> selection.Arrows:
     [
         pytest.param(
             "bagua/engine/bucket.py",
-            {TRAINING, ARROWS, "tests/unit/test_comm_scheduler.py", "tests/judges/test_torch_ddp.py"},
-            {SCREEN, "tests/kernels/test_minmax_uint8.py", "tests/unit/test_host_port.py", "wire_test"},
+            {TRAINING, ARROWS, CHECKPOINTS, "tests/unit/test_comm_scheduler.py", "tests/judges/test_torch_ddp.py"},
+            {SCREEN, CACHES, "tests/kernels/test_minmax_uint8.py", "tests/unit/test_host_port.py", "wire_test"},
             id="engine",
         ),
         pytest.param(
@@ -61,6 +63,12 @@ def arrows() -> selection.Arrows:
             {SCREEN, TRAINING, "tests/kernels/test_minmax_uint8.py"},
             {"wire_test"},
             id="net, at each import of bagua",
+        ),
+        pytest.param(
+            "bagua/contrib/caching/codec.py",
+            {CACHES, ARROWS, "tests/distributed/test_cache_example.py", "tests/docs/test_api_pages.py"},
+            {TRAINING, SCREEN, "tests/judges/test_torch_ddp.py", "tests/contrib/test_fuse_memory.py"},
+            id="contrib, which the core does not know",
         ),
         pytest.param("bagua/kernels/csrc/lanes.h", {TRAINING, "tests/codecs/test_codecs.py"}, {SCREEN}, id="kernels"),
         pytest.param("bagua/engine/no_more.py", {TRAINING, ARROWS}, {SCREEN}, id="deleted module"),

@@ -15,7 +15,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "distributed/test_page_programs.py": ("bagua.*", "docs", "examples"),  # runs the programs of pages
     "docs": ("bagua.*", "docs", "tools/docs"),  # reads pages, and the docstrings that they show
     "gpu": ("bagua.*", "net_plugin/*", "tools/bench"),  # jobs that load the plugin
-    "judges": ("bagua.torch_api*",),  # torch's own tests, with our wrapper
+    "judges": ("bagua.torch_api", "bagua.torch_api.data_parallel*"),  # torch's own tests, with our wrapper
     "kernels": (),
     "net": ("bagua.net*", "bagua.cli.net*", "net_plugin/*", "tools/bench"),  # commands, the driver, libnccl-net.so
     "packaging": ("bagua.*", "net_plugin/*", "tools/bench", "tools/release"),  # builds the wheel

@@ -36,6 +36,9 @@ _INCLUDE_ROOTS = [REPOSITORY / name for name in ("tests/cpp", "net_plugin", "too
 _SUPPORT = re.compile(r"\bsupport[./](\w+)")
 # `import_module(f"...")`: one of the modules in the folder.
 _COMPUTED_IMPORT = re.compile(r"\bimport_module\((?!\")")
+# bagua.torch_api loads these when somebody asks for them, who names them by a word.
+_ON_REQUEST = tuple(f"bagua.torch_api.{name}" for name in ("checkpoint", "contrib", "model_parallel"))
+_ASKS = re.compile(r"\b(checkpoint|contrib|model_parallel|moe)\b")
 # What stands for a room where it is neither an import nor a path.
 _WORDS = {
     "bagua.cli.*": re.compile(r"\bbagua-net\b"),
@@ -94,6 +97,8 @@ class Arrows:
             if _COMPUTED_IMPORT.search(text):
                 package = module_name(self.file_of[name].parent)
                 found |= {one for one in self.below if one.startswith(f"{package}.")}
+            if name == "bagua.torch_api":
+                found -= self._on_request()
         self.below |= {room: set() for room in self._rooms}
         for room in self._rooms:
             self.below[room] = {
@@ -127,7 +132,8 @@ class Arrows:
                 name = name.rpartition(".")[0]
             if name == "bagua":  # what it defines itself is that of torch_api
                 name = "bagua.torch_api"
-            found |= {one for one in self.file_of if one == name or one.startswith(f"{name}.")}
+            inside = {one for one in self.file_of if one == name or one.startswith(f"{name}.")}
+            found |= inside - self._on_request() if name == "bagua.torch_api" and not _ASKS.search(text) else inside
         for pattern, words in _WORDS.items():
             if words.search(text):
                 found |= self.matching([pattern])
@@ -142,6 +148,9 @@ class Arrows:
             for one in found & above.keys():
                 above[one].add(node)
         return set(changed).union(*(reachable(node, above) for node in changed))
+
+    def _on_request(self) -> set[str]:
+        return {one for one in self.file_of if f"{one}.".startswith(tuple(f"{name}." for name in _ON_REQUEST))}
 
     def _named_whole(self, text: str) -> set[str]:
         return {name for name in re.findall(r'"(bagua(?:\.\w+)+)"', text) if name in self.below}
