@@ -13,7 +13,7 @@ from support.tool_module import load_script
 from torch import nn, optim
 
 from bagua.contrib.fuse import optimizer as fused_module
-from bagua.contrib.fuse.break_even import break_even
+from bagua.contrib.fuse.layout import break_even
 from bagua.contrib.fuse.optimizer import fuse_optimizer, fused_parameters
 
 

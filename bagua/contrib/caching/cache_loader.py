@@ -28,6 +28,8 @@ from bagua.contrib.caching.store import (
 )
 from bagua.misuse import nearest
 
+__all__ = ["CacheLoader", "CacheStatistics"]
+
 _logger = logging.getLogger("bagua")
 
 _FIELDS = 5
@@ -93,10 +95,6 @@ class SharedCounts:
         self._warned[kind] = 1
         return True
 
-
-__all__ = ["CacheLoader", "CacheStatistics"]
-
-_logger = logging.getLogger("bagua")
 
 # Pending writes are flushed after so many reads, too: what a slow dataset prepared is of use to others. Nothing is
 # written to a full store until then.

@@ -69,7 +69,6 @@ def load(
     number, name, about = found
     folder = root / name
     reader = _Reader(folder, about, ranks.rank, ranks.size, weights_only)
-    apply: Callable[[], None] = _nothing
     try:
         refuse_shards(subject.module.state_dict(), optimizer, f"loading {type(subject.module).__name__}")
         if about["per_rank"] and average_replicas:
@@ -81,12 +80,11 @@ def load(
         refuse_shards(state, None, f"reading {folder}, which an earlier version wrote: shards of other ranks are lost")
         _adapt(state, subject.module)
         _check_parts(state, about, optimizer, lr_scheduler, strict)
-        apply = lambda: _apply(state, subject, optimizer, lr_scheduler, strict)  # noqa: E731
     except Exception as problem:
         error = problem
     ranks.agree(f"read checkpoint {number}", error, unchanged)
     try:
-        apply()
+        _apply(state, subject, optimizer, lr_scheduler, strict)
     except Exception as problem:
         error = problem
     ranks.agree(f"load checkpoint {number}", error, _HALF_LOADED.format(folder=folder))
@@ -288,10 +286,6 @@ def _apply(state: dict[str, Any], subject: Subject, optimizer: Any, lr_scheduler
     if states and about["algorithm"] == subject.algorithm:
         for engine, one in zip(subject.inner_engines, states, strict=True):
             engine.load_state_dict(one)  # last: it depends on the others
-
-
-def _nothing() -> None:
-    return None
 
 
 def _adapt(state: dict[str, Any], module: nn.Module) -> None:

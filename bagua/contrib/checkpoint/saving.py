@@ -21,6 +21,7 @@ from bagua.contrib.checkpoint import durable_files
 from bagua.contrib.checkpoint.agreement import Ranks, ranks_of
 from bagua.contrib.checkpoint.contents import Subject, complete_exchange, contents_of
 
+_logger = logging.getLogger("bagua")
 _UNCHANGED = (
     "Nothing was published: the latest checkpoint in {root} is the former one.\n"
     "Correct the cause on that rank, and save again. All ranks need the same file system at this path."
@@ -52,7 +53,7 @@ def prepared(
     ranks = ranks_of(process_group, subject.process_group)
     each_writes = not subject.keeps_replicas_equal if per_rank is None else per_rank
     contents: dict[str, Any] = {}
-    wait: Callable[[], None] = _nothing
+    wait: Callable[[], None] | None = None
     try:
         contents = contents_of(subject, optimizer, lr_scheduler, iteration, ranks.rank, ranks.size, each_writes)
         if in_background:
@@ -69,7 +70,7 @@ def _save(
     root: Path,
     iteration: int,
     contents: dict[str, Any],
-    wait: Callable[[], None],
+    wait: Callable[[], None] | None,
     keep_last: int | None,
     error: Exception | None,
 ) -> None:
@@ -84,7 +85,8 @@ def _save(
         )
     ranks.by_first(f"prepare checkpoint {iteration}", lambda: durable_files.begin(root, iteration), unchanged)
     try:
-        wait()
+        if wait is not None:
+            wait()
         folder = durable_files.folder_of(root, iteration, durable_files.PARTIAL)
         for name, content in contents.items():
             durable_files.write_state(folder / name, content)
@@ -116,9 +118,6 @@ def check_arguments(iteration: int, keep_last: int | None) -> None:
         raise ValueError(f"iteration={iteration}: must be at least 0")
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last={keep_last}: must be at least 1; None keeps all checkpoints")
-
-
-_logger = logging.getLogger("bagua")
 
 
 class PendingCheckpoint:
@@ -174,16 +173,13 @@ class PendingCheckpoint:
         self._thread.join()
 
     def _run(self) -> None:
-        job, self._job = self._job, _nothing  # and with it the copies
+        job = self._job
+        del self._job  # with the copies, when it is done
         try:
             job()
         except Exception as error:
             self._error = error
             _logger.error(f"checkpoint {self.iteration} was not saved: {error}")
-
-
-def _nothing() -> None:
-    return None
 
 
 _last: PendingCheckpoint | None = None

@@ -16,9 +16,15 @@ from typing import Any, TypeVar
 import torch
 
 from bagua.contrib.fuse.block import Block
-from bagua.contrib.fuse.break_even import BreakEven, break_even
 from bagua.contrib.fuse.elementwise import check_elementwise, plain_step, steps_many_at_a_time
-from bagua.contrib.fuse.layout import FoundLayout, OwnLayout, calculate_mutual_groups, can_be_flat
+from bagua.contrib.fuse.layout import (
+    BreakEven,
+    FoundLayout,
+    OwnLayout,
+    break_even,
+    calculate_mutual_groups,
+    can_be_flat,
+)
 from bagua.contrib.fuse.plan import Plan
 from bagua.contrib.fuse.run import StaleError
 from bagua.job.sharded_parameters import refuse_sharded

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from bagua.contrib.fuse.block import Block, Lane, is_scalar, is_state
-from bagua.contrib.fuse.break_even import BreakEven
-from bagua.contrib.fuse.layout import is_in_bucket
+from bagua.contrib.fuse.layout import BreakEven, is_in_bucket
 from bagua.contrib.fuse.run import PLAIN, Run, StaleError, gradients_of
 
 
