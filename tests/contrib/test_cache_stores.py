@@ -19,10 +19,9 @@ from support.sweeps import each_value_once, rest_is_deep
 
 from bagua.contrib.caching.cache_loader import CacheLoader
 from bagua.contrib.caching.lmdb_store import LmdbStore
-from bagua.contrib.caching.memory_store import MemoryStore
 from bagua.contrib.caching.redis_server import start_redis_server_cli
 from bagua.contrib.caching.redis_store import RedisStore
-from bagua.contrib.caching.store import ClusterStore, Retries, Store, StoreError, StoreFullError
+from bagua.contrib.caching.store import ClusterStore, MemoryStore, Retries, Store, StoreError, StoreFullError
 
 MIB = 1 << 20
 BACKENDS = ["memory", "lmdb", "cluster", pytest.param("redis", marks=needs_redis)]

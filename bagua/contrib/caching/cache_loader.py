@@ -320,7 +320,7 @@ def _check_key(key: Hashable) -> None:
 
 _BACKENDS = {
     "lmdb": ("lmdb_store", "LmdbStore"),
-    "memory": ("memory_store", "MemoryStore"),
+    "memory": ("store", "MemoryStore"),
     "redis": ("redis_store", "RedisStore"),
 }
 
