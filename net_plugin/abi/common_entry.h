@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "abi/net_types_v12.h"
+#include "abi/net_types.h"
 
 namespace bagua_net::abi {
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace bagua_net::nccl {
 
@@ -71,3 +72,20 @@ constexpr bool are_slots_of(const Slots&... slots) {
   };                                                                                                 \
   static_assert(SlotsOf##Table{}.are_right(), #Table " has the slots " #__VA_ARGS__)
 #endif
+
+// Checks where the fields of a struct are: BAGUA_NET_ASSERT_OFFSETS(Type, (field, bytes), ...). A macro is not expanded
+// in itself, but when what it left is looked at again: as often as there are fields.
+#define BAGUA_NET_EXPAND_3(...) __VA_ARGS__
+#define BAGUA_NET_EXPAND_9(...) BAGUA_NET_EXPAND_3(BAGUA_NET_EXPAND_3(BAGUA_NET_EXPAND_3(__VA_ARGS__)))
+#define BAGUA_NET_EXPAND_27(...) BAGUA_NET_EXPAND_9(BAGUA_NET_EXPAND_9(BAGUA_NET_EXPAND_9(__VA_ARGS__)))
+#define BAGUA_NET_EXPAND(...) BAGUA_NET_EXPAND_27(BAGUA_NET_EXPAND_27(BAGUA_NET_EXPAND_27(__VA_ARGS__)))
+#define BAGUA_NET_NOTHING()
+#define BAGUA_NET_FIELD(field, bytes) field
+#define BAGUA_NET_BYTES(field, bytes) bytes
+#define BAGUA_NET_NEXT_OFFSET() BAGUA_NET_OFFSET
+#define BAGUA_NET_OFFSET(Type, first, ...)                                                     \
+  static_assert(offsetof(Type, BAGUA_NET_FIELD first) == BAGUA_NET_BYTES first, #Type #first); \
+  __VA_OPT__(BAGUA_NET_NEXT_OFFSET BAGUA_NET_NOTHING()()(Type, __VA_ARGS__))
+#define BAGUA_NET_ASSERT_OFFSETS(Type, ...)             \
+  BAGUA_NET_EXPAND(BAGUA_NET_OFFSET(Type, __VA_ARGS__)) \
+  static_assert(std::is_standard_layout_v<Type>, "otherwise offsetof means nothing")

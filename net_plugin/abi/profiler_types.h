@@ -273,46 +273,33 @@ using ProfilerTableV6 = ProfilerTable<ProfilerInitV5, ProfilerEventV6>;
 using ProfilerTableV7 = ProfilerTable<ProfilerInitV5, ProfilerEventV7>;
 
 static_assert(sizeof(ProfilerState) == sizeof(int), "C enums are ints");
-static_assert(offsetof(ProfiledGroupApi, groupDepth) == 4 && sizeof(ProfiledGroupApi) == 8);
-static_assert(offsetof(ProfiledCollApi, func) == 0 && offsetof(ProfiledCollApi, count) == 8);
-static_assert(offsetof(ProfiledCollApi, datatype) == 16 && offsetof(ProfiledCollApi, root) == 24);
-static_assert(offsetof(ProfiledCollApi, stream) == 32 && offsetof(ProfiledCollApi, graphCaptured) == 40);
-static_assert(offsetof(ProfiledP2pApi, func) == 0 && offsetof(ProfiledP2pApi, count) == 8);
-static_assert(offsetof(ProfiledP2pApi, datatype) == 16 && offsetof(ProfiledP2pApi, stream) == 24);
-static_assert(offsetof(ProfiledP2pApi, graphCaptured) == 32);
-static_assert(offsetof(ProfiledColl, seqNumber) == 0 && offsetof(ProfiledColl, func) == 8);
-static_assert(offsetof(ProfiledColl, sendBuff) == 16 && offsetof(ProfiledColl, recvBuff) == 24);
-static_assert(offsetof(ProfiledColl, count) == 32 && offsetof(ProfiledColl, root) == 40);
-static_assert(offsetof(ProfiledColl, datatype) == 48 && offsetof(ProfiledColl, nChannels) == 56);
-static_assert(offsetof(ProfiledColl, nWarps) == 57 && offsetof(ProfiledColl, algo) == 64);
-static_assert(offsetof(ProfiledColl, proto) == 72 && offsetof(ProfiledCollV5, parentGroup) == 80);
-static_assert(offsetof(ProfiledP2p, func) == 0 && offsetof(ProfiledP2p, buff) == 8);
-static_assert(offsetof(ProfiledP2p, datatype) == 16 && offsetof(ProfiledP2p, count) == 24);
-static_assert(offsetof(ProfiledP2p, peer) == 32 && offsetof(ProfiledP2p, nChannels) == 36);
-static_assert(offsetof(ProfiledP2pV5, parentGroup) == 40);
-static_assert(offsetof(ProfiledProxyOp, pid) == 0 && offsetof(ProfiledProxyOp, channelId) == 4);
-static_assert(offsetof(ProfiledProxyOp, peer) == 8 && offsetof(ProfiledProxyOp, nSteps) == 12);
-static_assert(offsetof(ProfiledProxyOp, chunkSize) == 16 && offsetof(ProfiledProxyOp, isSend) == 20);
-static_assert(offsetof(ProfiledKernelChannel, pTimer) == 8 && offsetof(ProfiledNetEvent, data) == 8);
-static_assert(offsetof(ProfiledCeColl, syncStrategy) == 56 && offsetof(ProfiledCeColl, intraBatchSync) == 64);
-static_assert(offsetof(ProfiledCeColl, batchSize) == 68 && offsetof(ProfiledCeColl, ceSeqNum) == 76);
-static_assert(offsetof(ProfiledCeColl, stream) == 80 && sizeof(ProfiledCeColl) == 88);
-static_assert(offsetof(ProfilerEventV4, parentObj) == 8 && offsetof(ProfilerEventV4, rank) == 16);
-static_assert(offsetof(ProfilerEventV4, coll) == 24 && sizeof(ProfilerEventV4) == 104);
-static_assert(offsetof(ProfilerEventV5, parentObj) == 8 && offsetof(ProfilerEventV5, rank) == 16);
-static_assert(offsetof(ProfilerEventV5, coll) == 24 && sizeof(ProfilerEventV5) == 112);
-static_assert(offsetof(ProfilerEventV6, parentObj) == 8 && offsetof(ProfilerEventV6, rank) == 16);
-static_assert(offsetof(ProfilerEventV6, ceColl) == 24 && sizeof(ProfilerEventV6) == 112);
-static_assert(offsetof(ProfiledCollApiV7, root) == 24 && offsetof(ProfiledCollApiV7, graphCaptured) == 40);
-static_assert(offsetof(ProfiledCollApiV7, userTag) == 48 && sizeof(ProfiledCollApiV7) == 56);
-static_assert(offsetof(ProfiledP2pApiV7, stream) == 24 && offsetof(ProfiledP2pApiV7, graphCaptured) == 32);
-static_assert(offsetof(ProfiledP2pApiV7, userTag) == 40 && sizeof(ProfiledP2pApiV7) == 48);
-static_assert(offsetof(ProfiledCollV7, parentGroup) == 80 && offsetof(ProfiledCollV7, kernelVariant) == 88);
-static_assert(offsetof(ProfiledCollV7, isSymColl) == 96 && offsetof(ProfiledCollV7, userTag) == 104);
-static_assert(offsetof(ProfiledP2pV7, parentGroup) == 40 && offsetof(ProfiledP2pV7, userTag) == 48);
-static_assert(offsetof(ProfiledCeCollV7, userTag) == 88);
-static_assert(offsetof(ProfilerEventV7, parentObj) == 8 && offsetof(ProfilerEventV7, rank) == 16);
-static_assert(offsetof(ProfilerEventV7, coll) == 24 && sizeof(ProfilerEventV7) == 136);
+BAGUA_NET_ASSERT_OFFSETS(ProfiledGroupApi, (groupDepth, 4));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledCollApi, (func, 0), (count, 8), (datatype, 16), (root, 24), (stream, 32),
+                         (graphCaptured, 40));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledP2pApi, (func, 0), (count, 8), (datatype, 16), (stream, 24), (graphCaptured, 32));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledColl, (seqNumber, 0), (func, 8), (sendBuff, 16), (recvBuff, 24), (count, 32),
+                         (root, 40), (datatype, 48), (nChannels, 56), (nWarps, 57), (algo, 64), (proto, 72));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledCollV5, (parentGroup, 80));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledP2p, (func, 0), (buff, 8), (datatype, 16), (count, 24), (peer, 32), (nChannels, 36));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledP2pV5, (parentGroup, 40));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledProxyOp, (pid, 0), (channelId, 4), (peer, 8), (nSteps, 12), (chunkSize, 16),
+                         (isSend, 20));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledKernelChannel, (pTimer, 8));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledNetEvent, (data, 8));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledCeColl, (syncStrategy, 56), (intraBatchSync, 64), (batchSize, 68), (ceSeqNum, 76),
+                         (stream, 80));
+BAGUA_NET_ASSERT_OFFSETS(ProfilerEventV4, (parentObj, 8), (rank, 16), (coll, 24));
+BAGUA_NET_ASSERT_OFFSETS(ProfilerEventV5, (parentObj, 8), (rank, 16), (coll, 24));
+BAGUA_NET_ASSERT_OFFSETS(ProfilerEventV6, (parentObj, 8), (rank, 16), (ceColl, 24));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledCollApiV7, (root, 24), (graphCaptured, 40), (userTag, 48));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledP2pApiV7, (stream, 24), (graphCaptured, 32), (userTag, 40));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledCollV7, (parentGroup, 80), (kernelVariant, 88), (isSymColl, 96), (userTag, 104));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledP2pV7, (parentGroup, 40), (userTag, 48));
+BAGUA_NET_ASSERT_OFFSETS(ProfiledCeCollV7, (userTag, 88));
+BAGUA_NET_ASSERT_OFFSETS(ProfilerEventV7, (parentObj, 8), (rank, 16), (coll, 24));
+static_assert(sizeof(ProfiledGroupApi) == 8 && sizeof(ProfiledCeColl) == 88 && sizeof(ProfilerEventV4) == 104 &&
+              sizeof(ProfilerEventV5) == 112 && sizeof(ProfilerEventV6) == 112 && sizeof(ProfiledCollApiV7) == 56 &&
+              sizeof(ProfiledP2pApiV7) == 48 && sizeof(ProfilerEventV7) == 136);
 static_assert(sizeof(ProfilerStateArgs) == 8);
 BAGUA_NET_ASSERT_SLOTS(ProfilerTableV4, name, init, startEvent, stopEvent, recordEventState, finalize);
 BAGUA_NET_ASSERT_SLOTS(ProfilerTableV5, name, init, startEvent, stopEvent, recordEventState, finalize);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "abi/common_entry.h"
-#include "abi/net_types_v12.h"
+#include "abi/net_types.h"
 #include "transport/transport_context.h"
 
 namespace bagua_net::abi::slots {

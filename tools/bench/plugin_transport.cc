@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 
-#include "abi/net_types_v12.h"
+#include "abi/net_types.h"
 #include "bench/driver_protocol.h"
 #include "bench/ring_transport.h"
 

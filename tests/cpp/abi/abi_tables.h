@@ -17,7 +17,7 @@
 #include <variant>
 #include <vector>
 
-#include "abi/net_types_v12.h"
+#include "abi/net_types.h"
 
 namespace abi_test {
 
