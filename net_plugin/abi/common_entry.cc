@@ -4,7 +4,6 @@
 #include <new>
 #include <string>
 
-#include "abi/epoch_handle.h"
 #include "abi/nccl_log.h"
 #include "abi/process_instance.h"
 #include "abi/profiler_entry.h"

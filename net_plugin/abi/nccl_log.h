@@ -5,6 +5,9 @@
 
 namespace bagua_net::abi {
 
+// The name in NCCL's log, and the value of NCCL_NET that asks for us.
+constexpr char kPluginName[] = "BaguaNet";
+
 // The logger comes with every init and nowhere else. nullptr (unit tests of NCCL, a table driven by hand): messages
 // are dropped.
 void install_nccl_logger(nccl::Logger* logger);

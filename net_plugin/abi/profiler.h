@@ -26,7 +26,6 @@
 #include "base/mutex.h"
 #include "trace/comm_trace.h"
 #include "trace/trace.h"
-#include "trace/trace_event.h"
 
 namespace bagua_net::abi {
 

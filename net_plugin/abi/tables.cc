@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "abi/plugin_name.h"
+#include "abi/nccl_log.h"
 #include "abi/profiler_entry.h"
 #include "abi/slots.h"
 #include "abi/tuner_entry.h"

@@ -8,7 +8,6 @@
 
 #include "abi/collective_policy.h"
 #include "abi/nccl_log.h"
-#include "abi/plugin_name.h"
 #include "abi/process_instance.h"
 #include "base/log_sink.h"
 #include "config/plugin_config.h"

@@ -1,6 +1,6 @@
 // JobSecret: what the ranks of a job share in a file (BAGUA_NET_SECRET_FILE), and whoever reads the network or NCCL's
 // bootstrap does not know. It is kept as a key that is derived from the file, in protected memory, and enters the key
-// of every handshake (wire/handshake_key.h). One per transport context.
+// of every handshake (wire/handshake_message.h). One per transport context.
 #pragma once
 
 #include <array>

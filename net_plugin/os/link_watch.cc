@@ -11,7 +11,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/inherited_sockets.h"
+#include "base/owned_fd.h"
 
 namespace bagua_net {
 namespace {

@@ -10,10 +10,10 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/inherited_sockets.h"
 #include "base/log_sink.h"
+#include "base/owned_fd.h"
 #include "os/network_interface.h"
-#include "os/zero_copy_sends.h"
+#include "os/zero_copy.h"
 
 namespace bagua_net {
 namespace {

@@ -17,7 +17,7 @@ struct TcpOptions {
   std::int64_t buffer_bytes = 0;  // 0: the kernel's autotuning
   int keepalive_s = 30;           // silence after which a dead host is noticed; 0: off
   CongestionControl congestion_control = CongestionControl::kAuto;
-  bool zero_copy = false;  // between hosts (os/zero_copy_sends.h)
+  bool zero_copy = false;  // between hosts (os/zero_copy.h)
 };
 
 // Port 0 in `address`: the kernel picks one, and *address is filled with it. An IPv6 address that is still tentative

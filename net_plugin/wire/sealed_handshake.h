@@ -20,7 +20,6 @@
 
 #include "crypto/cipher_state.h"
 #include "crypto/noise_handshake.h"
-#include "wire/handshake_key.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {

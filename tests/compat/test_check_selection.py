@@ -44,9 +44,9 @@ def arrows() -> selection.Arrows:
             id="engine",
         ),
         pytest.param(
-            "net_plugin/wire/frame_header.cc",
+            "net_plugin/wire/frames.cc",
             {SCREEN, ARROWS, "tests/net/test_plugin_faults.py", "wire_test", "comm_test", "abi_scenario_test"},
-            {TRAINING, "tests/codecs/test_codecs.py", "ring_schedule_test", "path_rate_test"},
+            {TRAINING, "tests/codecs/test_codecs.py", "ring_schedule_test", "rate_estimator_test"},
             id="wire",
         ),
         pytest.param(

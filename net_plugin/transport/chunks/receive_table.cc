@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "wire/acknowledgement.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 namespace {

@@ -27,7 +27,7 @@
 #include "base/status.h"
 #include "transport/chunks/chunk_scheduler.h"
 #include "transport/chunks/request.h"
-#include "wire/frame_header.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 

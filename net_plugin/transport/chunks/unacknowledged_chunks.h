@@ -10,7 +10,7 @@
 
 #include "base/status.h"
 #include "transport/chunks/chunk.h"
-#include "wire/acknowledgement.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 

@@ -32,7 +32,7 @@
 #include <string>
 #include <vector>
 
-#include "base/active_clock.h"
+#include "base/monotonic_clock.h"
 #include "transport/chunks/limits.h"
 #include "transport/stream/byte_stream.h"
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/active_clock.h"
+#include "base/monotonic_clock.h"
 #include "transport/chunks/receive_table.h"
 #include "transport/comm/comm.h"
 #include "transport/comm/send_comm.h"

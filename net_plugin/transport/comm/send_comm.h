@@ -5,7 +5,7 @@
 // With recovery, it opens another connection for each lost one, and sends again there what was not acknowledged.
 #pragma once
 
-#include "base/active_clock.h"
+#include "base/monotonic_clock.h"
 #include "transport/chunks/replay_queue.h"
 #include "transport/comm/comm.h"
 #include "transport/comm/comm_growth.h"

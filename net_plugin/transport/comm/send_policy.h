@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "stats/stall_report.h"
-#include "transport/chunks/path_load.h"
+#include "transport/chunks/path_shares.h"
 #include "transport/connect/nic_paths.h"
 #include "transport/connect/optional_connections.h"
 #include "transport/connect/path_states.h"

@@ -11,7 +11,6 @@
 #include "transport/connect/optional_connections.h"
 #include "transport/connect/peer_probe.h"
 #include "transport/connect/stream_arrivals.h"
-#include "wire/handshake_key.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {

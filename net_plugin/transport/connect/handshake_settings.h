@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 
-#include "base/active_clock.h"
 #include "base/log_sink.h"
 #include "base/monotonic_clock.h"
 #include "config/plugin_config.h"

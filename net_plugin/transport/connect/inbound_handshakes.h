@@ -22,11 +22,11 @@
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
 #include "transport/connect/established_connection.h"
+#include "transport/connect/handshake_ends.h"
 #include "transport/connect/handshake_settings.h"
 #include "transport/connect/known_comms.h"
 #include "transport/connect/listening_sockets.h"
 #include "transport/connect/outbound_handshakes.h"
-#include "transport/connect/unauthenticated_peer.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {

@@ -12,7 +12,6 @@
 #include "transport/connect/established_connection.h"
 #include "transport/connect/handshake_settings.h"
 #include "transport/connect/stream_arrivals.h"
-#include "wire/handshake_key.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {

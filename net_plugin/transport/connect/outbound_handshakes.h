@@ -3,7 +3,7 @@
 // go to the comm one by one. If it fails, the comm continues with the streams that it has. prepare() begins a join
 // before the stream has ended whose place it is to take: the peer's comm learns of it by the proof only.
 //
-// Each stream:  kConnecting --writable--> kHandshaking (transport/connect/connector_handshake.h)
+// Each stream:  kConnecting --writable--> kHandshaking (transport/connect/handshake_ends.h)
 //               kHandshaking --the reply accepts, with the listener's proof--> kJoined
 //               kHandshaking --of prepare(): challenged--> kPrepared --join(): sends the proof--> kHandshaking
 //               kConnecting --any error that may pass, no answer within 0.9 or 1.9 s--> kBackingOff
@@ -31,8 +31,8 @@
 #include "base/status.h"
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
-#include "transport/connect/connector_handshake.h"
 #include "transport/connect/established_connection.h"
+#include "transport/connect/handshake_ends.h"
 #include "transport/connect/handshake_settings.h"
 #include "transport/connect/known_comms.h"
 #include "transport/connect/nic_paths.h"

@@ -8,7 +8,7 @@
 #include "base/owned_fd.h"
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
-#include "transport/connect/handshake_io.h"
+#include "transport/connect/handshake_ends.h"
 #include "transport/recovery/recovery_timing.h"
 #include "wire/handshake_message.h"
 

@@ -35,7 +35,7 @@
 #include "base/log_sink.h"
 #include "base/mutex.h"
 #include "base/status.h"
-#include "transport/chunks/path_load.h"
+#include "transport/chunks/path_shares.h"
 #include "transport/connect/nic_paths.h"
 
 namespace bagua_net {

@@ -11,8 +11,7 @@
 
 #include "os/socket_address.h"
 #include "os/tcp_socket.h"
-#include "transport/connect/connector_handshake.h"
-#include "wire/handshake_key.h"
+#include "transport/connect/handshake_ends.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {

@@ -10,9 +10,8 @@
 #include <cstddef>
 #include <utility>
 
-#include "os/page_pipe.h"
 #include "os/tcp_socket.h"
-#include "os/zero_copy_sends.h"
+#include "os/zero_copy.h"
 
 namespace bagua_net {
 namespace {

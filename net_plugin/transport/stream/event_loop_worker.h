@@ -15,7 +15,7 @@
 #include "base/status.h"
 #include "os/epoll_poller.h"
 #include "transport/stream/data_stream.h"
-#include "transport/tuning/polling_time.h"
+#include "transport/tuning/thread_load.h"
 
 namespace bagua_net {
 

@@ -9,8 +9,7 @@
 
 #include "transport/chunks/receive_table.h"
 #include "transport/stream/data_stream.h"
-#include "wire/acknowledgement.h"
-#include "wire/frame_header.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 

@@ -18,7 +18,7 @@
 #include "transport/chunks/unacknowledged_chunks.h"
 #include "transport/stream/data_stream.h"
 #include "transport/tuning/rate_estimator.h"
-#include "wire/frame_header.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 

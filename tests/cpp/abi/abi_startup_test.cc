@@ -64,7 +64,8 @@ void fails_on_an_unknown_interface(int version) {
   });
 }
 
-// [Note: BAGUA_NET_REQUIRED] in abi/startup.h: NCCL must not be able to fall back, and the reason must reach the job.
+// [Note: BAGUA_NET_REQUIRED] in abi/process_instance.h: NCCL must not be able to fall back, and the reason must reach
+// the job.
 void refuses_to_be_replaced(int version, const std::string& reason) {
   with_table(version, [&](const Net& net) {
     void* ctx = nullptr;

@@ -13,7 +13,7 @@
 #include "support/relayed_pair.h"
 #include "support/test_clock.h"
 #include "transport/stream/sealed_byte_stream.h"
-#include "wire/frame_header.h"
+#include "wire/frames.h"
 #include "wire/sealed_handshake.h"
 
 namespace bagua_net {

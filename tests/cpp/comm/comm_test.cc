@@ -9,8 +9,7 @@
 
 #include "support/comm_pair.h"
 #include "support/traffic.h"
-#include "wire/acknowledgement.h"
-#include "wire/frame_header.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 namespace {

@@ -15,7 +15,7 @@
 #include "support/comm_pair.h"
 #include "support/raw_handshake.h"
 #include "support/traffic.h"
-#include "wire/frame_header.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 namespace {

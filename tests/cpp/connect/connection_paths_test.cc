@@ -13,7 +13,7 @@
 #include "support/cut_connections.h"
 #include "support/kept_log.h"
 #include "support/wire_relay.h"
-#include "transport/connect/connector_handshake.h"
+#include "transport/connect/handshake_ends.h"
 #include "transport/connect/outbound_handshakes.h"
 #include "transport/recovery/recovery_timing.h"
 

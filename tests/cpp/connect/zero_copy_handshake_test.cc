@@ -5,8 +5,7 @@
 
 #include "support/context_pair.h"
 #include "support/raw_handshake.h"
-#include "wire/acknowledgement.h"
-#include "wire/frame_header.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 namespace {

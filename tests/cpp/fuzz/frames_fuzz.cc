@@ -11,8 +11,7 @@
 #include "support/comm_parts.h"
 #include "transport/comm/recv_comm.h"
 #include "transport/comm/send_comm.h"
-#include "wire/acknowledgement.h"
-#include "wire/frame_header.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 namespace {

@@ -14,8 +14,8 @@
 #include "support/connection_ends.h"
 #include "transport/connect/inbound_handshakes.h"
 #include "transport/connect/outbound_handshakes.h"
-#include "wire/acknowledgement.h"
-#include "wire/handshake_key.h"
+#include "wire/frames.h"
+#include "wire/handshake_message.h"
 
 namespace bagua_net {
 namespace {

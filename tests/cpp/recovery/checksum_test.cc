@@ -13,8 +13,7 @@
 #include "support/context_pair.h"
 #include "support/kept_log.h"
 #include "transport/faults/fault_injector.h"
-#include "wire/acknowledgement.h"
-#include "wire/frame_header.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 namespace {

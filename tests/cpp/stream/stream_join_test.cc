@@ -19,7 +19,7 @@
 #include "support/cut_connections.h"
 #include "support/growing_comms.h"
 #include "support/raw_handshake.h"
-#include "wire/frame_header.h"
+#include "wire/frames.h"
 
 namespace bagua_net {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "os/zero_copy_sends.h"
+#include "os/zero_copy.h"
 #include "stats/comm_stats.h"
 #include "support/check.h"
 #include "support/comm_parts.h"

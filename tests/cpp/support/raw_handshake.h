@@ -18,7 +18,6 @@
 #include "support/comm_parts.h"
 #include "support/loopback.h"
 #include "wire/connect_handle.h"
-#include "wire/handshake_key.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {

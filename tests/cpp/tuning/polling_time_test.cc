@@ -1,4 +1,4 @@
-#include "transport/tuning/polling_time.h"
+#include "transport/tuning/thread_load.h"
 
 #include "support/check.h"
 

@@ -1,4 +1,4 @@
-#include "base/inherited_sockets.h"
+#include "base/owned_fd.h"
 
 #include <unistd.h>
 
