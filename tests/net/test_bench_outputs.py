@@ -1,4 +1,5 @@
-"""Table, result files and progress of the benchmarks."""
+"""Table, result files and progress of the benchmarks. Result files keep what was measured, and refuse what
+is not one."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from bagua.net.bench.command_line import check_writable
 from bagua.net.bench.machine import cpu_model, describe_machine, source_commit
 from bagua.net.bench.measurement import Measurement, Sample
 from bagua.net.bench.result_file import (
+    Figure,
+    ResultFile,
     measurement_case,
     measurement_figures,
     read_result,
@@ -105,3 +108,35 @@ def test_a_file_gets_plain_lines_now_and_then() -> None:
     for step in range(30):
         progress.advance(f"step {step}")
     assert stream.getvalue() == "  1% step 0, 0 s\n"
+
+
+RESULT = ResultFile(
+    title="All-reduce on one machine",
+    command="bagua-net-bench -b 8 -e 16",
+    date="2026-11-23T12:00:00+00:00",
+    commit=None,
+    machine={"cpus_usable": 2},
+    versions={"bagua": "1.0.0"},
+    figures=(
+        Figure({"backend": "plugin", "size_bytes": 8}, "time", "us", 14.5, 14.2, 30.1, 7),
+        Figure({"backend": "plugin", "size_bytes": 16}, "time", "us", 15.0, repetitions=None),
+    ),
+    parameters={"channels": 2},
+    notes=("Other programs were running.",),
+)
+
+
+@pytest.mark.parametrize("figures", [RESULT.figures, ()])
+def test_a_file_is_read_as_it_was_written(tmp_path: Path, figures: tuple[Figure, ...]) -> None:
+    path = tmp_path / "result.json"
+    result = ResultFile(**{**vars(RESULT), "figures": figures})
+    write_result(path, result)
+    assert read_result(path) == result
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "measurements": []}'])
+def test_other_files_are_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json"):
+        read_result(path)

@@ -1,4 +1,5 @@
-"""The verdict of paired ratios: what chance brings about is not called a difference, and what is one is called so."""
+"""What a measurement is made of: sizes as nccl-tests spells them, variants in turns, under a clock that the test moves,
+and the verdict of paired ratios: what chance brings about is not called a difference, and what is one is called so."""
 
 from __future__ import annotations
 
@@ -7,7 +8,130 @@ import random
 
 import pytest
 
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.sizes import MAX_SIZE_BYTES, format_size, parse_size, size_series
+from bagua.net.bench.turns import Turns, rotated
 from bagua.net.bench.verdict import PairedRatio, Verdict, least_repetitions, paired_ratio, ranks_outside, ratio_of
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("8", 8),
+        ("8B", 8),
+        ("1K", 1024),
+        ("1k", 1024),
+        ("64KiB", 65536),
+        ("64 KiB", 65536),
+        ("256M", 256 << 20),
+        ("256MiB", 256 << 20),
+        ("1.5M", 3 << 19),
+        ("0.5K", 512),
+        (" 2G ", 2 << 30),
+        ("1024G", MAX_SIZE_BYTES),
+    ],
+)
+def test_parse_size(text: str, expected: int) -> None:
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, "write for example") for text in ("", "M", "-1", "1e6", "1T", "1KB2", "1 2", "1,5M")),
+        ("0.3K", "whole number of bytes"),
+        ("1025G", f"limit is {MAX_SIZE_BYTES} bytes"),
+    ],
+)
+def test_a_wrong_size_names_the_text_and_the_remedy(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        parse_size(text)
+    assert repr(text) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(8, "8 B"), (1536, "1.5 KiB"), (256 << 20, "256 MiB"), (1 << 40, "1024 GiB")],
+)
+def test_a_formatted_size_parses_back(size: int, expected: str) -> None:
+    assert format_size(size) == expected
+    assert parse_size(expected) == size
+
+
+def test_series_includes_the_end_when_it_is_reached() -> None:
+    assert size_series(8, 64, 2) == [8, 16, 32, 64]
+    assert size_series(8, 63, 2) == [8, 16, 32]
+    assert size_series(5, 5, 4) == [5]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "factor", "message"),
+    [
+        (0, 8, 2, "below the limit of 1 B; raise -b"),
+        (1024, 8, 2, "1 KiB is above the largest size 8 B; lower -b"),
+        (8, 1024, 1, r"factor 1 is outside 2\.\.1024"),
+    ],
+)
+def test_a_wrong_series_names_value_and_option(begin: int, end: int, factor: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        size_series(begin, end, factor)
+
+
+class Played:
+    """A measure that takes its seconds at once and fails where a test says."""
+
+    def __init__(self, seconds: dict[str, float] | float = 1.0, fails: tuple[str, str, int] | None = None) -> None:
+        self.now = 0.0
+        self.journal: list[str] = []
+        self._seconds, self._fails = seconds, fails
+
+    def __call__(self, case: str, variant: str, number: int) -> float:
+        self.journal.append(f"{case}{variant}{number}")
+        self.now += self._seconds if isinstance(self._seconds, float) else self._seconds[case]
+        if self._fails == (case, variant, number):
+            raise BenchError("rank 1 failed")
+        return self.now
+
+    def clock(self) -> float:
+        return self.now
+
+
+PLAN = {"x": ["a", "b", "c"], "y": ["a", "b", "c"]}
+
+
+def test_each_round_begins_with_another_variant() -> None:
+    played, turns = Played(), Turns[float]()
+    turns.take({"x": ["a", "b", "c"]}, 3, played, clock=played.clock)
+    assert played.journal == ["xa0", "xb0", "xc0", "xb1", "xc1", "xa1", "xc2", "xa2", "xb2"]
+    assert (turns.errors, turns.notes) == ([], [])
+    assert turns.of("x", "a") == [1, 6, 8]
+    assert rotated([], 3) == []
+
+
+def test_a_variant_that_fails_is_left_out_of_that_case() -> None:
+    played, turns = Played(fails=("x", "b", 1)), Turns[float]()
+    turns.take(PLAN, 3, played, clock=played.clock)
+    assert turns.errors == ["b with x: rank 1 failed"]
+    assert turns.failed == {("x", "b")}
+    assert [len(turns.of(case, name)) for case in PLAN for name in "abc"] == [3, 1, 3, 3, 3, 3]
+    assert len(turns.pairs("x", "a", "b")) == 1, "of the round that both have"
+
+
+def test_cases_share_the_time_and_no_round_is_cut_short() -> None:
+    played, turns = Played(), Turns[float]()
+    turns.take(PLAN, 100, played, time_limit_s=16.0, clock=played.clock)
+    assert [len(turns.of(case, name)) for case in PLAN for name in "abc"] == [2, 2, 2, 3, 3, 3]
+    assert turns.notes[0] == "x: 2 of 100 rounds ran: another takes 3 s, and 2 s are left of --time-limit 16"
+
+
+def test_what_was_never_measured_is_an_error() -> None:
+    played, turns = Played(10.0), Turns[float]()
+    turns.take(PLAN, 2, played, time_limit_s=30.0, clock=played.clock)
+    assert [len(turns.of(case, "a")) for case in PLAN] == [1, 0]
+    (error,) = turns.errors
+    assert error.startswith("--time-limit 30 s was over before y; allow more time")
+
 
 # As `make perf` asks for.
 ERROR_CHANCE, FLOOR, ROUNDS = 0.001, 0.01, 30

@@ -1,9 +1,12 @@
-"""One driver process: its failures become errors within seconds, and it never outlives its owner."""
+"""One driver process: its failures become errors within seconds, and it never outlives its owner. A command that is
+ended while it starts another one leaves nothing behind."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +16,9 @@ import pytest
 from support.fake_driver import install_fake_driver
 from support.processes import is_alive
 
+from bagua.command_exit import sigterm_as_interrupt
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.process_tree import running, start_command
 from bagua.net.bench.processes import DriverProcess, ask, gather
 
 DEADLINE_S = 60.0
@@ -63,3 +68,17 @@ def test_a_driver_that_ignores_quit_is_killed(tmp_path: Path) -> None:
 def test_a_missing_program_is_named() -> None:
     with pytest.raises(BenchError, match=r"'/no/driver' cannot be started .No such file.*reinstall bagua"):
         DriverProcess("bare rank 0", ["/no/driver"], {})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_command_is_being_started_ends_it(number: signal.Signals) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(start_command(["sleep", "600"], os.environ, RuntimeError))
+        signal.raise_signal(number)
+        return started[0]
+
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt(), running(start):
+        pass
+    assert started[0].poll() is not None
