@@ -76,35 +76,6 @@ TEST_CASE(a_stream_that_is_lost_while_others_join_comes_again) {
   check_joined(second, connection.sockets[1]);
 }
 
-TEST_CASE(a_stream_that_is_lost_before_the_accept_comes_again) {
-  RetriedListening listening;
-  const OwnedFd first = listening.join(0, 2);
-  listening.lose(1, 2);
-  const OwnedFd second = listening.join(1, 2);
-  const EstablishedConnection connection = listening.accepted();
-  CHECK_EQ(connection.sockets.size(), 2u);
-  check_joined(first, connection.sockets[0]);
-  check_joined(second, connection.sockets[1]);
-}
-
-TEST_CASE(a_stream_that_is_lost_after_the_accept_joins_the_comm_in_use) {
-  RetriedListening listening;
-  const OwnedFd first = listening.join(0, 2);
-  listening.lose(1, 2);
-  const EstablishedConnection connection = listening.accepted();
-  const OwnedFd second = listening.join(1, 2);
-  std::vector<StreamArrivals::Arrival> arrived;
-  wait_until(
-      [&] {
-        arrived = connection.arrivals->take();
-        return !arrived.empty();
-      },
-      "the stream");
-  CHECK_EQ(arrived.size(), 1u);
-  check_joined(first, connection.sockets[0]);
-  check_joined(second, arrived[0].socket);
-}
-
 // Its connector has finished, and notices the loss before anybody accepts.
 TEST_CASE(a_stream_that_is_lost_before_the_accept_is_replaced) {
   RetriedListening listening;
@@ -135,6 +106,11 @@ TEST_CASE(a_first_stream_comes_again_to_a_comm_that_is_full) {
   for (const std::uint16_t index : {std::uint16_t{1}, std::uint16_t{2}, kJoiningStream}) {
     listening.check_refused(listening.hello(index, 2));
   }
+  std::vector<StreamArrivals::Arrival> arrived;
+  wait_until([&] { return arrived = connection.arrivals->take(), !arrived.empty(); }, "the stream");
+  CHECK_EQ(arrived.size(), 1u);
+  check_joined(first, connection.sockets[0]);
+  check_joined(second, arrived[0].socket);
 }
 
 TEST_CASE(only_the_same_comm_takes_a_streams_place) {
