@@ -1,5 +1,6 @@
-// What the tuner tables v2 to v6 choose for which size and shape of communicator, on both sides of every boundary, and
-// that they write nothing else. When they act at all: abi_tuner_test.cc.
+// What the tuner tables v2 to v6 choose for which size and shape of communicator, and that they write nothing else. Two
+// ranks are an example, with every boundary; whatever is chosen otherwise anywhere changes a digest. When they act at
+// all: abi_tuner_test.cc.
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
@@ -32,112 +33,6 @@ void chooses_for_two_ranks(int version) {
                    {4 * kMiB - 1, simple(7)},
                    {4 * kMiB, simple(0)},
                    {kHuge, simple(0)}});
-  });
-}
-
-// Three and four: after LL a channel for every 64 KiB per rank, up to four; then as many as NCCL likes.
-void chooses_for_few_ranks(int version) {
-  with_network(version, [](const Tuner& tuner) {
-    for (const std::size_t ranks : {3, 4}) {
-      check_choices(tuner, ranks, ranks,
-                    {{0, kAllNccls},
-                     {1, kAllNccls},
-                     {4 * kKiB * ranks - 1, kAllNccls},
-                     {4 * kKiB * ranks, low_latency(1)},
-                     {16 * kKiB * ranks, low_latency(1)},
-                     {16 * kKiB * ranks + ranks - 1, low_latency(1)},
-                     {16 * kKiB * ranks + ranks, simple(1)},
-                     {128 * kKiB * ranks - 1, simple(1)},
-                     {128 * kKiB * ranks, simple(2)},
-                     {192 * kKiB * ranks - 1, simple(2)},
-                     {192 * kKiB * ranks, simple(3)},
-                     {256 * kKiB * ranks - 1, simple(3)},
-                     {256 * kKiB * ranks, simple(4)},
-                     {16 * kMiB, simple(4)},
-                     {16 * kMiB + 1, simple(0)},
-                     {kHuge, simple(0)}});
-    }
-  });
-}
-
-// A channel for every 64 KiB, up to four, until there are enough for all; the algorithm and the protocol are NCCL's.
-void chooses_for_a_broadcast(int version) {
-  with_network(version, [](const Tuner& tuner) {
-    for (const std::size_t ranks : {2, 3, 4}) {
-      void* const ctx = tuned(tuner, ranks, ranks);
-      for (const Expected& row : std::initializer_list<Expected>{{0, only_channels(1)},
-                                                                 {1, only_channels(1)},
-                                                                 {128 * kKiB - 1, only_channels(1)},
-                                                                 {128 * kKiB, only_channels(2)},
-                                                                 {192 * kKiB - 1, only_channels(2)},
-                                                                 {192 * kKiB, only_channels(3)},
-                                                                 {256 * kKiB - 1, only_channels(3)},
-                                                                 {256 * kKiB, only_channels(4)},
-                                                                 {512 * kKiB - 1, only_channels(4)},
-                                                                 {512 * kKiB, kAllNccls},
-                                                                 {kHuge, kAllNccls}}) {
-        check_function(tuner, ctx, TunedFunction::kBroadcast, row.bytes, row.choice);
-      }
-      CHECK_SUCCESS(tuner.finalize(ctx));
-    }
-    for (const auto& [ranks, nodes] :
-         std::initializer_list<std::pair<std::size_t, std::size_t>>{{5, 5}, {4, 3}, {8, 4}, {512, 64}}) {
-      void* const ctx = tuned(tuner, ranks, nodes);
-      for (const std::size_t bytes : {std::size_t{1}, 64 * kKiB, 256 * kKiB, 512 * kKiB, 64 * kMiB}) {
-        check_function(tuner, ctx, TunedFunction::kBroadcast, bytes, kAllNccls);
-      }
-      CHECK_SUCCESS(tuner.finalize(ctx));
-    }
-  });
-}
-
-// More ranks, or some of them on one node: NCCL keeps the algorithm and the protocol.
-void only_lowers_channels_between_more(int version) {
-  with_network(version, [](const Tuner& tuner) {
-    const std::vector<Expected> few_ranks = {{0, kAllNccls},
-                                             {1, kAllNccls},
-                                             {64 * kKiB - 1, kAllNccls},
-                                             {64 * kKiB, only_channels(2)},
-                                             {kMiB, only_channels(2)},
-                                             {kMiB + 1, only_channels(4)},
-                                             {16 * kMiB, only_channels(4)},
-                                             {16 * kMiB + 1, kAllNccls},
-                                             {256 * kMiB, kAllNccls},
-                                             {kHuge, kAllNccls}};
-    const std::vector<Expected> two_nodes = {{64 * kKiB - 1, kAllNccls},
-                                             {64 * kKiB, only_channels(2)},
-                                             {kMiB, only_channels(2)},
-                                             {kMiB + 1, only_channels(4)},
-                                             {4 * kMiB, only_channels(4)},
-                                             {4 * kMiB + 1, kAllNccls},
-                                             {kHuge, kAllNccls}};
-    check_choices(tuner, 5, 5, few_ranks);
-    check_choices(tuner, 8, 8, few_ranks);
-    check_choices(tuner, 4, 3, few_ranks);
-    check_choices(tuner, 8, 4, few_ranks);
-    check_choices(tuner, 3, 2, two_nodes);
-    check_choices(tuner, 4, 2, two_nodes);
-    check_choices(tuner, 8, 2, two_nodes);
-  });
-}
-
-// With many ranks NCCL itself opens one channel for what would be two with few: 4 KiB per rank and channel.
-void leaves_small_shares_of_many_ranks(int version) {
-  with_network(version, [](const Tuner& tuner) {
-    check_choices(tuner, 9, 9, {{64 * kKiB, kAllNccls}, {72 * kKiB - 1, kAllNccls}, {72 * kKiB, only_channels(2)}});
-    check_choices(tuner, 32, 4,
-                  {{256 * kKiB - 1, kAllNccls},
-                   {256 * kKiB, only_channels(2)},
-                   {kMiB, only_channels(2)},
-                   {kMiB + 1, only_channels(4)},
-                   {16 * kMiB, only_channels(4)}});
-    check_choices(tuner, 16, 2, {{128 * kKiB - 1, kAllNccls}, {128 * kKiB, only_channels(2)}});
-    check_choices(tuner, 512, 64,
-                  {{512 * kKiB, kAllNccls},
-                   {8 * kMiB - 1, kAllNccls},
-                   {8 * kMiB, only_channels(4)},
-                   {16 * kMiB, only_channels(4)}});
-    check_choices(tuner, 100000, 12500, {{512 * kKiB, kAllNccls}, {16 * kMiB, kAllNccls}});
   });
 }
 
@@ -266,11 +161,7 @@ void keeps_within_the_cost_table(int version) {
 }
 
 bool register_tuner_policy_cases() {
-  register_tuner_case("chooses_for_few_ranks", {}, chooses_for_few_ranks);
   register_tuner_case("chooses_for_two_ranks", {}, chooses_for_two_ranks);
-  register_tuner_case("chooses_for_a_broadcast", {}, chooses_for_a_broadcast);
-  register_tuner_case("only_lowers_channels_between_more", {}, only_lowers_channels_between_more);
-  register_tuner_case("leaves_small_shares_of_many_ranks", {}, leaves_small_shares_of_many_ranks);
   register_tuner_case("the_protocol_number_changes_with_the_choices", {}, the_protocol_number_changes_with_the_choices);
   register_tuner_case("never_raises_the_number", {}, never_raises_the_number);
   register_tuner_case("leaves_a_pair_that_cannot_run", {}, leaves_a_pair_that_cannot_run, kOldestTunerWithCosts);

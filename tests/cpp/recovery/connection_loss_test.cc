@@ -1,5 +1,6 @@
 // What becomes of messages when all connections are lost while one end does not call the plugin, and when a comm has
-// closed. Connections that are lost again and again: replay_model_test.cc and abi_fault_test.cc.
+// closed. Connections that are lost again and again: replay_model_test.cc and abi_fault_test.cc; before a sender
+// closes: checksum_test.cc.
 #include <cstdint>
 #include <vector>
 
@@ -42,19 +43,6 @@ TEST_CASE(a_send_finishes_though_its_receiver_does_not_call) {
         "the receive");
     cut_all(Cut::kReset);
     if (!sent) CHECK_OK(outcome(send));
-    CHECK(room == message);
-  }
-}
-
-TEST_CASE(closing_delivers_what_was_lost_before) {
-  for (const int workers : {0, 2}) {
-    ContextPair pair(recovering(workers), recovering(workers));
-    const std::vector<std::uint8_t> message = make_message(0, 1000);
-    std::vector<std::uint8_t> room(1000);
-    CHECK_OK(outcome(pair.send(message)));
-    cut_all(Cut::kReset);
-    pair.close_sender();
-    CHECK_OK(outcome(pair.receive(room)));
     CHECK(room == message);
   }
 }
