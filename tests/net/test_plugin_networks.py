@@ -1,4 +1,5 @@
-"""The plugin between namespaces: IPv4, IPv6, several NICs, MTU 1500, and strangers at its listening port.
+"""The plugin between namespaces: IPv4, IPv6, several NICs, MTU 1500. Strangers at its listening port:
+tests/cpp/connect/hostile_peers_test.cc.
 
 A ring of load drivers, one on each host of a netlab network, drives the installed library as NCCL's proxy does; no
 packet leaves the namespaces.
@@ -6,12 +7,9 @@ packet leaves the namespaces.
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -214,36 +212,8 @@ def _wait_for_link_local_addresses(lab: Lab) -> None:
             time.sleep(0.1)
 
 
-# --- strangers ---
-
-
 def _listening_ports(lab: Lab, host: int, table: str = "tcp") -> list[int]:
     """Ports on which anyone on the host listens, from the kernel: what a port scanner finds."""
     rows = lab.run(host, ["cat", f"/proc/net/{table}"], check=True).stdout.splitlines()[1:]
     fields = [row.split() for row in rows]
     return [int(field[1].rpartition(":")[2], 16) for field in fields if field[3] == "0A"]
-
-
-def _bother(lab: Lab, port: int, strangers: ExitStack) -> None:
-    """As a port scanner on host 0 does it to host 1; what it has opened stays open. A hello: well-formed, to nobody."""
-    hello = struct.pack("<8sHHHH", b"BNHELLO1", 3, 0, 0, 0) + os.urandom(16) + bytes(144 - 32)
-    for said in (os.urandom(4096), b"", b"GET / HTTP/1.0\r\n\r\n", hello[:50], hello):
-        with lab.inside(0):
-            stranger = strangers.enter_context(socket.socket())
-        stranger.settimeout(5)
-        stranger.connect((lab.hosts[1].address(), port))
-        with suppress(OSError):  # the plugin closed it in between, as it should
-            stranger.sendall(said)
-
-
-def test_strangers_do_not_disturb_connecting_or_traffic() -> None:
-    """Many of them at once, and real peers among them: tests/cpp/connect/hostile_peers_test.cc."""
-    with Lab() as lab, Ring(lab, channels=4) as ring, ExitStack() as strangers:
-        (port,) = set(_listening_ports(lab, 1))
-        _bother(lab, port, strangers)
-        ring.connect()
-        for size in _SIZES:
-            ring.start_verify(size)
-            _bother(lab, port, strangers)
-            ring.finish_verify(size)
-        ring.quit()
