@@ -1,5 +1,5 @@
-// Peers that know all that is said on the network, but not the token: guessed, replayed and reflected proofs, at both
-// ends of a connection.
+// Peers that know all that is said on the network, but not the token: replayed and reflected proofs, and those of
+// others, at both ends of a connection. Proofs with another key: connection_join_test.cc.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -26,19 +26,6 @@ HandshakeVerdict verdict(const OwnedFd& socket, const ListeningService& listenin
 }
 
 }  // namespace
-
-TEST_CASE(a_wrong_proof_is_refused) {
-  ListeningService listening;
-  for (const std::size_t position : {std::size_t{0}, kProofBytes - 1}) {
-    Said said;
-    const OwnedFd socket = listening.challenged(listening.hello(), &said);
-    HandshakeProof proof = connectors(listening, said);
-    proof[position] ^= 1;
-    CHECK(verdict(socket, listening, proof) == HandshakeVerdict::kWrongProof);
-    CHECK(has_ended(socket.get()));
-  }
-  listening.check_open();
-}
 
 TEST_CASE(a_replayed_handshake_is_refused) {
   ListeningService listening;
