@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/check.h"
+#include "transport/comm/comm_growth.h"
 
 namespace bagua_net {
 namespace {
@@ -297,23 +298,38 @@ TEST_CASE(idle_time_between_bursts_does_not_count) {
   check_targets(sender, {4, 1, 4, 16, 4, 16});
 }
 
-TEST_CASE(messages_that_are_sent_at_once_count_with_the_time_to_the_next) {
-  // Each waits for the peer's answer to the one before, and the kernel takes it at once.
-  const auto target_after_two_seconds = [](std::int64_t with_one_ns) {
+TEST_CASE(medium_messages_that_wait_for_each_other_use_more_connections) {
+  // Of 64 KiB, as NCCL sends them in an all-reduce of 256 KiB over two channels: a comm's next one waits for the peer's
+  // answer to the one before, and the kernel takes it at once.
+  const auto streams_after_two_seconds = [](std::int64_t with_one_ns) {
+    constexpr std::size_t kMediumBytes = 65536;
     StreamGrowth growth(1, 64);
+    SendPolicy policy;
+    policy.growth = &growth;
+    policy.most_streams = 64;
+    std::size_t streams[2] = {1, 1};
+    std::size_t opening = 0;
+    policy.open_streams = [&](int count) { opening = static_cast<std::size_t>(count); };
+    CommGrowth comms[2] = {{policy, 1}, {policy, 1}};
+    CHECK(comms[0].counts(kMediumBytes));
+    CHECK(!comms[0].counts(kMediumBytes / kLimitedFlowShare));
     std::int64_t now_ns = 1000 * kSecond;
     for (const std::int64_t end_ns = now_ns + 2 * kSecond; now_ns < end_ns;) {
-      growth.begin_busy(now_ns);
-      growth.add_posted(true);
-      growth.add_sent(65536, now_ns);
-      growth.end_busy(now_ns);
+      for (int channel = 0; channel < 2; ++channel) {
+        comms[channel].add_posted(true, now_ns);
+        comms[channel].add_sent(kMediumBytes, now_ns);
+        comms[channel].request(streams[channel], now_ns);
+        streams[channel] += std::exchange(opening, 0);
+      }
       now_ns += with_one_ns / std::min(growth.target(), 8);
     }
-    return growth.target();
+    CHECK_EQ(streams[0], streams[1]);
+    CHECK(comms[0].kept() <= streams[0]);
+    return streams[0];
   };
-  CHECK_EQ(target_after_two_seconds(1300000), 16);
+  CHECK_EQ(streams_after_two_seconds(2600000), 16u);  // the link is full with 8
   // Pauses, in which the job does something else.
-  CHECK_EQ(target_after_two_seconds(100 * kMillisecond), 1);
+  CHECK_EQ(streams_after_two_seconds(100 * kMillisecond), 1u);
 }
 
 TEST_CASE(a_long_pause_within_a_trial_does_not_decide_it) {
