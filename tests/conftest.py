@@ -6,13 +6,16 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import shlex
 import signal
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support import rank_server
 from support.rank_server import SERVER_VARIABLE, RankServerProcess
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -54,12 +57,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _start_rank_server(config: pytest.Config) -> None:
-    """One for all workers of pytest-xdist, in its main process."""
+    """One for all workers of pytest-xdist, in its main process. It forks them, too."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         return
     server = RankServerProcess()
     os.environ[SERVER_VARIABLE] = server.folder
     config.add_cleanup(server.close)
+    interpreter = shlex.join([sys.executable, rank_server.__file__])
+    config.option.tx = [f"popen//python={interpreter}" for _ in config.option.tx]
 
 
 def pytest_configure(config: pytest.Config) -> None:

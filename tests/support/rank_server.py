@@ -1,7 +1,9 @@
-"""The processes from which tests fork their ranks. They have imported torch, so that a rank starts in milliseconds.
+"""The processes from which tests fork their ranks, and pytest-xdist its workers. They have imported torch, so that a
+rank starts in milliseconds.
 
 The first one imports when a test process connects, once for all of them, and forks a server for each. So does another,
-forked from it, that has imported Lightning as well. They end with the process that has started them.
+forked from it, that has imported Lightning as well. The workers of pytest-xdist, which all need torch to collect the
+tests, are forked from a third one, which has imported nothing of ours. They end with the process that has started them.
 
 A server talks to its test process (`support.ranks`) over that connection; one thread. It collects its dead only when it
 is told to, so that a pid that the test process knows stays valid until then and a signal can never hit a stranger.
@@ -31,6 +33,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LENGTH = struct.Struct("!Q")
+# For the workers of pytest. Not ours, and nothing that pytest rewrites: there, warnings of an import are errors.
+PRELOADED_WORKER = ("torch", "torch._dynamo", "torch.distributed.fsdp")
 PRELOADED = (
     "torch",
     "torch.distributed",
@@ -55,6 +59,7 @@ PRELOADED_LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 # The folder of the sockets. Not BAGUA_*, where names that Bagua does not know give warnings.
 SERVER_VARIABLE = "RANK_SERVER_OF_TESTS"
 SOCKETS = ("plain", "lightning")
+WORKER_SOCKET = "worker"
 PR_SET_PDEATHSIG = 1
 MAX_FILE_DESCRIPTORS = 64
 HUGE_PAGE = 2 << 20
@@ -185,7 +190,7 @@ class RankServerProcess:
     Starts the process, which is cheap until a test process connects.
 
     Attributes:
-        folder: of the Unix sockets on which it listens, SOCKETS.
+        folder: of the Unix sockets on which it listens, SOCKETS and WORKER_SOCKET.
     """
 
     def __init__(self) -> None:
@@ -199,8 +204,9 @@ class RankServerProcess:
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         }
         with contextlib.ExitStack() as stack:
-            listeners = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in SOCKETS]
-            for listener, name in zip(listeners, SOCKETS, strict=True):
+            names = (*SOCKETS, WORKER_SOCKET)
+            listeners = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in names]
+            for listener, name in zip(listeners, names, strict=True):
                 listener.bind(str(Path(self.folder, name)))
                 listener.listen(64)
             descriptors = [listener.fileno() for listener in listeners]
@@ -264,16 +270,59 @@ def serve_all(listener: socket.socket) -> None:
     control.close()
 
 
+def start_workers(listener: socket.socket) -> NoReturn:
+    """Forks one for each process that is `as_worker`."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
+    while True:
+        connection, _ = listener.accept()
+        message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, MAX_FILE_DESCRIPTORS)
+        if fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            for number, descriptor in enumerate(descriptors):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            os.environ.clear()
+            words, environment = pickle.loads(message)
+            os.environ.update(environment)
+            from support.forked_launcher import be_program
+
+            be_program(words[words.index("-c") + 1], [], "-c")
+        connection.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def as_worker(words: list[str]) -> None:
+    """In place of the interpreter with these words: what it would run runs in a process that is forked, with our
+    standard streams. Returns when that has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest's main process, which ends the others
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(Path(os.environ[SERVER_VARIABLE], WORKER_SOCKET)))
+        socket.send_fds(connection, [pickle.dumps((words, dict(os.environ)))], [0, 1, 2])
+        os.closerange(0, 2)  # whoever reads them waits for the last process that has them
+        connection.recv(1)
+
+
 def main() -> None:
-    plain, lightning = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
-    watched = [sys.stdin, plain, lightning]
+    plain, lightning, worker = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    watched = [sys.stdin, plain, lightning, worker]
     has_imported = False
     while True:
         ready, _, _ = select.select(watched, [], [])
         if sys.stdin in ready:
             os._exit(0)  # and all others with us
+        if worker in ready:
+            import_all(PRELOADED_WORKER)
+            if fork():
+                plain.close()
+                lightning.close()
+                start_workers(worker)
+            watched.remove(worker)
+            worker.close()
+            continue
         if not has_imported:
-            sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
             import_all(PRELOADED)
             has_imported = True
         if lightning in ready:
@@ -289,4 +338,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if "-c" in sys.argv:
+        as_worker(sys.argv[1:])
+    else:
+        main()
