@@ -4,14 +4,12 @@ which `make deep` starts by torchrun as well, as their readers do."""
 from __future__ import annotations
 
 import importlib.util
-import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.page_programs import PROGRAMS, REPOSITORY, blocks_of, need_of, ranks_of
+from support.page_programs import PROGRAMS, REPOSITORY, blocks_of, need_of, ranks_of, run_program
 from support.ranks import run_ranks
 
 PAGES = {
@@ -19,11 +17,6 @@ PAGES = {
     for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 }
 SCRIPTS = {page: (block.script, block.source) for page, blocks in PAGES.items() for block in blocks if block.script}
-
-
-def run_program(path: str, folder: str) -> None:
-    os.chdir(folder)
-    runpy.run_path(path, run_name="__main__")
 
 
 @pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda program: program.stem)

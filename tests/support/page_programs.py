@@ -8,7 +8,9 @@ begins with the name of a file (`# train.py`) is a complete script and needs no 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import runpy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +54,12 @@ def run_blocks(page: str, *numbers: int) -> None:
     for number in numbers:
         block = blocks[number - 1]
         exec(compile(pad(block.source, block.line - 1), str(REPOSITORY / page), "exec"), names)
+
+
+def run_program(path: str, folder: str) -> None:
+    """In a rank, which has to read no page but those that the program runs."""
+    os.chdir(folder)
+    runpy.run_path(path, run_name="__main__")
 
 
 def ranks_of(program: Path) -> int:

@@ -51,8 +51,12 @@ PRELOADED = (
     "hypothesis",
     "bagua.torch_api",
     "bagua.kernels.minmax_uint8_native",
-    "support.training",
+    "encodings.idna",  # by the first look at an address
+    "sybil.evaluators.python",
+    "sybil.parsers.markdown.lexers",
     "support.algorithm_cases",
+    "support.rank_tests",
+    "support.training",
 )
 # For ranks that ask for them: they make a fork half as expensive again.
 PRELOADED_LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
