@@ -30,6 +30,13 @@ def is_type_checking(test: ast.expr) -> bool:
     )
 
 
+def _name_of(function: ast.expr) -> str:
+    """`name` or `module.name`; unparsing every call takes longer than all the rest."""
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return f"{function.value.id}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
+
+
 def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[Import]:
     """Every import but those for type checkers. Names imported from a package count as the modules they may be."""
 
@@ -49,7 +56,7 @@ def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[Import
                 base = ".".join([*parents[:keep], *([base] if base else [])])
             for alias in node.names:
                 yield Import(f"{base}.{alias.name}", lazy)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in DYNAMIC_IMPORTS and node.args:
+        elif isinstance(node, ast.Call) and _name_of(node.func) in DYNAMIC_IMPORTS and node.args:
             argument = node.args[0]
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 yield Import(argument.value, lazy)

@@ -13,7 +13,7 @@ import functools
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import filter as fnmatch_filter
 from pathlib import Path
 
 from support.import_arrows import imports_of_file, module_arrows, module_name, reachable
@@ -82,7 +82,8 @@ class Arrows:
         files = [path for path in (REPOSITORY / "bagua").rglob("*.py") if path.parent.name != "bagua"]
         self.file_of = {module_name(path): path for path in files}
         self._rooms = {room for folder in ("net_plugin", "tools", "examples") for room in _rooms_in(folder)} | {"docs"}
-        self._tools = {room.partition("/")[2] for room in self._rooms if room.startswith("tools/")}
+        tools = "|".join(sorted(room.partition("/")[2] for room in self._rooms if room.startswith("tools/")))
+        self._tool = re.compile(rf'\btools/({tools})\b|^\s*(?:from|import) ({tools})\b|"-m", "({tools})"', re.MULTILINE)
         self._named: dict[Path, set[str]] = {}
         self.below = module_arrows(
             {name + ".__init__" * (path.name == "__init__.py"): path.read_text() for name, path in self.file_of.items()}
@@ -111,7 +112,7 @@ class Arrows:
         self.below["tools/check"] = set()
 
     def matching(self, patterns: Collection[str]) -> set[str]:
-        return {node for node in self.below if any(fnmatchcase(node, pattern) for pattern in patterns)}
+        return {node for pattern in patterns for node in fnmatch_filter(self.below, pattern)}
 
     def named_in(self, path: Path) -> set[str]:
         if path not in self._named:
@@ -137,10 +138,7 @@ class Arrows:
         for pattern, words in _WORDS.items():
             if words.search(text):
                 found |= self.matching([pattern])
-        for tool in self._tools:
-            if re.search(rf"\btools/{tool}\b|^\s*(from|import) {tool}\b|\"-m\", \"{tool}\"", text, re.MULTILINE):
-                found.add(f"tools/{tool}")
-        return found
+        return found | {f"tools/{tool}" for ways in self._tool.findall(text) for tool in ways if tool}
 
     def affected_by(self, changed: Collection[str]) -> set[str]:
         above: dict[str, set[str]] = {node: set() for node in self.below}
