@@ -371,16 +371,17 @@ TEST_CASE(larger_messages_are_no_gain_of_a_trial) {
 
 TEST_CASE(chance_rarely_makes_it_grow) {
   // The rate of one connection as of two varies by 5 % (standard deviation) from window to window.
+  const int seeds = check::rounds(100);
   int grown = 0;
-  for (unsigned seed = 0; seed < 100; ++seed) {
+  for (int seed = 0; seed < seeds; ++seed) {
     StreamGrowth growth(1, 16);
     Sender sender(&growth);
-    std::mt19937 random(seed);
+    std::mt19937 random(static_cast<unsigned>(seed));
     std::normal_distribution<double> rate(200e6, 10e6);
     for (int window = 0; window < 10 * 600; ++window) sender.send_for(100 * kMillisecond, {1e12, rate(random)});
     grown += growth.target() > 1 ? 1 : 0;
   }
-  CHECK(grown <= 10);  // within ten minutes of traffic
+  CHECK(10 * grown <= seeds);  // within ten minutes of traffic
 }
 
 }  // namespace bagua_net
