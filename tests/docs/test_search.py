@@ -56,9 +56,12 @@ _LAST = ("design/", "reference/results/", "reference/api/legacy/")
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Pages by query. The pages of the API are without what their modules say, which takes most of a build's time."""
-    site = tmp_path_factory.mktemp("site")
-    config = load_config(str(REPOSITORY / "mkdocs.yml"), site_dir=str(site), plugins=["search"])
+    """Pages by query. The pages of the API are without what their modules say, which takes most of a build's time, and
+    all pages without what is around their text, which is not searched."""
+    site, theme = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("theme")
+    (theme / "main.html").write_text("{{ page.content }}")
+    look = {"name": "material", "custom_dir": str(theme)}
+    config = load_config(str(REPOSITORY / "mkdocs.yml"), site_dir=str(site), plugins=["search"], theme=look)
     build(config)
     (worker,) = Path(material.__file__).parent.rglob("workers/search.*.min.js")
     index = site / "search" / "search_index.json"
