@@ -1,6 +1,6 @@
 """The parts of torch.distributed that have no public name, or another one in another version.
 
-For torch 2.5 and later, tested with 2.13. Each function says what it stands on.
+For torch 2.5 and later, tested with 2.13 and 2.14. Each function says what it stands on.
 """
 
 from __future__ import annotations
@@ -125,23 +125,32 @@ def is_nccl_waited_for() -> bool:
     return os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == "1"
 
 
+# Beyond the number of any group that torch counts itself.
+_FIRST_NUMBER = 1 << 40
+
+
 def registered_groups() -> int:
     """
     How many groups this process has registered. torch derives the name of a group that only its members create
-    (`use_local_synchronization`) from the members and this number.
+    (`use_local_synchronization`) from the members and this number; from 2.14 on, from the members and the number of
+    groups that this process has taken part in making.
     """
     return len(distributed_c10d._world.pg_names)
 
 
 @contextmanager
 def registered_groups_raised_to(number: int) -> Iterator[None]:
-    """Lets it look as if this process had at least so many groups, while one is created and named."""
-    names: dict[Any, Any] = distributed_c10d._world.pg_names
+    """Lets it look as if this process had at least so many groups, while one is created and named. Those that torch
+    counts are as many as before afterwards: it names the groups that all ranks create by them."""
+    world = distributed_c10d._world
+    names: dict[Any, Any] = world.pg_names
     fillers = [object() for _ in range(number - len(names))]
     names.update((filler, f"filler {position}") for position, filler in enumerate(fillers))
+    counted, world.group_count = world.group_count, _FIRST_NUMBER + number
     try:
         yield
     finally:
+        world.group_count = counted
         for filler in fillers:
             del names[filler]
 

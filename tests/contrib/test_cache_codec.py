@@ -62,7 +62,7 @@ def test_samples_come_back(sample: Any) -> None:
     assert same(decode(encode(sample)), sample)
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.filterwarnings("ignore:B?Complex(Half|32) support is experimental")
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if str(dtype) not in NOT_STORED], ids=str)
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 5)])
 def test_tensors_of_every_dtype_come_back(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -81,7 +81,7 @@ def test_tensors_are_stored_as_they_look() -> None:
         assert torch.equal(decode(encode(tensor)), tensor)
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.filterwarnings("ignore:B?Complex(Half|32) support is experimental")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.uint16, torch.complex32], ids=str)
 def test_pickle_stores_what_torch_does_not_unpickle(dtype: torch.dtype) -> None:
     pickling = codec_of("pickle")

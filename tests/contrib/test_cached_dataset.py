@@ -94,6 +94,15 @@ def test_an_unwritten_value_is_found() -> None:
     assert loader.num_keys() == 6
 
 
+def test_what_waits_is_written_when_the_loader_is_dropped() -> None:
+    loader = CacheLoader("memory", writer_buffer_size=100)
+    loader.get(0, str)
+    store = loader.store
+    assert store.num_keys() == 0
+    del loader
+    assert store.num_keys() == 1
+
+
 def test_writes_are_buffered_and_flushed_by_reads() -> None:
     loader = CacheLoader("memory", writer_buffer_size=3)
     counts = []

@@ -109,7 +109,7 @@ class CacheLoader:
         backend: "redis", "lmdb" or "memory".
         dataset_name: part of each key, so that datasets can share a store.
         writer_buffer_size: how many new values are written to the store at a time. Values that wait are found by this
-            process only. They are written too when the process exits, and by `flush`.
+            process only. They are written too when the loader is dropped or the process exits, and by `flush`.
         fingerprint: part of each key; change it when `load_fn` changes. CachedDataset computes it.
         codec: "msgpack" or "pickle"; see [codecs](../../how-to/train/cache-samples.md#what-can-be-stored).
         keep_own: in a full store, values of this dataset and fingerprint are not evicted for each other, and new ones
@@ -260,6 +260,11 @@ class CacheLoader:
             self._pending[text] = frame
             if len(self._pending) >= self.writer_buffer_size:
                 self.flush()
+
+    def __del__(self) -> None:
+        # A worker of a DataLoader drops its dataset before it ends, from torch 2.14 on.
+        if getattr(self, "_pending", None):
+            self.flush()
 
     def flush(self) -> None:
         """Write what waits to the store now. If the store fails, these values are not cached."""
