@@ -1,5 +1,5 @@
 """What torch keeps private about FSDP2: the parameter groups of a module, the collectives that they call, and where a
-forward pass enters it. No other file of this folder uses a private name of torch. Read in torch 2.11 to 2.13; a torch
+forward pass enters it. No other file of this folder uses a private name of torch. Read in torch 2.11 to 2.14; a torch
 without these names is refused.
 
 torch's public setters (`set_custom_reduce_scatter`, `set_custom_all_gather`, `set_all_reduce_hook`) tell neither what
@@ -355,7 +355,7 @@ def _sharded_modules(model: nn.Module) -> list[ShardedModule]:
         except AttributeError as error:
             raise RuntimeError(
                 f"bagua.fsdp does not know the FSDP2 of torch {torch.__version__}: {error}.\n"
-                "Use torch 2.11 to 2.13, or train without compress_communication."
+                "Use torch 2.11 to 2.14, or train without compress_communication."
             ) from error
         if len(groups) > 1:
             raise ValueError(

@@ -95,9 +95,10 @@ def test_members_with_different_numbers_of_torch_groups(rank: int, device: torch
     before = dist.get_pg_count()
     comm = communication._get_default_group().get_intra_node_communicator()
     assert dist.get_pg_count() == before
-    first = total(comm, device)
-    other = total(communication.new_group().get_intra_node_communicator(), device)
-    assert [first, other] == [111, 111]
+    assert total(comm, device) == 111
+    # Later ones name the groups of all ranks by a count that those of rank 0 have raised: no further one can be made.
+    if torch.__version__ < (2, 14):
+        assert total(communication.new_group().get_intra_node_communicator(), device) == 111
 
 
 @on_ranks(2)
