@@ -19,11 +19,7 @@ from .link_plan import MAX_RATE_MBIT, LinkPlan
 _IFA_F_NODAD = 0x02
 _ETH_P_ALL = 0x0003
 _RTM_NEWQDISC = 36
-_RTM_NEWTCLASS = 40
 _RTM_NEWTFILTER = 44
-_TCA_HTB_PARMS = 1
-_TCA_HTB_RATE64 = 6
-_TCA_HTB_CEIL64 = 7
 _TCA_BPF_OPS_LEN = 4
 _TCA_BPF_OPS = 5
 _NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_EXCL, _NLM_F_CREATE = 0x1, 0x4, 0x200, 0x400
@@ -32,12 +28,6 @@ _TCA_KIND = 1
 _TCA_OPTIONS = 2
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _TCMSG = struct.Struct("=BxxxiIII")  # tcmsg: family, interface, handle, parent, info
-# tc_htb_opt: tc_ratespec of rate and ceiling (table's cell, link layer, overhead, alignment, least packet, bytes a
-# second), the buckets of both in ticks, quantum, level, priority.
-_HTB_CLASS = struct.Struct("=BBHhHI BBHhHI IIIII")
-_LINKLAYER_ETHERNET = 1  # with it the kernel needs no table of how long packets of each size take
-_TICK_NS = 64
-_MAX_U32 = (1 << 32) - 1
 _ANSWER_SECONDS = 5.0
 
 _MAJOR = 1
@@ -213,23 +203,18 @@ class Netlink:
         self, index: int, minor: int, rate_mbit: float, ceiling_mbit: float, parent: int = _ROOT_QDISC | _LINK_MINOR
     ) -> None:
         rate, ceiling = _bytes_per_second(rate_mbit), _bytes_per_second(ceiling_mbit)
-        specs, buckets = [], []
-        for speed in (rate, ceiling):
-            specs += [0, _LINKLAYER_ETHERNET, 0, 0, 0, min(speed, _MAX_U32)]
-            burst = max(_LEAST_BURST_BYTES, int(speed * _BURST_SECONDS))
-            buckets.append(min(int(burst / speed * 1e9 / _TICK_NS), _MAX_U32))
-        options = _attribute(_TCA_HTB_PARMS, _HTB_CLASS.pack(*specs, *buckets, _QUANTUM_BYTES, 0, 0))
-        for number, speed in ((_TCA_HTB_RATE64, rate), (_TCA_HTB_CEIL64, ceiling)):
-            if speed > _MAX_U32:
-                options += _attribute(number, struct.pack("=Q", speed))
         with translated("adding a traffic class", "CONFIG_NET_SCH_HTB"):
-            _send_tc_request(
-                _RTM_NEWTCLASS,
-                index=index,
+            self._route.tc(
+                "add-class",
+                "htb",
+                index,
                 handle=_ROOT_QDISC | minor,
                 parent=parent,
-                kind="htb",
-                options=options,
+                rate=rate,
+                ceil=ceiling,
+                burst=max(_LEAST_BURST_BYTES, int(rate * _BURST_SECONDS)),
+                cburst=max(_LEAST_BURST_BYTES, int(ceiling * _BURST_SECONDS)),
+                quantum=_QUANTUM_BYTES,
             )
 
     def _add_filter(self, index: int, program: tuple[int, bytes]) -> None:
@@ -256,9 +241,8 @@ def _attribute(number: int, payload: bytes) -> bytes:
 def _send_tc_request(
     message_type: int, *, index: int, handle: int, parent: int, kind: str, options: bytes, info: int = 0
 ) -> None:
-    """Creates a qdisc or filter whose options pyroute2 cannot encode, bfifo and a classifier with a classic BPF
-    program, or a class: pyroute2 adds tables that the kernel no longer needs, which takes a second where each of
-    hundreds of flows has a class. Waits for the kernel's answer; OSError with the errno that it gave."""
+    """Creates a qdisc or filter, of the two kinds whose options pyroute2 cannot encode: bfifo and a classifier with a
+    classic BPF program. Waits for the kernel's answer; OSError with the errno that it gave."""
     body = _TCMSG.pack(socket.AF_UNSPEC, index, handle, parent, info)
     body += _attribute(_TCA_KIND, kind.encode() + b"\0") + _attribute(_TCA_OPTIONS, options)
     flags = _NLM_F_REQUEST | _NLM_F_ACK | _NLM_F_EXCL | _NLM_F_CREATE
