@@ -165,10 +165,12 @@ def _told(kind: str, **values: str) -> str:
     return f"echo 'bagua-net-test-record:{json.dumps({'kind': kind, **values})}'"
 
 
-def test_an_error_of_one_rank_is_told_while_others_wait(net: RunNet) -> None:
-    """They would wait for longer than the test. Of a rank that says nothing more, the command says just that."""
+def test_an_error_of_one_rank_is_told_while_others_wait(net: RunNet, tmp_path: Path) -> None:
+    """They would wait for longer than the test, and end with it. Of a rank that says nothing more, the command says
+    just that."""
     told = [_told("started"), _told("started"), _told("error", text="rank 0 cannot listen"), "exec sleep 600"]
-    done = net("test", "--", "sh", "-c", "; ".join(told))
+    done = net("test", "--", "sh", "-c", f"echo $$ > {tmp_path / 'pid'}; {'; '.join(told)}")
+    assert not is_alive(int((tmp_path / "pid").read_text()))
     assert (done.returncode, "rank 0 cannot listen" in done.stderr) == (1, True), done.stderr
     assert "1 other rank of this command has not reported within 5 s" in done.stderr
 

@@ -133,13 +133,14 @@ def run_launcher(
                 result = record
             elif record["kind"] == "error":
                 errors[str(record["text"])] = None
-    silent = kinds.count("started") - sum(kinds.count(kind) for kind in ("done", "error", "failed"))
-    if errors:
-        more = len(errors) - _SHOWN_ERRORS
-        said = [*list(errors)[:_SHOWN_ERRORS], *([f"and {more} more"] if more > 0 else [])]
-        raise BenchError("\n".join([*said, *_unheard(silent)]))
-    if "failed" in kinds:
-        raise BenchError("the test failed\nThe command on the node of rank 0 says why.")
+        # In here, so that ranks which wait for one that has failed end with the launcher.
+        silent = kinds.count("started") - sum(kinds.count(kind) for kind in ("done", "error", "failed"))
+        if errors:
+            more = len(errors) - _SHOWN_ERRORS
+            said = [*list(errors)[:_SHOWN_ERRORS], *([f"and {more} more"] if more > 0 else [])]
+            raise BenchError("\n".join([*said, *_unheard(silent)]))
+        if "failed" in kinds:
+            raise BenchError("the test failed\nThe command on the node of rank 0 says why.")
     if "done" not in kinds:
         code = process.returncode
         how = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
