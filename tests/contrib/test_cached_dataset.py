@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.processes import in_child
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.redis_for_tests import needs_redis, redis_server
@@ -94,10 +95,12 @@ def test_an_unwritten_value_is_found() -> None:
     assert loader.num_keys() == 6
 
 
-def test_what_waits_is_written_when_the_loader_is_dropped() -> None:
-    loader = CacheLoader("memory", writer_buffer_size=100)
+def test_what_waits_is_written_when_the_loader_is_dropped(tmp_path: Path) -> None:
+    loader = CacheLoader("lmdb", path=tmp_path / "cache", capacity_bytes=8 << 20, writer_buffer_size=100)
     loader.get(0, str)
     store = loader.store
+    # What waits here, a child that drops the loader does not write.
+    in_child(loader.__del__)
     assert store.num_keys() == 0
     del loader
     assert store.num_keys() == 1

@@ -288,7 +288,7 @@ def _lose_one_that_has_told_half(flag: str, second_dies: bool, on_loss: str) -> 
     )
 
 
-@on_cpus
+@on_cpus("it dies in a message between them")
 @pytest.mark.parametrize("on_loss", ["drop", "repeat"])
 def test_a_rank_that_is_behind_takes_parameters_momentum_and_state_of_one_that_has_made_the_step(on_loss: str) -> None:
     first, second, _ = run_job(3, _lose_one_that_has_told_half, "stepped", False, on_loss, expect_death={2})
@@ -297,7 +297,7 @@ def test_a_rank_that_is_behind_takes_parameters_momentum_and_state_of_one_that_h
     assert (first[1:], second[3]) == ((2, 5, int(on_loss == "drop")), 1)
 
 
-@on_cpus
+@on_cpus("it dies in a message between them")
 @pytest.mark.parametrize("on_loss", ["drop", "repeat"])
 def test_a_rank_that_is_told_between_its_pass_and_its_step_drops_the_step_or_makes_it_for_all(on_loss: str) -> None:
     first, second, _ = run_job(3, _lose_one_that_has_told_half, "returned", False, on_loss, expect_death={2})
@@ -305,7 +305,7 @@ def test_a_rank_that_is_told_between_its_pass_and_its_step_drops_the_step_or_mak
     assert (first[1:], second[3]) == ((2, 5, int(on_loss == "drop")), 1)
 
 
-@on_cpus
+@on_cpus("it dies in a message between them")
 @pytest.mark.parametrize("on_loss", rest_is_deep(["drop", "repeat"], 0))
 def test_a_rank_keeps_its_own_state_if_the_one_that_is_ahead_dies_as_well(on_loss: str) -> None:
     _, second, _ = run_job(3, _lose_one_that_has_told_half, "stepped", True, on_loss, expect_death={0, 2})
@@ -648,7 +648,7 @@ def _without_store(folder: str) -> tuple[int, str]:
     return bagua.regroup_step(), text
 
 
-@on_cpus
+@on_cpus("the error of a GPU comes later")
 def test_without_its_store_a_job_trains_until_the_next_loss(tmp_path: Path) -> None:
     stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]  # type: ignore[attr-defined]
     port = stores[0].port
@@ -782,7 +782,7 @@ def _not_here() -> list[str]:
     return texts
 
 
-@on_cpus
+@on_cpus("backend='nccl' is refused there")
 def test_without_regroup_nothing_of_it_is_there() -> None:
     ((elastic, nccl),) = run_ranks(1, _not_here)
     assert "torchrun has started this process" in elastic

@@ -255,7 +255,7 @@ def _refusals() -> tuple[int, int]:
     return dist.get_world_size(), bagua.regroup_step()
 
 
-@on_cpus
+@on_cpus("its processes ask for gloo")
 def test_one_that_differs_is_refused_and_the_others_train_on() -> None:
     results = run_job(2, _refusals, joiners=1)
     assert results == [(3, results[0][1])] * 3
@@ -350,7 +350,7 @@ def _all_are_killed() -> str:
     return str(caught.value)
 
 
-@on_cpus
+@on_cpus("its processes ask for gloo")
 def test_a_job_whose_ranks_were_all_killed_is_not_waited_for() -> None:
     *_, text = run_job(2, _all_are_killed, joiners=1, expect_death={0, 1})
     assert text.startswith("The job at this store has ended: all ranks of epoch 0 are gone.")
@@ -373,7 +373,7 @@ def _too_late() -> str:
     return str(caught.value)
 
 
-@on_cpus
+@on_cpus("its processes ask for gloo")
 def test_a_job_that_has_ended_is_not_joined() -> None:
     _, text = run_job(1, _too_late, joiners=1)
     assert text.startswith("The job at this store has ended: all ranks of epoch 0 are gone.")
@@ -434,7 +434,7 @@ def _slow_ones(pid: str) -> tuple[int, str]:
     return dist.get_world_size(), text
 
 
-@on_cpus
+@on_cpus("its processes ask for gloo")
 def test_one_that_is_stopped_while_it_joins_is_waited_for_and_one_that_hangs_is_not(tmp_path: Path) -> None:
     pid, done = tmp_path / "pid", threading.Event()
 

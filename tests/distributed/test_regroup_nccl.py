@@ -30,7 +30,7 @@ from bagua.regroup import coordinator
 STEPS = 8
 ENV = {SIMULATED: SOCKETS, **SMALL_BUCKETS}
 
-pytestmark = on_cpus
+pytestmark = on_cpus("NCCL is simulated")
 
 
 @pytest.mark.parametrize("seed", rest_is_deep(range(100), *range(2)))

@@ -142,7 +142,7 @@ def check_counts(results: list[Any], accumulation: int, drop_last: bool) -> None
         before = counts
 
 
-@on_cpus
+@on_cpus("its samples and their order are made there")
 @pytest.mark.parametrize("seed", rest_is_deep(range(200), 3, 5))
 def test_each_sample_is_trained_once_an_epoch(seed: int) -> None:
     kills = drawn_kills(seed, 4, 2, 16)
@@ -168,7 +168,7 @@ def test_each_sample_is_trained_once_an_epoch(seed: int) -> None:
     check_counts(results, accumulation, drop_last)
 
 
-@on_cpus
+@on_cpus("its samples and their order are made there")
 @pytest.mark.parametrize(
     ("how", "loading", "kills"),
     rest_is_deep(
@@ -232,7 +232,7 @@ def train_with_fixed_samplers() -> tuple[list[str], str]:
     return [one for one in log.lines if "DistributedSampler" in one], told
 
 
-@on_cpus
+@on_cpus("its samples and their order are made there")
 def test_samplers_for_a_fixed_number_of_ranks_are_told_and_end_the_job_at_a_loss() -> None:
     first, second, *_ = run_job(4, train_with_fixed_samplers, expect_death={2, 3})
     assert first == second
