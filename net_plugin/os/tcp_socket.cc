@@ -1,8 +1,8 @@
 #include "os/tcp_socket.h"
 
 #include <linux/sockios.h>
+#include <linux/tcp.h>  // the whole tcp_info; <netinet/tcp.h> has the beginning
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/ioctl.h>
 
 #include <algorithm>
@@ -191,7 +191,8 @@ int tcp_connect_result(int socket) {
 std::int64_t tcp_round_trip_us(int socket) {
   tcp_info info{};
   socklen_t length = sizeof info;
-  return ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 ? info.tcpi_rtt : 0;
+  const bool is_told = ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) == 0;
+  return is_told ? std::min(info.tcpi_min_rtt, info.tcpi_rtt) : 0;
 }
 
 std::size_t tcp_undelivered_bytes(int socket) {

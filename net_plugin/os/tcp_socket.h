@@ -36,7 +36,7 @@ Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer);
 Status tcp_connect(const SocketAddress& address, const TcpOptions& options, const NetworkInterface* over,
                    OwnedFd* socket);
 int tcp_connect_result(int socket);  // 0 or errno
-// Of a connection, the smoothed value; 0: the kernel does not say.
+// Of a connection, the shortest so far; 0: the kernel does not say. A busy host answers some packets late.
 std::int64_t tcp_round_trip_us(int socket);
 // Written, and not acknowledged by the other end's kernel.
 std::size_t tcp_undelivered_bytes(int socket);
