@@ -1,13 +1,11 @@
 // The tables that NCCL finds by their C names: of each kind it takes the newest that both sides know. exports.map names
 // them all.
-#include <strings.h>
-
-#include <cstdlib>
-
 #include "abi/nccl_log.h"
 #include "abi/profiler_entry.h"
 #include "abi/slots.h"
 #include "abi/tuner_entry.h"
+#include "config/plugin_config.h"
+#include "transport/device.h"
 
 // The table is data that NCCL finds by its C name and uses in place: constant, and there as long as the library is.
 // What follows the symbol is its value, with the names of bagua_net::abi and bagua_net::nccl.
@@ -23,15 +21,6 @@
 
 namespace bagua_net::abi {
 namespace {
-
-// NCCL joins devices where the table has makeVDevice, by default those on one card: the two ports of a NIC, and rails
-// of one port, which are there to be apart. Ours are joined where the user has asked NCCL for it; all else stays as it
-// was. Read when NCCL opens the library; NCCL has put what its configuration files say into the environment before.
-bool nccl_is_to_join() {
-  const char* const level = std::getenv("NCCL_NET_MERGE_LEVEL");
-  const char* const groups = std::getenv("NCCL_NET_FORCE_MERGE");
-  return (groups != nullptr && *groups != 0) || (level != nullptr && *level != 0 && strcasecmp(level, "LOC") != 0);
-}
 
 // Slots that stay NULL, as NCCL allows: regMrDmaBuf (no DMABUF in ptrSupport), getDeviceMr and irecvConsumed (no device
 // offload), setNetAttr (hints without use here).
@@ -55,7 +44,10 @@ Table make_net_table() {
   table.closeRecv = &close;
   table.closeListen = &close;
   if constexpr (kVersion >= 9) {
-    if (nccl_is_to_join()) table.makeVDevice = &slots::make_virtual_device;
+    // NCCL joins devices where the table has this, by default those on one card: the two ports of a NIC, and rails of
+    // one port, which are there to be apart. Ours are joined where the user has asked NCCL for it; all else stays as it
+    // was. Read when NCCL opens the library; NCCL has put what its configuration files say into the environment before.
+    if (nccl_is_to_join(process_environment())) table.makeVDevice = &slots::make_virtual_device;
   }
   if constexpr (kVersion >= 11) table.finalize = &finalize;
   return table;

@@ -174,11 +174,11 @@ Knob path_knob(std::string name, std::string PluginConfig::* member, std::string
   return {{std::move(name), "path", kNotSet, "a file name", "", std::move(meaning)}, std::move(parse)};
 }
 
-Knob join_nics_knob(std::string name, JoinNics PluginConfig::* member, std::string meaning) {
+Knob join_nics_knob(std::string name, std::optional<JoinNics> PluginConfig::* member, std::string meaning) {
   auto parse = [member](const std::string& text, PluginConfig* config) -> std::string {
-    return parse_join_nics(text, &(config->*member));
+    return parse_join_nics(text, &(config->*member).emplace());
   };
-  return {{std::move(name), "interfaces", "off", "off, auto, or groups such as eth0+eth1,eth2+eth3", "",
+  return {{std::move(name), "interfaces", kNotSet, "off, auto, or groups such as eth0+eth1,eth2+eth3", "",
            std::move(meaning)},
           std::move(parse)};
 }

@@ -41,7 +41,7 @@ Knob choice_knob(std::string name, Choice PluginConfig::* member, std::vector<st
                  std::string meaning);
 // A file. Absence means none, which no value does.
 Knob path_knob(std::string name, std::string PluginConfig::* member, std::string meaning);
-Knob join_nics_knob(std::string name, JoinNics PluginConfig::* member, std::string meaning);
+Knob join_nics_knob(std::string name, std::optional<JoinNics> PluginConfig::* member, std::string meaning);
 Knob fault_plan_knob(std::string name, FaultPlan PluginConfig::* member, std::string meaning);
 
 // The row of a variable whose absence means something that no value does: "not set" is described as its default.

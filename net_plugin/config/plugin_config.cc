@@ -79,8 +79,9 @@ const std::vector<Knob>& knob_table() {
       join_nics_knob(
           "BAGUA_NET_JOIN_NICS", &Config::join_nics,
           "Network interfaces that are one NCCL device, whose connections use all of them at the same time. "
-          "eth0+eth1: these two. auto: all that NCCL_SOCKET_IFNAME selects; none if that is not set. Ranks may have "
-          "different values."),
+          "eth0+eth1: these two. auto: all that NCCL_SOCKET_IFNAME selects; none if that is not set. off: none. Not "
+          "set: auto where NCCL_SOCKET_IFNAME lists two or more names, as eth0,eth1 does, and NCCL is not told to join "
+          "devices itself. Ranks may have different values."),
       size_knob(
           "BAGUA_NET_INLINE_BYTES", &Config::inline_bytes, 0, kGibibyte,
           "NCCL's own thread sends and receives messages up to this size while the I/O threads sleep, and messages up "

@@ -33,7 +33,8 @@ struct PluginConfig {
   std::optional<int> streams;  // BAGUA_NET_NSTREAMS: TCP connections per comm; empty = as many as improve throughput
   std::optional<int> workers;  // BAGUA_NET_NWORKERS: I/O threads of this process; empty = auto
   std::optional<int> rails;    // BAGUA_NET_RAILS: devices that each NIC is shown as; empty = auto
-  JoinNics join_nics;          // BAGUA_NET_JOIN_NICS: interfaces that are one device; off = none
+  // BAGUA_NET_JOIN_NICS: interfaces that are one device; empty = those that NCCL_SOCKET_IFNAME lists
+  std::optional<JoinNics> join_nics;
   std::int64_t inline_bytes = 65536;      // BAGUA_NET_INLINE_BYTES: up to this size the calling thread does the I/O
   std::int64_t min_chunk_bytes = 65536;   // BAGUA_NET_MIN_CHUNKSIZE: minimum chunk size per connection
   std::int64_t max_chunk_bytes = 524288;  // BAGUA_NET_MAX_CHUNKSIZE: maximum chunk size per connection

@@ -1,8 +1,11 @@
 #include "transport/device.h"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace bagua_net {
@@ -103,6 +106,14 @@ bool is_to_join(const JoinNics& join, const std::string& filter, const std::stri
          ("," + filter.substr(1) + ",").find("," + name + ",") != std::string::npos;
 }
 
+// One prefix may match several by chance, too.
+bool lists_several(std::string_view filter) {
+  if (filter.substr(0, 1) == "^") return false;
+  if (filter.substr(0, 1) == "=") filter.remove_prefix(1);
+  const std::vector<std::string_view> names = split(filter, ',');
+  return std::count(names.begin(), names.end(), "") + 1 < static_cast<std::ptrdiff_t>(names.size());
+}
+
 }  // namespace
 
 std::string why_not_joined(const NicGroup& group, const NetworkInterface& interface) {
@@ -170,7 +181,13 @@ Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface
   return Status::ok();
 }
 
-Status group_interfaces(const JoinNics& join, const std::vector<InterfaceChoice>& choices,
+bool nccl_is_to_join(const EnvironmentReader& environment) {
+  const std::string level = environment("NCCL_NET_MERGE_LEVEL").value_or("");
+  return !environment("NCCL_NET_FORCE_MERGE").value_or("").empty() ||
+         (!level.empty() && ::strcasecmp(level.c_str(), "LOC") != 0);
+}
+
+Status group_interfaces(const std::optional<JoinNics>& set, const std::vector<InterfaceChoice>& choices,
                         const EnvironmentReader& environment, std::vector<NicGroup>* groups,
                         std::vector<std::string>* lost) {
   std::vector<NetworkInterface> used;
@@ -180,6 +197,7 @@ Status group_interfaces(const JoinNics& join, const std::vector<InterfaceChoice>
   const std::string filter = environment("NCCL_SOCKET_IFNAME").value_or("");
   // NCCL does not heed a shorter one.
   const bool is_selected = filter.size() > 1;
+  const JoinNics join = set.value_or(JoinNics{lists_several(filter) && !nccl_is_to_join(environment), {}});
   BAGUA_NET_RETURN_IF_ERROR(group_interfaces(join, used, is_selected, groups, lost));
   for (const InterfaceChoice& choice : choices) {
     const std::string& name = choice.interface.name;

@@ -31,9 +31,13 @@ Status group_interfaces(const JoinNics& join, const std::vector<NetworkInterface
                         std::vector<NicGroup>* groups, std::vector<std::string>* lost);
 // The same, for the interfaces that were chosen in this environment. *lost also has the reason for each that the user
 // has named and that is not used.
-Status group_interfaces(const JoinNics& join, const std::vector<InterfaceChoice>& choices,
+// set: BAGUA_NET_JOIN_NICS; empty: interfaces that NCCL_SOCKET_IFNAME lists are joined, unless NCCL is to join devices.
+Status group_interfaces(const std::optional<JoinNics>& set, const std::vector<InterfaceChoice>& choices,
                         const EnvironmentReader& environment, std::vector<NicGroup>* groups,
                         std::vector<std::string>* lost);
+
+// NCCL_NET_FORCE_MERGE or NCCL_NET_MERGE_LEVEL say so.
+bool nccl_is_to_join(const EnvironmentReader& environment);
 
 struct Device {
   std::string name;        // unique: "eth0", "eth0#1" for the second rail, "eth0+eth1" for two that are joined

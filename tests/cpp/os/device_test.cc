@@ -3,7 +3,11 @@
 
 #include <sys/socket.h>
 
+#include <map>
+#include <optional>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "support/check.h"
 
@@ -194,20 +198,60 @@ TEST_CASE(a_host_without_some_of_the_interfaces_joins_the_others) {
 TEST_CASE(an_interface_that_is_named_in_full_and_cannot_be_used_is_told_of) {
   const InterfaceChoice used = {nic_with_address("eth0", AF_INET), true, "matches"};
   const InterfaceChoice down = {nic_with_address("eth1", AF_INET), false, "skipped: not running"};
-  const auto said = [&](const JoinNics& join, const std::string& filter) {
+  const auto said = [&](const std::optional<JoinNics>& set, const std::string& filter) {
     std::vector<NicGroup> groups;
     std::vector<std::string> lost;
-    const auto environment = [&](const std::string&) { return std::optional<std::string>(filter); };
-    CHECK_OK(group_interfaces(join, {used, down}, environment, &groups, &lost));
+    const auto environment = [&](const std::string& name) {
+      return name == "NCCL_SOCKET_IFNAME" ? std::optional<std::string>(filter) : std::nullopt;
+    };
+    CHECK_OK(group_interfaces(set, {used, down}, environment, &groups, &lost));
     return lost.empty() ? std::string() : lost.back();
   };
   const std::string told = "eth1 is not joined, also if that changes before the job ends: skipped: not running";
-  CHECK_EQ(said({false, {{"eth0", "eth1"}}}, "eth"), told);
-  CHECK_EQ(said({true, {}}, "=eth0,eth1"), told);
-  CHECK_EQ(said({true, {}}, "eth0"), std::string());
-  CHECK_EQ(said({true, {}}, "=eth0,eth12"), std::string());
-  CHECK_EQ(said({true, {}}, ""), std::string());
-  CHECK_EQ(said({}, "=eth0,eth1"), std::string());
+  CHECK_EQ(said(JoinNics{false, {{"eth0", "eth1"}}}, "eth"), told);
+  CHECK_EQ(said(JoinNics{true, {}}, "=eth0,eth1"), told);
+  CHECK_EQ(said(JoinNics{true, {}}, "eth0"), std::string());
+  CHECK_EQ(said(JoinNics{true, {}}, "=eth0,eth12"), std::string());
+  CHECK_EQ(said(JoinNics{true, {}}, ""), std::string());
+  CHECK_EQ(said(JoinNics{}, "=eth0,eth1"), std::string());
+  CHECK_EQ(said(std::nullopt, "=eth0,eth1"), told);
+}
+
+// Without BAGUA_NET_JOIN_NICS.
+TEST_CASE(interfaces_that_the_user_lists_are_joined) {
+  const std::vector<InterfaceChoice> two = {{nic_with_address("eth0", AF_INET), true, "matches"},
+                                            {nic_with_address("eth1", AF_INET), true, "matches"}};
+  std::map<std::string, std::string> variables;
+  const auto groups = [&](const std::optional<JoinNics>& set) {
+    std::vector<NicGroup> found;
+    std::vector<std::string> lost;
+    const auto environment = [&](const std::string& name) {
+      const auto known = variables.find(name);
+      return known == variables.end() ? std::nullopt : std::optional<std::string>(known->second);
+    };
+    CHECK_OK(group_interfaces(set, two, environment, &found, &lost));
+    CHECK(lost.empty());
+    return found.size();
+  };
+  for (const char* list : {"eth0,eth1", "=eth0,eth1", "eth0,eth1,"}) {
+    variables = {{"NCCL_SOCKET_IFNAME", list}};
+    CHECK_EQ(groups({}), std::size_t{1});
+    CHECK_EQ(groups(JoinNics{}), std::size_t{2});  // "off"
+    variables["NCCL_NET_MERGE_LEVEL"] = "LOC";
+    CHECK_EQ(groups({}), std::size_t{1});
+    variables["NCCL_NET_MERGE_LEVEL"] = "PORT";
+    CHECK_EQ(groups({}), std::size_t{2});
+    variables.erase("NCCL_NET_MERGE_LEVEL");
+    variables["NCCL_NET_FORCE_MERGE"] = "eth0,eth1";
+    CHECK_EQ(groups({}), std::size_t{2});
+  }
+  // One prefix, and what is not used, name none.
+  for (const char* chosen : {"eth", "=eth0,", "^lo,docker", "^=lo,docker", ","}) {
+    variables = {{"NCCL_SOCKET_IFNAME", chosen}};
+    CHECK_EQ(groups({}), std::size_t{2});
+  }
+  variables.clear();
+  CHECK_EQ(groups({}), std::size_t{2});
 }
 
 TEST_CASE(what_cannot_be_joined_is_a_device_of_its_own) {

@@ -88,8 +88,8 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       3456, 11, 1212, 1313, 14, 16, Recovery::kOff, true, false, true, false,
                                       "/tmp/Trace.json", 71234, CongestionControl::kBbr));
   CHECK_EQ(config.faults.cuts_per_s, 15.0);
-  CHECK(!config.join_nics.is_auto);
-  CHECK((config.join_nics.groups == std::vector<std::vector<std::string>>{{"eth0", "eth1"}, {"eth2", "eth3"}}));
+  CHECK(!config.join_nics->is_auto);
+  CHECK((config.join_nics->groups == std::vector<std::vector<std::string>>{{"eth0", "eth1"}, {"eth2", "eth3"}}));
   CHECK_EQ(config.secret_file, "/run/job.secret");
   CHECK(config.encryption == bagua_net::Encryption::kChaCha20);
   CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{25});
@@ -120,10 +120,11 @@ TEST_CASE(descriptions_are_complete_and_unique) {
 }
 
 TEST_CASE(interfaces_to_join) {
-  CHECK(parsed({{"BAGUA_NET_JOIN_NICS", "Auto"}}).join_nics.is_auto);
-  CHECK(!parsed({{"BAGUA_NET_JOIN_NICS", "off"}}).join_nics.is_auto);
-  CHECK(parsed({{"BAGUA_NET_JOIN_NICS", "off"}}).join_nics.groups.empty());
-  CHECK_EQ(parsed({{"BAGUA_NET_JOIN_NICS", "a+b+c+d+e+f+g+h"}}).join_nics.groups[0].size(), std::size_t{8});
+  CHECK(!parsed({}).join_nics);
+  CHECK(parsed({{"BAGUA_NET_JOIN_NICS", "Auto"}}).join_nics->is_auto);
+  CHECK(!parsed({{"BAGUA_NET_JOIN_NICS", "off"}}).join_nics->is_auto);
+  CHECK(parsed({{"BAGUA_NET_JOIN_NICS", "off"}}).join_nics->groups.empty());
+  CHECK_EQ(parsed({{"BAGUA_NET_JOIN_NICS", "a+b+c+d+e+f+g+h"}}).join_nics->groups[0].size(), std::size_t{8});
   for (const char* bad :
        {"eth0", "eth0+", "+eth0", "eth0++eth1", "eth0+eth0", "eth0+eth1,eth1+eth2", "eth0+eth1,", "on", "1"}) {
     const std::string said = error_of({{"BAGUA_NET_JOIN_NICS", bad}});

@@ -65,8 +65,8 @@ _MPTCP_SECONDS = 1.0
 _CUTS_TIMEOUT_FACTOR = 4
 
 
-def _plugin(name: str, join: str) -> Backend:
-    return Backend(name, PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1", "BAGUA_NET_JOIN_NICS": join}, is_ours=True)
+def _plugin(name: str, **settings: str) -> Backend:
+    return Backend(name, PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1", **settings}, is_ours=True)
 
 
 BEST, JOINED = "bagua-net best NIC", "bagua-net joined"
@@ -76,9 +76,9 @@ SETUPS = {
     for backend, has_all in (
         (Backend("NCCL best NIC", SOCKET_NETWORK, _OWN), False),
         (Backend("NCCL all NICs", SOCKET_NETWORK, _OWN), True),
-        (_plugin(BEST, "off"), False),
-        (_plugin("bagua-net all NICs", "off"), True),
-        (_plugin(JOINED, "auto"), True),
+        (_plugin(BEST), False),
+        (_plugin("bagua-net all NICs", BAGUA_NET_JOIN_NICS="off"), True),
+        (_plugin(JOINED), True),
     )
 }
 
