@@ -34,9 +34,15 @@ def test_knobs_are_unique_and_not_retired() -> None:
 
 def test_every_default_is_a_valid_value() -> None:
     defaults = {knob["name"]: knob["default_value"] for knob in _core.knobs()}
-    # ENABLE_BAGUA_NET: neither value is what happens without the variable, see docs/how-to/switch-on.md.
+    # ENABLE_BAGUA_NET, BAGUA_NET_JOIN_NICS: no value is what happens without the variable.
     unset = [name for name, value in defaults.items() if value == "not set"]
-    assert unset == ["ENABLE_BAGUA_NET", "BAGUA_NET_SECRET_FILE", "BAGUA_NET_TRACE", "BAGUA_NET_FAULT"]
+    assert unset == [
+        "ENABLE_BAGUA_NET",
+        "BAGUA_NET_JOIN_NICS",
+        "BAGUA_NET_SECRET_FILE",
+        "BAGUA_NET_TRACE",
+        "BAGUA_NET_FAULT",
+    ]
     _core.check_environment({name: value for name, value in defaults.items() if value != "not set"})
 
 

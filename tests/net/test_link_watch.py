@@ -16,6 +16,7 @@ from support.processes import wait_until
 pytestmark = NEEDS_LAB
 
 _REPORTED = "network interface "
+_APART = {"BAGUA_NET_JOIN_NICS": "off", "BAGUA_NET_RAILS": "1"}
 
 
 def _ip(lab: Lab, host: int, *lines: str) -> None:
@@ -35,7 +36,7 @@ def _wait_for_report(ring: Ring, text: str, rank: int = 0) -> None:
 
 
 def test_interfaces_that_go_and_return_are_reported() -> None:
-    with Lab(nics=2, ip_versions=(4,)) as lab, Ring(lab, env={"BAGUA_NET_RAILS": "1"}, timeout_ms=60_000) as ring:
+    with Lab(nics=2, ip_versions=(4,)) as lab, Ring(lab, env=_APART, timeout_ms=60_000) as ring:
         ring.connect()
         for name, command, report, undo in (
             ("eth0", "link set eth0 down", "was set down", "link set eth0 up"),
@@ -80,7 +81,7 @@ _HARMLESS = {
 
 
 def test_interfaces_that_stay_usable_are_not_reported() -> None:
-    with Lab(nics=1 + len(_HARMLESS)) as lab, Ring(lab, env={"BAGUA_NET_RAILS": "1"}, timeout_ms=60_000) as ring:
+    with Lab(nics=1 + len(_HARMLESS)) as lab, Ring(lab, env=_APART, timeout_ms=60_000) as ring:
         ring.connect()
         expected = []
         for nic, (situation, commands) in enumerate(_HARMLESS.items(), start=1):
@@ -119,7 +120,7 @@ def test_an_interface_that_is_renamed_stays_in_use() -> None:
 
 
 def test_messages_that_were_dropped_do_not_hide_a_change() -> None:
-    with Lab(nics=2, ip_versions=(4,)) as lab, Ring(lab, env={"BAGUA_NET_RAILS": "1"}, timeout_ms=60_000) as ring:
+    with Lab(nics=2, ip_versions=(4,)) as lab, Ring(lab, env=_APART, timeout_ms=60_000) as ring:
         ring.connect()
         ring.verify(1 << 16)
         ring.drivers[0].process.send_signal(signal.SIGSTOP)
