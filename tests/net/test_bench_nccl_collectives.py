@@ -18,58 +18,43 @@ ELEMENTS = 5000
 MODULUS = gpu_collectives.pattern_modulus(2)
 
 
-@pytest.fixture(params=["bfloat16", "float32"])
-def runner(request: pytest.FixtureRequest) -> Any:
-    return gpu_collectives.CollectiveRunner(0, 2, CPU, getattr(torch, request.param))
+def sent(salt: int = 1) -> Any:
+    """By rank 1."""
+    return gpu_collectives.pattern(1, 0, ELEMENTS, salt, MODULUS, CPU)
 
 
-def play(monkeypatch: pytest.MonkeyPatch, damage: Callable[[Any], None], salt: int = 1) -> None:
-    """all_reduce that adds what rank 1 would send under `salt`, and then damages the sum."""
+def swapped(distance: int) -> Callable[[Any], None]:
+    """Two chunks are in each other's place."""
 
-    def all_reduce(tensor: Any) -> None:
-        tensor += gpu_collectives.pattern(1, 0, tensor.numel(), salt, MODULUS, CPU).to(tensor.dtype)
-        damage(tensor)
-
-    monkeypatch.setattr(gpu_collectives.dist, "all_reduce", all_reduce)
-
-
-def verify(runner: Any) -> Any:
-    size = ELEMENTS * runner._element_bytes
-    with runner.holding("all_reduce", size):
-        return runner.verify("all_reduce", size, salt=1)
-
-
-def test_a_right_sum_is_right(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    play(monkeypatch, lambda _: None)
-    assert verify(runner) == gpu_collectives.Verification(0, None)
-
-
-def test_one_wrong_element_is_found_and_located(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    play(monkeypatch, lambda tensor: tensor[4321:4322].add_(1))
-    assert verify(runner) == gpu_collectives.Verification(1, 4321)
-
-
-@pytest.mark.parametrize("distance", [1, 64, 1024, 4096])
-def test_chunks_in_each_others_place_are_found(runner: Any, monkeypatch: pytest.MonkeyPatch, distance: int) -> None:
     def swap(tensor: Any) -> None:
         count = min(distance, ELEMENTS - distance)
         first = tensor[:count].clone()
         tensor[:count] = tensor[distance : distance + count]
         tensor[distance : distance + count] = first
 
-    play(monkeypatch, swap)
-    assert verify(runner).wrong_elements > 0
+    return swap
 
 
-def test_the_data_of_an_earlier_verification_is_found(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    play(monkeypatch, lambda _: None, salt=2)
-    assert verify(runner).wrong_elements > ELEMENTS // 2
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_a_network_does_to_data_is_found(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = gpu_collectives.CollectiveRunner(0, 2, CPU, getattr(torch, dtype))
+    size = ELEMENTS * runner._element_bytes
 
+    def found(damage: Callable[[Any], object], salt: int = 1) -> Any:
+        def all_reduce(tensor: Any) -> None:
+            tensor += sent(salt).to(tensor.dtype)
+            damage(tensor)
 
-def test_data_that_was_added_twice_is_found(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    again = gpu_collectives.pattern(1, 0, ELEMENTS, 1, MODULUS, CPU)
-    play(monkeypatch, lambda tensor: tensor.add_(again.to(tensor.dtype)))
-    assert verify(runner).wrong_elements > ELEMENTS // 2
+        monkeypatch.setattr(gpu_collectives.dist, "all_reduce", all_reduce)
+        with runner.holding("all_reduce", size):
+            return runner.verify("all_reduce", size, salt=1)
+
+    assert found(lambda _: None) == gpu_collectives.Verification(0, None)
+    assert found(lambda tensor: tensor[4321:4322].add_(1)) == gpu_collectives.Verification(1, 4321)
+    for distance in (1, 64, 1024, 4096):
+        assert found(swapped(distance)).wrong_elements > 0
+    assert found(lambda _: None, salt=2).wrong_elements > ELEMENTS // 2, "the data of an earlier verification"
+    assert found(lambda tensor: tensor.add_(sent().to(tensor.dtype))).wrong_elements > ELEMENTS // 2, "added twice"
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64, 128])

@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from support.bench_command import outside_a_launcher
 from support.forked_launcher import run_launcher
 from support.ports import free_port
 from support.processes import is_alive, wait_until
@@ -26,25 +26,6 @@ STAND_IN = ["--backend", "gloo", "--device", "cpu"]
 QUICK = ["-n", "3", "-w", "1", "--repeats", "2", "--tuned", "none"]
 
 
-RunMain = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def outside_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunMain:
-    """Runs the command in this process: exit code, output and errors. For what ends before it starts workers."""
-    for name in set(os.environ) - set(plain_environment()):
-        monkeypatch.delenv(name)
-
-    def run_main(*words: str) -> tuple[int, str, str]:
-        try:
-            code = main(words)
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        return (code, *capsys.readouterr())
-
-    return run_main
-
-
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
     """gloo never opens it; that it exists is checked before the run."""
@@ -55,17 +36,6 @@ def library(tmp_path: Path) -> Path:
 
 def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "bagua.cli.net_bench", "--nccl", *STAND_IN, *(str(word) for word in words)]
-
-
-def plain_environment() -> dict[str, str]:
-    launchers = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI_", "NCCL_", "BAGUA_NET_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-
-
-def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, env=plain_environment(), capture_output=True, text=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL
-    )
 
 
 def workers_of(pid: int) -> list[int]:
@@ -92,7 +62,8 @@ def _command_line(pid: int) -> bytes:
 def test_all_collectives_and_settings_run_and_are_verified_and_exported(tmp_path: Path, library: Path) -> None:
     out = tmp_path / "out"
     words = ["-n", "3", "-w", "1", "--repeats", "2", "--tuned", "4x1x8", "--ranks", "2", "--collectives", "all"]
-    done = run(command("--library", library, *words, "--sizes", "4K,6", "--output-dir", out))
+    words = command("--library", library, *words, "--sizes", "4K,6", "--output-dir", out)
+    done = subprocess.run(words, env=outside_a_launcher(), capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "2 repetitions of 12 sizes by 3 backends" in done.stderr, "how long it will take"
     assert "gloo on CPUs stands in for NCCL" in done.stdout
@@ -125,7 +96,7 @@ def test_all_collectives_and_settings_run_and_are_verified_and_exported(tmp_path
     assert len(table) == len(result.figures)
 
 
-# Ranks of torchrun without NCCL are in test_bench_across_hosts.py.
+# Ranks of torchrun without NCCL are in test_bench_launched.py.
 @pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path) -> None:
@@ -134,7 +105,7 @@ def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path)
     result = tmp_path / "run.json"
     words = [*STAND_IN, "--library", str(library), *QUICK, "-b", "8", "-e", "8", "--json", str(result)]
     words += ["--port", str(free_port())]
-    done = run_launcher("torch.distributed.run", [*launcher, *words], tmp_path, plain_environment(), DEADLINE_S)
+    done = run_launcher("torch.distributed.run", [*launcher, *words], tmp_path, outside_a_launcher(), DEADLINE_S)
     assert done.returncode == 0, done.stderr + done.stdout
     assert [one.case["ranks"] for one in read_result(result).select("time")] == [2, 2]
     assert done.stdout.count("all_reduce: time in us") == 1, "rank 0 alone reports"
@@ -147,7 +118,7 @@ def test_a_killed_worker_is_reported_at_once_and_the_other_backend_goes_on(tmp_p
     words = ["--ranks", "2", "-b", "1M", "-e", "1M", "-n", "4", "-w", "1", "--repeats", "60", "--tuned", "none"]
     process = subprocess.Popen(
         command("--library", library, *words, "--json", result),
-        env=plain_environment(),
+        env=outside_a_launcher(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -180,7 +151,7 @@ def test_a_killed_worker_is_reported_at_once_and_the_other_backend_goes_on(tmp_p
 def test_no_worker_outlives_the_command(library: Path) -> None:
     process = subprocess.Popen(
         command("--library", library, "--ranks", "2", "--tuned", "none", "--sizes", "8", "--repeats", "1000"),
-        env=plain_environment(),
+        env=outside_a_launcher(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -196,22 +167,26 @@ def test_no_worker_outlives_the_command(library: Path) -> None:
     wait_until(lambda: not any(is_alive(pid) for pid in workers), "the end of all workers")
 
 
-def test_without_gpus_the_command_says_so_and_what_to_do(library: Path, outside_a_launcher: RunMain) -> None:
-    import torch
+def test_what_cannot_start_says_why(
+    library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: it ends before it starts workers."""
+    for name in set(os.environ) - set(outside_a_launcher()):
+        monkeypatch.delenv(name)
 
-    if torch.cuda.device_count() >= 2:
-        pytest.skip("needs a machine with fewer than 2 GPUs")
-    code, _, errors = outside_a_launcher("--nccl", "--library", str(library))
-    assert code == 1
-    assert "--nccl needs 2 GPUs or more, and torch sees" in errors
-    assert "leave --nccl out" in errors
+    def ended(*words: str) -> tuple[int, str, str]:
+        try:
+            code = main(["--nccl", *words])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return (code, *capsys.readouterr())
 
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
+    code, output, _ = ended("--help")
+    assert (code, "--collectives" in output, "gloo" in output) == (0, True, False), "the stand-in is hidden"
+    assert " d_recv" not in output, "a list without blanks is broken within a name"
+    stand_in = [*STAND_IN, "--library", str(library)]
+    for words, expected, said in (
         (["-b", "1M", "-e", "8"], 2, "smallest size 1 MiB is above the largest size 8 B"),
-        (["-b", "x"], 2, "size 'x' is not a number"),
         (["--sizes", "8,x"], 2, "size 'x' is not a number"),
         (["--sizes", "8,0"], 2, "size 0 in '8,0' is below the limit of 1 B"),
         (["--collectives", "all_reduce,gather"], 2, "unknown collective 'gather'"),
@@ -223,29 +198,11 @@ def test_without_gpus_the_command_says_so_and_what_to_do(library: Path, outside_
         (["--json", "/nonexistent/run.json"], 2, "folder '/nonexistent' does not exist"),
         (["--library", "/nonexistent/libnccl-net.so"], 1, "'/nonexistent/libnccl-net.so' does not exist"),
         (["--backend", "nccl"], 2, "belong together"),
-    ],
-)
-def test_bad_options_name_value_and_remedy(
-    library: Path, outside_a_launcher: RunMain, words: list[str], code: int, said: str
-) -> None:
-    result, _, errors = outside_a_launcher("--nccl", *STAND_IN, "--library", str(library), *words)
-    assert result == code, errors
-    assert said in errors
-
-
-def test_help_is_shown_without_a_gpu_and_hides_the_stand_in(outside_a_launcher: RunMain) -> None:
-    code, output, _ = outside_a_launcher("--nccl", "--help")
-    assert code == 0
-    assert "--collectives" in output
-    assert " d_recv" not in output, "a list without blanks is broken within a name"
-    assert "gloo" not in output
-
-
-def test_the_workers_of_a_launched_run_need_the_same_world(
-    library: Path, outside_a_launcher: RunMain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ):
+        code, _, errors = ended(*stand_in, *words)
+        assert code == expected, errors
+        assert said in errors
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    code, _, errors = outside_a_launcher("--nccl", *STAND_IN, "--library", str(library), "--ranks", "3")
-    assert code == 2
-    assert "--ranks 3, but torchrun started 2 ranks" in errors
+    code, _, errors = ended(*stand_in, "--ranks", "3")
+    assert (code, "--ranks 3, but torchrun started 2 ranks" in errors) == (2, True), errors
