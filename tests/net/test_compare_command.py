@@ -154,13 +154,26 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.Cap
         (["--", "-x"], "-x is neither an option of `compare` nor a command"),
         (["--with", "X=1", "--", "true"], "--with is given once"),
         (["--with", "X=1", "--with", "X=1", "--", "true"], "both settings are 'X=1'"),
+        (["--with", "X=1", "--with", "bagua", "--", "true"], "--with"),
+        (["--with", "X=1", "--with", "'X=1", "--", "true"], "--with"),
         (["--unit", "ms", "--", "true"], "--unit ms is for --pattern"),
         (["--pattern", "(", "--", "true"], "not a regular expression"),
+        (["--pattern", "x", "--", "true"], "0 groups"),
+        (["--pattern", "(a)(b)", "--", "true"], "2 groups"),
     ],
 )
 def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_step_times_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare("--pattern", "x(y)", "--", "sh", "-c", "echo one; echo two") == 1
+    errors = capsys.readouterr().err
+    assert "no step times found in 2 lines" in errors
+    assert "two" in errors
+    assert compare("--warmup", "5", "--", "sh", "-c", "echo '1 ms/step'; echo '1 ms/step'") == 1
+    assert "round 1: too few steps: 2 found, and --warmup 5 drops them all" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_the_command_and_reports_what_is_there(tmp_path: Path, bagua_net: Path) -> None:
@@ -186,18 +199,3 @@ def test_ctrl_c_ends_the_command_and_reports_what_is_there(tmp_path: Path, bagua
     assert not is_alive(int((tmp_path / "pid").read_text()))
     assert "Interrupted: this is of the runs that had ended." in output
     assert "NCCL was not used: no plugin can change this job." in output
-
-
-def test_ctrl_c_while_the_command_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-
-    class Interrupted(subprocess.Popen):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            started.append(self.pid)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr("bagua.net.bench.process_tree.subprocess.Popen", Interrupted)
-    assert compare("--", "sleep", "60") == 130
-    [pid] = started
-    assert not is_alive(pid)
