@@ -29,7 +29,7 @@ def test_busbw_and_percentiles() -> None:
     others |= {"broadcast": 1.0, "send_recv": 1.0, "one_way": 1.0}
     assert {name: busbw_factor(name, 8) for name in others} == others
     singles = tuple(index * 1e-6 for index in range(1, 101))
-    samples = [Sample(100, seconds, singles, 1.0, 10**9) for seconds in (2e-6, 1e-6, 4e-6)]
+    samples = [Sample(100, seconds, of, 1.0, 10**9) for seconds, of in ((2e-6, singles), (1e-6, ()), (4e-6, ()))]
     row = Measurement("plugin", "all_reduce", 1000, 4, samples)
     assert (row.time_us, row.time_min_us, row.time_max_us) == pytest.approx((2.0, 1.0, 4.0))
     assert (row.algbw_gb_s, row.busbw_gb_s) == pytest.approx((0.5, 0.75))  # 1000 B / 2 us
