@@ -14,6 +14,7 @@ import runpy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sybil import Document
 from sybil.evaluators.python import pad
@@ -54,6 +55,17 @@ def run_blocks(page: str, *numbers: int) -> None:
     for number in numbers:
         block = blocks[number - 1]
         exec(compile(pad(block.source, block.line - 1), str(REPOSITORY / page), "exec"), names)
+
+
+def equal_on_all_ranks(*tensors: Any) -> bool:
+    """Whether each has the same values everywhere. In a rank."""
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.cat([one.detach().reshape(-1) for one in tensors])
+    everywhere = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everywhere, mine)
+    return all(torch.equal(mine, one) for one in everywhere)
 
 
 def run_program(path: str, folder: str) -> None:

@@ -4,7 +4,7 @@
 import time
 
 import torch
-from support.page_programs import run_blocks
+from support.page_programs import equal_on_all_ranks, run_blocks
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms import Algorithm
@@ -28,10 +28,7 @@ loader = Loader()
 
 
 def evaluate(model):
-    weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
-    everywhere = torch.empty(2 * weights.numel())
-    bagua.allgather(weights, everywhere)
-    assert torch.equal(*everywhere.chunk(2))
+    assert equal_on_all_ranks(*model.parameters())
 
 
 run_blocks("docs/reference/algorithms/async.md", 1)

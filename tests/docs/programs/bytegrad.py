@@ -2,7 +2,7 @@
 """Replicas stay equal, also with a GradScaler, and an overflow is seen on all ranks."""
 
 import torch
-from support.page_programs import run_blocks
+from support.page_programs import equal_on_all_ranks, run_blocks
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms import Algorithm
@@ -23,10 +23,7 @@ for batch in loader:
     scaler.step(optimizer)
     scaler.update()
 
-weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
-everywhere = torch.empty(2 * weights.numel())
-bagua.allgather(weights, everywhere)
-assert torch.equal(*everywhere.chunk(2))
+assert equal_on_all_ranks(*model.parameters())
 
 model[0].weight.grad = None
 for one in model.parameters():

@@ -3,7 +3,7 @@
 
 import torch
 import torch.distributed as dist
-from support.page_programs import run_blocks
+from support.page_programs import equal_on_all_ranks, run_blocks
 from torch.nn.parallel import DistributedDataParallel
 
 import bagua
@@ -23,8 +23,5 @@ for batch in loader:
     optimizer.zero_grad()
     ddp(batch).square().mean().backward()
     optimizer.step()
-weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
-everywhere = [torch.empty_like(weights) for _ in range(2)]
-dist.all_gather(everywhere, weights)
-assert torch.equal(*everywhere)
+assert equal_on_all_ranks(*model.parameters())
 assert state.state_dict()["buckets"][0]["residual"].abs().max() > 0

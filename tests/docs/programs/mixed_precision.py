@@ -4,7 +4,7 @@
 import functools
 import warnings
 
-from support.page_programs import run_blocks
+from support.page_programs import equal_on_all_ranks, run_blocks
 
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
@@ -39,13 +39,7 @@ before = model.last.weight.detach().clone()
 run_blocks("docs/how-to/train/mixed-precision.md", 1)
 
 
-def assert_alike():
-    everywhere = torch.empty(2 * 16)
-    bagua.allgather(model.last.weight.detach().view(-1), everywhere)
-    assert torch.equal(everywhere[:16], everywhere[16:]), everywhere
-
-
-assert_alike()
+assert equal_on_all_ranks(*model.parameters())
 assert not torch.equal(before, model.last.weight)
 
 whole_compile = torch.compile
@@ -55,5 +49,5 @@ torch.compile = functools.partial(
 
 run_blocks("docs/how-to/train/mixed-precision.md", 2)
 
-assert_alike()
+assert equal_on_all_ranks(*model.parameters())
 assert model.bagua_train_step_counter == 4

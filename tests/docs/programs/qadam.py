@@ -2,7 +2,7 @@
 """Replicas are equal after the warm-up, while gradients are local."""
 
 import torch
-from support.page_programs import run_blocks
+from support.page_programs import equal_on_all_ranks, run_blocks
 
 import bagua.torch_api as bagua
 
@@ -14,13 +14,7 @@ loader = torch.randn(12, 2, 16, 8).unbind(1)[bagua.get_rank()]
 
 run_blocks("docs/reference/algorithms/qadam.md", 1)
 
-weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
-everywhere = torch.empty(2 * weights.numel())
-bagua.allgather(weights, everywhere)
-assert torch.equal(*everywhere.chunk(2))
+assert equal_on_all_ranks(*model.parameters())
 (bucket,) = model.bagua_buckets
 assert not bucket.holds_gradients
-gradient = model[0].weight.grad.flatten()
-everywhere = torch.empty(2 * gradient.numel())
-bagua.allgather(gradient, everywhere)
-assert not torch.equal(*everywhere.chunk(2))
+assert not equal_on_all_ranks(model[0].weight.grad)

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from support.page_programs import run_blocks
+from support.page_programs import equal_on_all_ranks, run_blocks
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
@@ -17,10 +17,7 @@ loader = torch.randn(12, 2, 16, 8).unbind(1)[bagua.get_rank()]
 
 run_blocks("docs/reference/algorithms/qadam.md", 2)
 
-weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
-everywhere = torch.empty(2 * weights.numel())
-bagua.allgather(weights, everywhere)
-assert torch.equal(*everywhere.chunk(2))
+assert equal_on_all_ranks(*model.parameters())
 assert optimizer.state[model[0].weight]["step"] == 12
 model.with_bagua([optimizer], QAdamAlgorithm(optimizer))
 optimizer.zero_grad()

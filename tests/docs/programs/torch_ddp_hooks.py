@@ -3,7 +3,7 @@
 
 import torch
 import torch.distributed as dist
-from support.page_programs import run_blocks
+from support.page_programs import equal_on_all_ranks, run_blocks
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -15,6 +15,4 @@ loader = torch.randn(4, 2, 16, 8).unbind(1)[rank]
 run_blocks("docs/how-to/train/torch-ddp-hooks.md", 1)
 
 weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
-everywhere = [torch.empty_like(weights) for _ in range(2)]
-dist.all_gather(everywhere, weights)
-assert torch.equal(*everywhere)
+assert equal_on_all_ranks(*model.parameters())

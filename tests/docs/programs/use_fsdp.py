@@ -5,7 +5,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from support.page_programs import run_blocks
+from support.page_programs import equal_on_all_ranks, run_blocks
 from support.training import message_of
 from torch.distributed.tensor import DTensor
 
@@ -46,8 +46,5 @@ run_blocks("docs/how-to/train/use-fsdp.md", 3)
 for step in range(20):
     model(loader[step % 4]).square().mean().backward()
     optimizer.step()
-    mine = model.weight.full_tensor().detach()
-    every = [torch.empty_like(mine) for _ in range(2)]
-    dist.all_gather(every, mine)
-    assert torch.equal(every[0], every[1]) == (step == 19)
+    assert equal_on_all_ranks(model.weight.full_tensor()) == (step == 19)
 assert exchange.rounds == exchange.stats().steps == 1

@@ -7,7 +7,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from support.page_programs import run_blocks
+from support.page_programs import equal_on_all_ranks, run_blocks
 from torchft.coordination import LighthouseServer
 
 warnings.simplefilter("ignore")  # of torchft
@@ -25,8 +25,5 @@ torch.manual_seed(rank)
 run_blocks("docs/reference/api/torchft.md", 1)
 run_blocks("docs/how-to/train/use-torchft.md", 1)
 
-weights = torch.cat([one.detach().view(-1) for one in net.parameters()])
-everywhere = [torch.empty_like(weights) for _ in range(2)]
-dist.all_gather(everywhere, weights)
-assert torch.equal(*everywhere)
+assert equal_on_all_ranks(*net.parameters())
 assert manager.current_step() == 50

@@ -8,7 +8,7 @@ os.environ["ACCELERATE_USE_CPU"] = "true"
 import torch
 import torch.distributed as dist
 from accelerate.optimizer import AcceleratedOptimizer
-from support.page_programs import run_blocks
+from support.page_programs import equal_on_all_ranks, run_blocks
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(1)
@@ -23,11 +23,8 @@ assert isinstance(optimizer, AcceleratedOptimizer)
 assert type(model.bagua_algorithm).__name__ == "ByteGradAlgorithmImpl"
 assert model.bagua_train_step_counter == len(loader) == 4
 assert torch.nn.functional.mse_loss(model(data), data.sum(1, keepdim=True)).item() < before
-weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
-for mine, differs in ((weights, False), (inputs.contiguous(), True)):
-    everywhere = [torch.empty_like(mine) for _ in range(2)]
-    dist.all_gather(everywhere, mine)
-    assert torch.equal(*everywhere) != differs
+assert equal_on_all_ranks(*model.parameters())
+assert not equal_on_all_ranks(inputs)
 
 from bagua.torch_api.contrib import BalancedSampler
 
