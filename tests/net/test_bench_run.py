@@ -22,6 +22,7 @@ from bagua.net.bench.driver import DriverRequest, DriverSettings, NetworkPath, c
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.machine import check_memory
 from bagua.net.bench.process_tree import descendants, running, start_command
+from bagua.net.bench.processes import DriverProcess, gather
 from bagua.net.bench.result_file import ResultFile, read_result
 from bagua.net.bench.ring.options import parse_options
 from bagua.net.bench.ring.sessions import own_ranks
@@ -198,6 +199,17 @@ def test_a_failing_driver_ends_the_run_and_leaves_nothing(
     assert finished.returncode == 1
     assert message in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def test_a_driver_that_ignores_quit_is_killed(bench: Bench) -> None:
+    """Its round has ended; the processes of the next one have to find the CPUs free."""
+    command = [str(bench.driver), "ring", "--transport", "bare", "--rank", "0", "--nranks", "2", "--channels", "1"]
+    driver = DriverProcess("bare rank 0", command, bench.environment({"at": "quit", "do": "hang"}))
+    gather([driver], "listening", 60, "starting")
+    driver.close()
+    assert not is_alive(driver.pid)
+    with pytest.raises(BenchError, match=r"'/no/driver' cannot be started .No such file.*reinstall bagua"):
+        DriverProcess("bare rank 0", ["/no/driver"], {})
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -193,12 +193,6 @@ def test_eval_in_real_shells(
     assert more == []
 
 
-def test_env_by_name(net: RunNet, library: Path) -> None:
-    result = net("env", "--by-name")
-    assert "NCCL_NET_PLUGIN" not in result.stdout
-    assert f"export LD_LIBRARY_PATH={library.parent}\n" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("shell", "line"),
     [("sh", "export X='a b$c'\"'\"'d\\e'\n"), ("fish", "set -gx X 'a b$c\\'d\\\\e'\n")],

@@ -3,11 +3,12 @@ be wrong is found, named, and comes with a remedy."""
 
 from __future__ import annotations
 
-import sys
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.fake_driver import install_fake_driver
 from support.fresh_process import BuildLibrary
 
 import bagua
@@ -265,53 +266,24 @@ def test_settings() -> None:
 
 # --- self-test -------------------------------------------------------------------------------------------------------
 
-_DRIVER = """#!{python}
-import json, sys, time
-fault = {fault!r}
-def say(**event):
-    print(json.dumps(event), flush=True)
-say(event="listening", handles=["00", "11"])
-for line in sys.stdin:
-    word = line.split()[0]
-    if word == fault == "connect":
-        time.sleep(600)
-    elif word == "connect":
-        say(event="connected")
-    elif word == "verify" == fault:
-        say(event="verified", bytes=1, wrong_elements=3, first_wrong=17)
-    elif word == "verify" and fault == "error":
-        say(event="error", message="the peer 127.0.0.1 closed the connection; see its log")
-        sys.exit(1)
-    elif word == "verify" and fault == "crash":
-        sys.exit("terminate called")
-    elif word == "verify":
-        say(event="verified", bytes=1, wrong_elements=0, first_wrong=None)
-    elif word == "run":
-        say(event="result", seconds=[0.002, 0.001])
-    else:
-        break
-"""
-
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("at", "fault", "says"),
     [
-        ("", ""),
-        ("verify", "6 elements of 1048576 bytes arrived wrong"),
-        ("error", "the peer 127.0.0.1 closed the connection; see its log"),
-        ("crash", "exited with code 1"),
-        ("crash", "terminate called"),
-        ("connect", "no answer from self-test, rank 0; self-test, rank 1"),
+        ("", "", ""),
+        ("verify", "wrong", "6 elements of 1048576 bytes arrived wrong"),
+        ("verify", "error", "injected: the peer 10.0.0.9 refused the connection"),
+        ("verify", "exit", "exited with code 3 in the middle of the run; its last words: fake driver: gave up"),
+        ("connect", "hang", "no answer from self-test, rank 0; self-test, rank 1"),
     ],
 )
-def test_drivers_with_faults(fault: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = tmp_path / "bagua-net-driver"
-    driver.write_text(_DRIVER.format(python=sys.executable, fault=fault))
-    driver.chmod(0o755)
+def test_drivers_with_faults(at: str, fault: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, library = install_fake_driver(tmp_path), tmp_path / "libnccl-net.so"
+    library.touch()
     monkeypatch.setattr(self_test, "driver_path", lambda: driver)
-    if fault == "connect":
+    if fault == "hang":
         monkeypatch.setattr(self_test, "_STEP_TIMEOUT_S", 3.0)
-    finding = check_loopback({}, Path("/lib/libnccl-net.so")).findings[0]
+    finding = check_loopback({"FAKE_DRIVER_FAULT": json.dumps({"at": at, "do": fault})}, library).findings[0]
     assert finding.status is (Status.FAIL if fault else Status.OK)
     assert says in f"{finding.text}; {finding.remedy}"
 

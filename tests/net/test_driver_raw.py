@@ -1,10 +1,9 @@
-"""Raw mode of bagua-net-driver: every byte, the memory that it goes through, and each error."""
+"""Raw mode of bagua-net-driver: every byte, and each error."""
 
 from __future__ import annotations
 
 import socket
 import time
-from pathlib import Path
 
 import pytest
 from support.load_driver import (
@@ -20,24 +19,6 @@ from support.processes import wait_until
 
 MIB = 1 << 20
 SERVER = ("raw", "--role", "server", "--streams", "1")
-
-
-def kernel_count(driver: LoadDriver, name: str) -> int:
-    """Bytes, of a line of smaps_rollup."""
-    path = Path(f"/proc/{driver.process.pid}/smaps_rollup")
-    if not path.exists():
-        pytest.skip("this kernel does not count a process's pages")
-    for line in path.read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"no {name} in {path}")
-
-
-def forget_use(driver: LoadDriver) -> None:
-    path = Path(f"/proc/{driver.process.pid}/clear_refs")
-    if not path.exists():
-        pytest.skip("this kernel does not mark the pages that a process uses")
-    path.write_text("1")
 
 
 def start_raw(start: StartDriver, streams: int, *options: object) -> tuple[LoadDriver, LoadDriver]:
@@ -71,25 +52,6 @@ def test_a_run_moves_every_byte_and_reports_its_cost(start_driver: StartDriver, 
             assert result["bytes"] == size
             assert 0 < result["seconds"] < wall
     assert all(result["cpu_s"] > 0 for result in results)
-    quit_all(ends)
-
-
-@pytest.mark.parametrize("streams", [1, 3])
-def test_a_run_goes_through_all_of_its_memory_and_no_more(start_driver: StartDriver, streams: int) -> None:
-    ends = start_raw(start_driver, streams, "--memory-bytes", 64 * MIB)
-    # Referenced: the kernel's mark on pages that were used since the last look. Those beside the run's memory are few,
-    # and of each of the server's streams a block of the run before.
-    for memory in (16 * MIB, 64 * MIB, 32 * MIB):
-
-        def all_is_used_and_no_more(memory: int = memory) -> bool:
-            # Here, not before: a stream may still end the run before when its result is known.
-            for end in ends:
-                forget_use(end)
-            ask(ends, f"run {8 * memory} {memory}", "result")
-            return all(memory <= kernel_count(end, "Referenced") < memory + 8 * MIB for end in ends)
-
-        # Again and again: which stream moves how much of a run is left to the scheduler.
-        wait_until(all_is_used_and_no_more, f"the use of {memory} bytes, and no more, by both ends")
     quit_all(ends)
 
 

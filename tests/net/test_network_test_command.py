@@ -88,51 +88,46 @@ def test_a_rank_that_fails_ends_both_commands(environment: dict[str, str]) -> No
     assert "the command on the node of rank 0 says why" in second[2].lower()
 
 
-@pytest.mark.parametrize(
-    ("words", "starts_python"),
-    [
-        (["torchrun", "--nnodes", "2"], False),
-        (["/opt/venv/bin/torchrun"], False),
-        (["srun", "--nodes", "2", "torchrun", "--nnodes", "2"], False),
-        (["python", "-m", "torch.distributed.run"], False),
-        (["accelerate", "launch", "--num_machines", "2"], False),
-        (["srun", "--nodes", "2"], True),
-        (["mpirun", "-x", "MASTER_ADDR=a"], True),
-        (["python", "own_launcher.py", "--nodes", "2"], True),
-        (["srun", "--nodes", "2", "./set_network.sh"], True),
-    ],
-)
-def test_launchers_of_scripts_and_of_commands(words: list[str], starts_python: bool) -> None:
-    assert users_script(words) is None
-    command = launcher_command(words, PLAN)
-    assert command[: len(words)] == words
-    *python, script, plan = command[len(words) :]
-    assert python == ([sys.executable] if starts_python else [])
-    assert Path(script).name == "rank_script.py"
-    assert Plan(**json.loads(plan)) == PLAN
+def test_launchers_of_scripts_and_of_commands() -> None:
+    for launcher, starts_python in (
+        ("torchrun --nnodes 2", False),
+        ("/opt/venv/bin/torchrun", False),
+        ("srun --nodes 2 torchrun --nnodes 2", False),
+        ("python -m torch.distributed.run", False),
+        ("accelerate launch --num_machines 2", False),
+        ("srun --nodes 2", True),
+        ("mpirun -x MASTER_ADDR=a", True),
+        ("python own_launcher.py --nodes 2", True),
+        ("srun --nodes 2 ./set_network.sh", True),
+    ):
+        words = launcher.split()
+        assert users_script(words) is None
+        command = launcher_command(words, PLAN)
+        assert command[: len(words)] == words
+        *python, script, plan = command[len(words) :]
+        assert python == ([sys.executable] if starts_python else [])
+        assert Path(script).name == "rank_script.py"
+        assert Plan(**json.loads(plan)) == PLAN
 
 
-@pytest.mark.parametrize(
-    ("launcher", "script"),
-    [
-        (["torchrun", "--nproc-per-node", "2"], ["train.py"]),
-        (["torchrun", "--nnodes", "2"], ["missing/train.py", "--lr", "1"]),
-        (["torchrun", "--nnodes", "2"], ["-m", "package.train"]),
-        (["srun", "--nodes", "2", "torchrun", "--nnodes", "2"], ["train.py"]),
-        (["python", "-m", "torch.distributed.run"], ["train.py"]),
-        (["accelerate", "launch"], ["train.py"]),
-        (["srun", "--nodes", "2"], ["python3", "-u", "train.py"]),
-        (["mpirun", "-x", "MASTER_ADDR=a"], ["/opt/bin/python", "-m", "package.train"]),
-    ],
-)
 def test_a_script_is_refused_before_anything_starts(
-    launcher: list[str], script: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")  # no launcher could be started: another message
-    assert main(["test", "--", *launcher, *script]) == 2
-    errors = capsys.readouterr().err
-    assert f"leave yours out: bagua-net test -- {' '.join(launcher)}\n" in errors
-    assert f"bagua-net compare -- {' '.join([*launcher, *script])}\n" in errors
+    for launcher, script in (
+        ("torchrun --nproc-per-node 2", "train.py"),
+        ("torchrun --nnodes 2", "missing/train.py --lr 1"),
+        ("torchrun --nnodes 2", "-m package.train"),
+        ("srun --nodes 2 torchrun --nnodes 2", "train.py"),
+        ("python -m torch.distributed.run", "train.py"),
+        ("accelerate launch", "train.py"),
+        ("srun --nodes 2", "python3 -u train.py"),
+        ("mpirun -x MASTER_ADDR=a", "/opt/bin/python -m package.train"),
+    ):
+        assert main(["test", "--", *launcher.split(), *script.split()]) == 2
+        errors = capsys.readouterr().err
+        assert f"leave yours out: bagua-net test -- {launcher}\n" in errors
+        assert f"bagua-net compare -- {launcher} {script}\n" in errors
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -12,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +18,6 @@ from bagua.net.bench.result_file import Figure, read_result
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-from measure.__main__ import TOOLS
-from measure.__main__ import main as measure
 from measure.runner import DAY_S, Measure, Plan, Row, Sample, Tool
 
 from bagua.net.bench.api import BenchError, Column, figures
@@ -115,34 +110,3 @@ def test_a_variant_that_fails_is_an_error_and_the_others_go_on(
     code, measured = run(tmp_path, at=("one", "a", 0), stop=fail)
     assert (code, measured) == (1, [one for one in ALL if one[:2] != ("one", "a")])
     assert "ERROR: here: a with one: no more" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("module", ["networks", "all_reduce"])
-def test_without_gpus_networks_are_compared_only_where_cpus_are_asked_for(
-    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """gloo would use neither NCCL nor the plugin."""
-    torch = pytest.importorskip("torch", reason="needs PyTorch, which counts GPUs")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    found = importlib.import_module(f"measure.{module}")
-    tool = found.Networks if module == "networks" else found.AllReduce
-    with pytest.raises(SystemExit, match="2"):
-        tool.main([])
-    assert "--nproc-per-node 2 needs as many GPUs, and torch sees 0; use --device cpu" in capsys.readouterr().err
-    given = argparse.Namespace(device="cpu", ranks=2, share_gpus=False, ranks_per_host=1)
-    tool.check(argparse.ArgumentParser(), given)
-    assert given.device == "cpu"
-
-
-def test_an_interrupt_outside_the_turns_is_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """While a tool imports torch, say."""
-
-    def interrupt(_: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(TOOLS, "toy", ("toy_tool", "nothing"))
-    monkeypatch.setitem(sys.modules, "toy_tool", SimpleNamespace(main=interrupt))
-    assert measure(["toy"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
