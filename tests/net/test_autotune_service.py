@@ -96,25 +96,21 @@ def test_the_fastest_bucket_size_is_found_by_two_ranks(serve: Any) -> None:
     assert names(answer) == [["A", "B", "C", "D"], ["E"]]
 
 
-def test_samples_wait_for_the_warmup_and_a_time_each(serve: Any) -> None:
-    client = serve(world_size=1, autotune_level=1, warmup_time_s=1e6)
-    first = client.register_tensors("net", TENSORS).json()["recommended_hyperparameters"]
-    for iteration in range(5):
-        client.report_metrics("net", 0, iteration, BaguaHyperparameter().update(first), 1.0)
-        answer = client.ask_hyperparameters("net", 0, iteration).json()
-        assert answer == {"recommended_hyperparameters": first, "is_autotune_completed": False}
-
-
-def test_samples_need_all_ranks(serve: Any) -> None:
-    client = serve(world_size=2, autotune_level=1, sampling_confidence_time_s=0, warmup_time_s=0)
-    first = client.register_tensors("net", TENSORS).json()["recommended_hyperparameters"]
-    sizes = []
-    for iteration in range(5):
-        client.report_metrics("net", 0, iteration, BaguaHyperparameter().update(first), 1.0)
-        asked = client.ask_hyperparameters("net", 0, iteration).json()["recommended_hyperparameters"]
-        sizes.append(asked["bucket_size"])
+@pytest.mark.parametrize(
+    "options",
+    [{"world_size": 1, "warmup_time_s": 1e6}, {"world_size": 2, "warmup_time_s": 0}],
+    ids=["warm-up", "ranks"],
+)
+def test_samples_wait_for_the_warmup_and_for_all_ranks(serve: Any, options: dict[str, Any]) -> None:
+    client = serve(autotune_level=1, sampling_confidence_time_s=0, **options)
+    answer = client.register_tensors("net", TENSORS).json()["recommended_hyperparameters"]
+    client.report_metrics("net", 0, 0, BaguaHyperparameter().update(answer), 1.0)
     # The first question ends a sample, before which nobody had asked.
-    assert len(set(sizes)) == 1
+    first = client.ask_hyperparameters("net", 0, 0).json()
+    for iteration in range(1, 5):
+        client.report_metrics("net", 0, iteration, BaguaHyperparameter().update(answer), 1.0)
+        assert client.ask_hyperparameters("net", 0, iteration).json() == first
+    assert not first["is_autotune_completed"]
 
 
 def test_after_max_samples_the_best_is_kept(serve: Any) -> None:

@@ -19,13 +19,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from support.lab_traffic import PATIENCE_S, assert_each_holds, assert_sum_holds, connections, measure, until
+from support.lab_traffic import PATIENCE_S, assert_sum_holds, connections, until
 from support.labs import Lab, needs_lab
 from support.processes import is_alive, wait_until
 from support.sweeps import each_value_once
 
 # isort: split
-from netlab import NetlabError, SlowFlows, cli, data_flows, missing_privilege, missing_tap_device, tap
+from netlab import NetlabError, cli, missing_privilege, missing_tap_device, tap
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NO_DELAYS = missing_privilege() or missing_tap_device()
@@ -48,18 +48,6 @@ def test_rates_hold_in_both_directions_on_uneven_links_and_by_nic() -> None:
     with Lab(nics=2, rate_mbit=(20, 80)) as lab:
         assert_sum_holds(20, lab, 0, 1, nic=0)
         assert_sum_holds(80, lab, 0, 1, nic=1)
-
-
-@needs_lab
-def test_each_flow_is_capped_several_add_up_and_one_in_two_is_slow() -> None:
-    with Lab(rate_mbit=2000, per_flow_mbit=50) as lab:
-        assert_sum_holds(50, lab, 0, 1, ip_version=6)
-        assert_each_holds(50, lab, 0, 1, (40000, 40001, 40002, 40008))
-    with Lab(per_flow_mbit=40, slow_flows=SlowFlows(2, 8)) as lab:
-        measure(lab, 0, 1, (40000, 40002))
-        used = data_flows(lab.flow_usage(0))
-        assert [usage.cap_mbit for usage in used] in ([40, 8], [8, 8])  # two neighbours, or the classes begin anew
-        assert all(usage.bytes_sent > 100_000 for usage in used)
 
 
 _READS_SYSFS = """

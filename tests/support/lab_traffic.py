@@ -122,17 +122,6 @@ def until(good: Callable[[Found], bool], attempt: Callable[[], Found]) -> Found:
     return found
 
 
-def measure_until(good: Callable[[list[float]], bool], *how: Any, **named: Any) -> list[float]:
-    """`until` for `measure` of links that are shaped, ahead of others: their rate is of real time, and behind busy
-    processes the senders, whose threads inherit this, would send less than the links pass."""
-
-    def attempt() -> list[float]:
-        with ahead_of_others():
-            return measure(*how, **named)
-
-    return until(good, attempt)
-
-
 def holds(measured: float, limit_mbit: float) -> bool:
     """Above the limit by the bucket's burst at most; below it by headers (6 % at MTU 1500) and a busy machine.
 
@@ -142,16 +131,12 @@ def holds(measured: float, limit_mbit: float) -> bool:
 
 
 def assert_sum_holds(limit_mbit: float, lab: Lab, source: int, target: int, *how: Any, **named: Any) -> None:
-    """`holds` for all flows of `measure` together."""
-    flows = measure_until(lambda flows: holds(sum(flows), limit_mbit), lab, source, target, *how, **named)
+    """`holds` for all flows of `measure` together, ahead of others: the rate is of real time, and behind busy processes
+    the senders, whose threads inherit this, would send less than the link passes."""
+
+    def attempt() -> list[float]:
+        with ahead_of_others():
+            return measure(lab, source, target, *how, **named)
+
+    flows = until(lambda flows: holds(sum(flows), limit_mbit), attempt)
     assert holds(sum(flows), limit_mbit), (flows, limit_mbit)
-
-
-def assert_each_holds(limit_mbit: float, lab: Lab, source: int, target: int, *how: Any, **named: Any) -> None:
-    """`holds` for every flow of `measure`."""
-
-    def good(flows: list[float]) -> bool:
-        return all(holds(flow, limit_mbit) for flow in flows)
-
-    flows = measure_until(good, lab, source, target, *how, **named)
-    assert good(flows), (flows, limit_mbit)

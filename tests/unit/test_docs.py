@@ -1,21 +1,34 @@
-"""The documentation keeps its promises: commands exist, code blocks are code. `make docs` checks the links."""
+"""The documentation keeps its promises: commands and settings exist, code blocks are code that is run, and what is
+generated is current. `make docs` checks the links."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+from support.page_programs import PROGRAMS, blocks_run_by
+from support.page_programs import blocks_of as python_blocks_of
+
 from bagua import fsdp
+from bagua.net import _core
 from bagua.net.bench.ring.options import parse_options
 from bagua.torch_api import checkpoint, contrib
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "tools"))
+
+import results.pages  # noqa: E402
+
 PAGES = sorted(
     [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "examples").rglob("*.md")]
 )
@@ -141,6 +154,43 @@ def names_without_import(page: Path) -> list[str]:
 
 def test_pages_import_what_they_use_of_bagua() -> None:
     assert [one for page in PAGES for one in names_without_import(page)] == []
+
+
+def test_python_blocks_are_run_and_programs_run_blocks_that_exist() -> None:
+    """By a program of tests/docs/programs, or as a script of its own."""
+    pages = [name_of(page) for page in PAGES if page == REPOSITORY / "README.md" or "docs" in page.parts]
+    there = {(page, number): block for page in pages for number, block in enumerate(python_blocks_of(page), start=1)}
+    run = {block for program in PROGRAMS.glob("*.py") for block in blocks_run_by(program)}
+    missing = [
+        f"{page}:{one.line}" for (page, number), one in there.items() if not (one.script or (page, number) in run)
+    ]
+    assert missing == [], "run them in tests/docs/programs, or give a fragment another language, such as `text`"
+    assert run - there.keys() == set()
+
+
+def test_settings_in_the_documentation_exist() -> None:
+    """`BAGUA_NET_*` stands for all of them; a longer name, such as MY_BAGUA_NET_X, is another."""
+    variable = re.compile(r"(?<![A-Z0-9_])(?:ENABLE_BAGUA_NET|BAGUA_NET_[A-Z][A-Z0-9_]*)")
+    known = {knob["name"] for knob in [*_core.knobs(), *_core.retired_knobs()]}
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
+    assert [
+        (name_of(page), name) for page in pages for name in variable.findall(page.read_text()) if name not in known
+    ] == []
+
+
+@pytest.mark.parametrize("generator", ["generate_settings", "generate_cli"])
+def test_generated_pages_are_current(generator: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "tools" / "docs")}
+    command = [sys.executable, "-m", generator, "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_tables_are_those_of_the_result_files() -> None:
+    found = results.pages.load_results(REPOSITORY / "docs" / "results")
+    for page in results.pages.PAGES:
+        text = (REPOSITORY / page).read_text(encoding="utf-8")
+        assert results.pages.fill(text, found) == text, f"{page}: run make docs"
 
 
 def test_code_blocks_name_their_language() -> None:
