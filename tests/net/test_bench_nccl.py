@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.played_comparison import CASES, DEFAULT, OURS, Stage
+from support.played_comparison import CASES, OURS, Stage
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.gpu_sharing import GpuSharing, gpu_name, mps_is_running, sharing_of
@@ -18,7 +18,6 @@ from bagua.net.bench.measurement import Case
 from bagua.net.bench.nccl_ab import processes
 from bagua.net.bench.nccl_ab.backend import (
     BEST_TUNED,
-    Backend,
     bagua_net,
     bagua_net_variant,
     hand_tuned,
@@ -300,20 +299,6 @@ def test_a_run_that_is_too_long_has_fewer_rounds_of_every_case() -> None:
     assert set(counts(run).values()) == {2}
     assert run.turns.notes[0].startswith("2 of 3 rounds ran: another takes 2 s")
     assert "more than is left of --time-limit 9 s; some will be missing" in stage.messages.getvalue()
-
-
-def test_eleven_backends_up_to_a_gibibyte_fit_into_a_hundred_seconds() -> None:
-    """Three repetitions of 15 sizes, with 200 ms at 1 GiB for all of them."""
-    cases = make_cases(["all_reduce"], [8, *(16 << shift for shift in range(0, 28, 2))], 2, 4)
-    seconds = {case.bytes: 50e-6 + 0.2 * case.bytes / GIB for case in cases}
-    backends = [DEFAULT, *(Backend(f"NCCL t{number}", "Socket") for number in range(9)), OURS]
-    stage = Stage([(one, seconds) for one in backends], cases)
-    stage.overhead_s = 0.002
-    run = stage.run(time_limit_s=100.0, turn_s=0.15)
-    assert set(counts(run).values()) == {3}
-    assert len(counts(run)) == 15 * 11
-    assert stage.now <= 100.0
-    assert run.turn_plans[Case("all_reduce", 1024)].iterations > 100
 
 
 def test_memory_is_asked_for_before_the_run_and_the_rank_that_lacks_it_is_named() -> None:

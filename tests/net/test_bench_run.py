@@ -398,3 +398,5 @@ def test_a_driver_on_one_interface_is_joined_with_no_other() -> None:
         settings = DriverSettings(**common, timeout_s=10, interface=interface, environment=switched_off)  # type: ignore[arg-type]
         variables = settings.process_environment(DriverRequest("plugin", 0, 2))
         assert variables == {"LOCAL_WORLD_SIZE": "2", **left}
+        variables = settings.process_environment(DriverRequest("plugin-1", 0, 2))
+        assert variables == {"LOCAL_WORLD_SIZE": "2", "BAGUA_NET_NSTREAMS": "1", **left}

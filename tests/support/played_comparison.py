@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bagua.net.bench.measurement import Case
 from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.session import MAX_SINGLE, NcclSession, make_cases
 from bagua.net.bench.paced_run import Pace, PacedRun
@@ -78,7 +77,7 @@ class PlayedWorker:
         if self._count("time") == self.dies_at:
             return {"event": "error", "message": "the network broke"}
         operations = command["iterations"] + command["warmup"] + command["single"]
-        self._pass(seconds * operations + self._stage.overhead_s)
+        self._pass(seconds * operations)
         return {
             "event": "time",
             "seconds": seconds * command["iterations"],
@@ -107,14 +106,8 @@ THREE = ((DEFAULT, 0.004), (TUNED, 0.002), (OURS, 0.001))
 class Stage:
     """Backends of two ranks each, and their clock. What each needs for an iteration: seconds, by size or always."""
 
-    def __init__(
-        self,
-        backends: Sequence[tuple[Backend, float | Mapping[int, float]]] = THREE,
-        cases: Sequence[Case] = CASES,
-    ) -> None:
+    def __init__(self, backends: Sequence[tuple[Backend, float | Mapping[int, float]]] = THREE) -> None:
         self.now = 0.0
-        self.overhead_s = 0.0  # of every command to time something
-        self.cases = cases
         self.messages = io.StringIO()
         self._workers: list[list[PlayedWorker]] = []
         self.sessions = [self._session(backend, seconds) for backend, seconds in backends]
@@ -133,7 +126,7 @@ class Stage:
         values |= {"single": MAX_SINGLE, "verifies_twice": True, "limit": "--time-limit 9"}
         by_name = {session.name: session for session in self.sessions}
         run = PacedRun(
-            dict.fromkeys(self.cases, self.sessions),
+            dict.fromkeys(CASES, self.sessions),
             Pace(**(values | changes)),
             lambda n: Progress(n, stream=self.messages),
             give_up=(lambda session, error: by_name[session.name].fail(error)) if give_up else None,

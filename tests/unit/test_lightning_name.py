@@ -1,11 +1,14 @@
-"""Lightning knows the name "bagua" without an import of ours, and nothing else changes for it."""
+"""Lightning knows the name "bagua" without an import of ours, in both of its packages, and classes of ours for them."""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import pickle
 
 import pytest
 from support.forked_program import run_programs
+from support.ranks import run_ranks
 from support.sweeps import rest_is_deep
 
 if importlib.util.find_spec("lightning") is None:
@@ -49,3 +52,31 @@ assert found.creates_processes_externally
 def test_the_name_is_known_and_the_strategy_is_imported_when_it_is_used(package: str) -> None:
     (done,) = run_programs(1, SCRIPT.format(package=package), timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
+
+
+def _in_a_rank() -> list[str]:
+    from bagua.lightning import BaguaStrategy, CommunicationMonitor, packages
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packages, "packages_in_use", list)
+        patch.setattr(importlib.util, "find_spec", lambda _: None)
+        with pytest.raises(ImportError, match="pip install lightning"):
+            packages.package_in_use()
+        patch.setattr(importlib.util, "find_spec", lambda _: object())
+        chosen = []
+        for in_use in ([], [0], [1], [0, 1]):
+            patch.setattr(packages, "packages_in_use", lambda in_use=in_use: [packages.PACKAGES[one] for one in in_use])
+            chosen.append(packages.package_in_use())
+    for one, name in ((BaguaStrategy(algorithm="bytegrad"), "_algorithm"), (CommunicationMonitor(7), "every_n_steps")):
+        for other in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+            assert type(other) is type(one)
+            assert getattr(other, name) == getattr(one, name)
+    with pytest.raises(ValueError, match="every_n_steps=0: must be at least 1"):
+        CommunicationMonitor(0)
+    return chosen
+
+
+def test_packages_and_classes() -> None:
+    """The usual package is chosen unless the other is in use, and a missing one is named. Classes can be pickled."""
+    usual, other = "lightning.pytorch", "pytorch_lightning"
+    assert run_ranks(1, _in_a_rank, lightning=True) == [[usual, usual, other, usual]]

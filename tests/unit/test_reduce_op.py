@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from support.collective_model import REDUCTIONS, assert_reduced, contributions
 
 from bagua.collectives.reduce_op import REDUCIBLE_DTYPES, ReduceOp, Reduction, fold, is_meaningful, plan_reduction
+from bagua.comm_ops.centralized import AllReduce
+from bagua.job import torch_internals
+
+GPU = torch.device("cuda", 0)
 
 
 def test_numbers_are_those_of_the_original_interface() -> None:
@@ -89,3 +96,34 @@ def test_short_floats_are_rounded_once() -> None:
     """1 + 2**-8 twice over: bfloat16, which cannot hold 1 + 2**-8, would lose every one of them."""
     inputs = torch.tensor([[1.0], [2**-8], [2**-8]]).to(torch.bfloat16)
     assert fold(inputs, ReduceOp.SUM).item() == 1 + 2**-7
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "dtype", "ranks", "by_backend"),
+    [
+        (GPU, "nccl", torch.float32, 3, True),
+        (GPU, "nccl", torch.complex64, 3, True),
+        (GPU, "nccl", torch.bfloat16, 8, True),
+        # NCCL has 1/n in the dtype, and 1/3 in bfloat16 is 0.334.
+        (GPU, "nccl", torch.bfloat16, 3, False),
+        (GPU, "nccl", torch.float16, 6, False),
+        (GPU, "gloo", torch.float32, 2, False),
+        (torch.device("cpu"), "gloo", torch.float32, 2, False),
+    ],
+)
+def test_who_divides_by_the_number_of_ranks(
+    device: torch.device, backend: str, dtype: torch.dtype, ranks: int, by_backend: bool, monkeypatch: Any
+) -> None:
+    """The backend, or whoever fills the bucket."""
+    monkeypatch.setattr(torch_internals, "backend_name", lambda *_: backend)
+    communicator: Any = SimpleNamespace(nranks=lambda: ranks, torch_group=None)
+    operation = AllReduce(communicator, True, device, dtype)
+    assert operation.prescale == (None if by_backend else 1 / ranks)
+    assert (operation._options.reduceOp == dist.ReduceOp.AVG) == by_backend
+
+
+def test_a_sum_is_not_divided() -> None:
+    communicator: Any = SimpleNamespace(nranks=lambda: 3, torch_group=None)
+    operation = AllReduce(communicator, False, GPU, torch.bfloat16)
+    assert operation.prescale is None
+    assert operation._options.reduceOp == dist.ReduceOp.SUM

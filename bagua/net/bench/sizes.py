@@ -9,7 +9,6 @@ _SPELLING = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMG])(?:iB?)?|B)?", re.IGNORECAS
 
 # 1 TiB: far above what fits in memory, low enough that a slip of the keyboard is caught as one.
 MAX_SIZE_BYTES = 1 << 40
-MAX_STEP_FACTOR = 1024
 
 
 def parse_size(text: str) -> int:
@@ -47,8 +46,6 @@ def size_series(begin_bytes: int, end_bytes: int, factor: int) -> list[int]:
             f"smallest size {format_size(begin_bytes)} is above the largest size {format_size(end_bytes)};"
             " lower -b/--minbytes or raise -e/--maxbytes"
         )
-    if not 2 <= factor <= MAX_STEP_FACTOR:
-        raise ValueError(f"step factor {factor} is outside 2..{MAX_STEP_FACTOR}; change -f/--stepfactor")
     sizes = []
     size = begin_bytes
     while size <= end_bytes:
