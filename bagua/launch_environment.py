@@ -3,7 +3,7 @@ every call: programs change it after the import.
 
 Two questions are asked. Training asks torchrun's variables alone, as torch's rendezvous does, and refuses what is no
 number (`rank`, `world_size` and so on). Whoever only reports, as the plugin, believes any launcher (`job_position`);
-net_plugin/os/launcher.cc answers this for C++, and tests/net/test_launchers.py compares the two.
+net_plugin/os/launcher.cc answers this for C++, and tests/net/test_core_bindings.py compares the two.
 """
 
 from __future__ import annotations
