@@ -96,21 +96,19 @@ def test_the_fastest_bucket_size_is_found_by_two_ranks(serve: Any) -> None:
     assert names(answer) == [["A", "B", "C", "D"], ["E"]]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"world_size": 1, "warmup_time_s": 1e6}, {"world_size": 2, "warmup_time_s": 0}],
-    ids=["warm-up", "ranks"],
-)
-def test_samples_wait_for_the_warmup_and_for_all_ranks(serve: Any, options: dict[str, Any]) -> None:
-    client = serve(autotune_level=1, sampling_confidence_time_s=0, **options)
-    answer = client.register_tensors("net", TENSORS).json()["recommended_hyperparameters"]
-    client.report_metrics("net", 0, 0, BaguaHyperparameter().update(answer), 1.0)
-    # The first question ends a sample, before which nobody had asked.
-    first = client.ask_hyperparameters("net", 0, 0).json()
-    for iteration in range(1, 5):
-        client.report_metrics("net", 0, iteration, BaguaHyperparameter().update(answer), 1.0)
-        assert client.ask_hyperparameters("net", 0, iteration).json() == first
-    assert not first["is_autotune_completed"]
+@pytest.mark.parametrize(("ranks", "warmup_time_s", "samples"), [(1, 1e6, 0), (2, 0, 1)])
+def test_samples_wait_for_the_warmup_and_for_all_ranks(
+    serve: Any, ranks: int, warmup_time_s: float, samples: int
+) -> None:
+    """One rank alone asks. Its first question ends a sample, before which nobody had asked."""
+    client = serve(world_size=ranks, autotune_level=1, sampling_confidence_time_s=0, warmup_time_s=warmup_time_s)
+    answers = [client.register_tensors("net", TENSORS).json()["recommended_hyperparameters"]]
+    for iteration in range(5):
+        client.report_metrics("net", 0, iteration, BaguaHyperparameter().update(answers[-1]), 1.0)
+        asked = client.ask_hyperparameters("net", 0, iteration).json()
+        assert not asked["is_autotune_completed"]
+        answers.append(asked["recommended_hyperparameters"])
+    assert len({answer["bucket_size"] for answer in answers}) == 1 + samples
 
 
 def test_after_max_samples_the_best_is_kept(serve: Any) -> None:
