@@ -1,22 +1,18 @@
-"""Decentralized training: x' = mix(x) - lr * g(x), against all ranks simulated in one process from the formula."""
+"""Decentralized training: memory, rounding, arguments, the operation, and rounds that go wrong. What is exchanged, and
+when: test_weight_exchanges.py and test_step_programs.py."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+import os
+import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.decentralized import BOTH, Case, adam, check_formula, several
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.replicas import (
-    momentum,
-    sgd,
-    train_step,
-)
 from support.training import (
     NODES_OF_TWO_AND_ONE,
     TWO_NODES_OF_TWO,
@@ -27,94 +23,33 @@ from support.training import (
     launched_on,
     message_of,
     mlp,
+    train,
+    wrap_with,
 )
+from support.weight_exchanges import PARTS, MeansByHand, Turns, backward
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
+from bagua.comm_ops.decentralized import PeerWeightAverage
+from bagua.comm_ops.weight_exchange import MeanOfAll, MeanOfPairs
+from bagua.engine.bucket import Bucket
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from bagua.torch_api.bucket import BaguaBucket
+from bagua.torch_api.data_parallel import DistributedDataParallel
 
-# --- the formula -----------------------------------------------------------------------------------------------------
-
-
-HOWS = ("with_bagua", "with_bagua unflattened", "wrapper", "wrapper unlisted", "wrapper unlisted unflattened")
-OF_TWO = (
-    *(Case("all", interval) for interval in (1, 3)),
-    Case("shift_one", 2),
-    *(Case(mode, 2, how, several, steps=5) for mode, how in zip(itertools.cycle(BOTH), HOWS, strict=False)),
-    *(Case(mode, make_optimizers=make, steps=5) for mode, make in zip(BOTH, (momentum, adam), strict=True)),
-    *(Case(mode, dtype=one, steps=5) for mode, one in zip(BOTH, (torch.bfloat16, torch.float16), strict=True)),
-)
-OF_THREE = (Case("all", 2, make_optimizers=momentum), Case("all", dtype=torch.bfloat16))
-OF_FOUR = (
-    Case("all", 2),
-    *(Case("shift_one", interval, make_optimizers=momentum) for interval in (1, 3)),
-)
-
-OTHERS = {
-    2: (
-        Case("all", 2),
-        *(Case("shift_one", interval) for interval in (1, 3)),
-        *(Case(mode, make_optimizers=make, steps=5) for mode, make in zip(BOTH, (adam, momentum), strict=True)),
-        *(Case(mode, dtype=one, steps=5) for mode, one in zip(BOTH, (torch.float16, torch.bfloat16), strict=True)),
-    ),
-    3: (Case("all", 1, make_optimizers=momentum), Case("all", dtype=torch.float16)),
-    4: (Case("shift_one", 2, make_optimizers=momentum), Case("shift_one", dtype=torch.bfloat16)),
-}
+MODES = ("all", "shift_one")
 
 
-@pytest.mark.parametrize(("ranks", "cases"), [(2, OF_TWO), (3, OF_THREE), (4, OF_FOUR)])
-def test_weights_and_peer_weights_are_those_of_the_formula(ranks: int, cases: Sequence[Case]) -> None:
-    run_ranks(ranks, check_formula, cases)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("ranks", OTHERS)
-def test_other_combinations_follow_the_formula(ranks: int) -> None:
-    run_ranks(ranks, check_formula, OTHERS[ranks])
-
-
-@pytest.mark.parametrize("hierarchical", [False, True])
-def test_one_rank_alone_trains_as_without(hierarchical: bool) -> None:
-    cases = [
-        Case(mode, 2, how, momentum, hierarchical=hierarchical)
-        for mode in BOTH
-        for how in ("with_bagua", "wrapper unlisted")
-    ]
-    run_ranks(1, check_formula, cases)
-
-
-NODES = {
-    "two nodes of two": (TWO_NODES_OF_TWO, [[0, 1], [2, 3]]),
-    "nodes of two and one": (NODES_OF_TWO_AND_ONE, [[0, 1], [2]]),
-}
-
-
-@pytest.mark.parametrize("name", NODES)
-def test_nodes_exchange_their_means(name: str) -> None:
-    env, nodes = NODES[name]
-    cases = [
-        Case(mode, interval, how, momentum, dtype, hierarchical=True, steps=6, nodes=nodes)
-        for mode, interval, how, dtype in (
-            ("shift_one", 1, "with_bagua", torch.float32),
-            ("all", 2, "wrapper unlisted unflattened", torch.float32),
-            ("all", 1, "with_bagua", torch.bfloat16),
-        )
-    ]
-    run_ranks(len(env), check_formula, cases, env=env)
-
-
-def test_all_ranks_on_one_node_are_one_node_also_if_they_are_odd() -> None:
-    cases = [Case(mode, hierarchical=True, steps=4, nodes=[[0, 1, 2]]) for mode in BOTH]
-    run_ranks(3, check_formula, cases)
+def sgd(net: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(net.parameters(), lr=0.1)]
 
 
 @on_ranks(2)
 def test_weights_lie_in_reverse_order_as_in_bagua_0_9(rank: int, device: torch.device) -> None:
     for how in ("with_bagua", "with_bagua unflattened"):
         net = mlp(0, device)
-        Case(how=how).wrap(net, [torch.optim.SGD(net.parameters(), lr=0.1)])
+        wrap_with(how, net, sgd(net), DecentralizedAlgorithm(False))
         (bucket,) = net.bagua_buckets
         names = [name for name, _ in net.named_parameters()]
         assert [tensor.bagua_tensor_name for tensor in bucket.tensors] == names[::-1]
@@ -229,7 +164,7 @@ def _odd(hierarchical: bool) -> None:
     assert "peer_selection_mode='all'" in told
     # Nothing is left behind: it can be wrapped by what works.
     net.with_bagua(optimizers, DecentralizedAlgorithm(hierarchical))
-    train_step(net, optimizers, batches(rank, 1, device)[0])
+    train(net, optimizers[0], batches(rank, 1, device))
 
 
 THREE_NODES = launched_on(1, 1, 1)
@@ -251,3 +186,200 @@ def test_arguments_of_the_operation(device: torch.device) -> None:
     )
     assert "'shift_one'" in told
     assert not bucket.ops
+
+
+# --- rounds that go wrong --------------------------------------------------------------------------------------------
+
+
+class Rounds(Turns):
+    """Of two ranks."""
+
+    hand: MeansByHand
+
+    def forward(self) -> Tensor:
+        """A forward pass alone."""
+        return backward(self.model, self.number + 500, self.rank, "forward")
+
+    def turn_without_an_exchange(self) -> None:
+        with mock.patch.object(self.hand, "before_pass"):
+            self.turn(PARTS)
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: one.detach().clone() for name, one in self.net.named_parameters()}
+
+
+def _loaded_after_a_trial(turns: Rounds) -> None:
+    """What was loaded after an exchange began is not overwritten by the mean of what it replaced. The exchange that was
+    begun in vain is that of the round."""
+    turns.forward()
+    turns.hand.before_pass()
+    turns.hand.means = {}
+    for rank, net in enumerate(turns.hand.nets):
+        torch.manual_seed(20 + rank)
+        net.load_state_dict({name: torch.randn_like(one) for name, one in net.state_dict().items()})
+    turns.net.load_state_dict(turns.hand.nets[turns.rank].state_dict())
+    turns.turn_without_an_exchange()
+
+
+def _changed_and_restored_on_one_rank(turns: Rounds) -> None:
+    """What swapping in averaged weights does: this rank goes without the mean, and nobody waits. Its peers get the mean
+    of the weights of the forward pass, however late the exchange begins."""
+    changed, exchanged = threading.Event(), threading.Event()
+    run = PeerWeightAverage.run
+
+    def run_late(operation: PeerWeightAverage, bucket: Bucket) -> None:
+        changed.wait()
+        run(operation, bucket)
+        exchanged.set()
+
+    with mock.patch.object(PeerWeightAverage, "run", run_late):
+        if turns.rank != 0 or turns.device.type == "cuda":  # there it is queued by this thread, at once
+            changed.set()
+        turns.forward()
+        if turns.rank == 0:
+            kept = turns.weights()
+            with torch.no_grad():
+                for parameter in turns.net.parameters():
+                    parameter.zero_()
+            changed.set()
+            exchanged.wait()
+            turns.net.load_state_dict(kept)
+    turns.hand.before_pass()
+    own = turns.hand.weights[0]
+    turns.hand.means = {name: [own[name].detach().clone(), one[1]] for name, one in turns.hand.means.items()}
+    turns.turn_without_an_exchange()
+
+
+def _backward_in_no_sync(turns: Rounds) -> None:
+    """The mean is put in place before a step all the same, and the round goes on."""
+    turns.net.zero_grad()
+    loss = turns.forward()
+    with turns.net.bagua_ddp.no_sync():
+        loss.backward()
+    for optimizer in turns.optimizers.values():
+        optimizer.step()
+    turns.hand.turn(turns.number + 500, [[*turns.optimizers]] * 2, "plain")
+    turns.compare()
+    turns.turn_without_an_exchange()
+
+
+def _unseen_step(turns: Rounds) -> None:
+    """Something else than a listed optimizer changes the weights: an error, not an update that is lost."""
+    turns.forward().backward()
+    with torch.no_grad():
+        for parameter in turns.net.parameters():
+            parameter.add_(1.0)
+    before = turns.weights()
+    assert "exactly the optimizers that you step" in message_of(RuntimeError, turns.forward)
+    assert all(torch.equal(one, before[name]) for name, one in turns.weights().items())
+    turns.net.load_state_dict(turns.hand.nets[turns.rank].state_dict())
+    turns.hand.exchanges += 1
+
+
+def _stale_graph(turns: Rounds) -> None:
+    """A graph of the weights before the mean cannot be used after it."""
+    loss = turns.forward()
+    loss.backward(retain_graph=True)
+    with torch.no_grad():
+        turns.forward()  # puts the mean in place, as if the step had been skipped
+    assert "modified by an inplace operation" in message_of(RuntimeError, loss.backward)
+    turns.hand.before_pass()
+    turns.hand.before_steps()
+
+
+def _interrupted(turns: Rounds) -> None:
+    """A backward pass that raises leaves the exchange for the next one."""
+
+    def stop(_: Any) -> None:
+        raise KeyError("of the user")
+
+    loss = turns.forward()
+    handle = turns.net.first.weight.register_hook(stop)
+    assert "of the user" in message_of(KeyError, loss.backward)
+    handle.remove()
+
+
+def _wrapped_again(turns: Rounds) -> None:
+    """A mean that is under way is put in place before all begin with rank 0's weights again."""
+    turns.forward()
+    turns.hand.before_pass()
+    turns.hand.before_steps()
+    turns.wrap_again()
+
+
+SITUATIONS = (
+    _loaded_after_a_trial,
+    _changed_and_restored_on_one_rank,
+    _backward_in_no_sync,
+    _unseen_step,
+    _stale_graph,
+    _interrupted,
+    _wrapped_again,
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@on_ranks(2)
+def test_rounds_that_go_wrong(mode: str) -> None:
+    """After a round that is as all are, and before one."""
+    for situation in SITUATIONS:
+        turns = Rounds(("decentralized", {"hierarchical": False, "peer_selection_mode": mode}))
+        turns.turn(PARTS)
+        situation(turns)
+        turns.turn(PARTS)
+
+
+# --- the exchange runs meanwhile -------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    os.environ.get("BAGUA_TEST_DEVICE") == "cuda",
+    reason="with CUDA no thread of the host takes part in an exchange; this needs one to stop it",
+)
+@pytest.mark.parametrize("mode", MODES)
+@on_ranks(2, fresh=True)
+def test_forward_and_backward_run_while_weights_are_exchanged(mode: str) -> None:
+    """It is not done before the backward pass has begun, and the pass does not wait for it."""
+    kind = MeanOfPairs if mode == "shift_one" else MeanOfAll
+    original = kind.mix
+    backward_is_running = threading.Event()
+
+    def mix(self: Any, values: Tensor, step: int) -> None:
+        assert backward_is_running.wait(30), "the exchange was waited for before the backward pass"
+        original(self, values, step)
+
+    kind.mix = mix  # type: ignore[method-assign]
+    turns = Turns(("decentralized", {"hierarchical": False, "peer_selection_mode": mode}))
+    turns.net.first.weight.register_hook(lambda _: backward_is_running.set())
+    for _ in range(3):
+        backward_is_running.clear()
+        turns.turn(PARTS)
+
+
+@on_ranks(3)
+def test_other_communication_does_not_get_in_between(rank: int, device: torch.device) -> None:
+    """Two modules, buffers that are broadcast, and a loss that the user averages, while weights are exchanged."""
+    models: list[Any] = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(2, 3000), nn.ReLU(), nn.Linear(3000, 4)).to(device)
+        net.register_buffer("counter", torch.zeros(3, device=device))
+        optimizers = [torch.optim.SGD(net.parameters(), lr=1e-3)]
+        models.append(DistributedDataParallel(net, optimizers=optimizers, algorithm=DecentralizedAlgorithm(False)))
+    for x, y in batches(rank, 8, device):
+        means = [[one.detach().clone() for one in model.parameters()] for model in models]
+        for mean in (one for of_model in means for one in of_model):
+            dist.all_reduce(mean)
+            mean /= dist.get_world_size()
+        total = torch.zeros((), device=device)
+        for model in models:
+            model.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            shown = loss.detach().clone()
+            dist.all_reduce(shown)
+            total = total + loss
+        total.backward()
+        for model, of_model in zip(models, means, strict=True):
+            model.bagua_optimizers[0].step()
+            for one, mean in zip(model.parameters(), of_model, strict=True):
+                torch.testing.assert_close(one.detach(), mean - 1e-3 * one.grad)

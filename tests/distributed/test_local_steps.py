@@ -1,19 +1,18 @@
-"""local_sgd, diloco and streaming_diloco, compared with their formulas computed on one process; what they refuse."""
+"""local_sgd, diloco and streaming_diloco: codecs, states, what counts as a step, and what they refuse. What is
+exchanged, and when: test_weight_exchanges.py and test_step_programs.py."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import itertools
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.local_steps import RATE, Reference, batch, loss_of, make_step, model_of
+from support.local_steps import RATE, batch, loss_of, make_step, model_of
 from support.logged import told_of
 from support.rank_tests import on_ranks
-from support.sweeps import rest_is_deep
 from support.training import message_of
 from torch import Tensor, nn
 
@@ -24,8 +23,6 @@ from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.fragments import split
 from bagua.torch_api.data_parallel import DistributedDataParallel
 from bagua.torch_api.wrap_summary import summary
-
-STEPS = 13
 
 
 def are_equal(*tensors: Tensor) -> bool:
@@ -39,53 +36,10 @@ def outer_adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.05)
 
 
-class RisingMomentum(torch.optim.SGD):
-    """Over three steps, to 0.9."""
-
-    steps = 0
-
-    def step(self) -> None:  # type: ignore[override]
-        self.steps += 1
-        self.param_groups[0]["momentum"] = (0.3, 0.6, 0.9)[min(self.steps, 3) - 1]
-        super().step()
-
-
-def outer_rising(parameters: Any) -> torch.optim.Optimizer:
-    return RisingMomentum(parameters, **DEFAULT_OUTER)
-
-
-DEFAULT_OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-
-# name, options; interval, fragments, delay, alpha, outer optimizer of the reference
-CASES: list[tuple[str, dict[str, Any], tuple[int, int, int, float], Any]] = [
-    ("local_sgd", {"sync_every": 1}, (1, 1, 0, 0.0), None),
-    ("local_sgd", {"sync_every": 4}, (4, 1, 0, 0.0), None),
-    ("diloco", {"sync_every": 3}, (3, 1, 0, 0.0), "sgd"),
-    ("diloco", {"sync_every": 3, "outer_optimizer": outer_adam}, (3, 1, 0, 0.0), outer_adam),
-    ("diloco", {"sync_every": 2, "momentum_rounds": 3}, (2, 1, 0, 0.0), outer_rising),
-    ("streaming_diloco", {"sync_every": 2, "momentum_rounds": 3}, (1, 2, 0, 0.0), outer_rising),
-    ("streaming_diloco", {"sync_every": 4}, (2, 2, 0, 0.0), "sgd"),
-    ("streaming_diloco", {"sync_every": 6, "fragments": 3, "delay": 1, "alpha": 0.25}, (2, 3, 1, 0.25), "sgd"),
-    ("streaming_diloco", {"sync_every": 3, "fragments": 1, "delay": 2, "alpha": 0.5}, (3, 1, 2, 0.5), "sgd"),
-    ("streaming_diloco", {"sync_every": 6, "delay": 1, "alpha": 1.0}, (3, 2, 1, 1.0), "sgd"),
-]
-
-
-def _outer(found: Any) -> Any:
-    return (lambda parameters: torch.optim.SGD(parameters, **DEFAULT_OUTER)) if found == "sgd" else found
-
-
 def trained(rank: int, device: torch.device, name: str, options: dict[str, Any]) -> tuple[Any, torch.optim.Optimizer]:
     model = model_of(rank).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     return bagua.with_bagua(model, [optimizer], Algorithm.init(name, **options)), optimizer
-
-
-def fragments_of(model: Any, count: int) -> list[list[str]]:
-    found: list[list[str]] = [[] for _ in range(count)]
-    for bucket in model.bagua_buckets:
-        found[int(bucket.name.partition(".")[0])] += [record.name for record in bucket.records]
-    return found
 
 
 def outer_momentum(model: Any) -> list[Tensor]:
@@ -114,36 +68,6 @@ def test_differences_are_compressed_by_any_codec(rank: int, device: torch.device
         )
         gaps = [(a - b).abs().max().item() for a, b in zip(plain.parameters(), rounded.parameters(), strict=True)]
         assert 0 < max(gaps) < 0.35 * moved, f"{codec}: {max(gaps)} of {moved}"
-
-
-@pytest.mark.parametrize("ranks", rest_is_deep([2, 3], 1))
-@on_ranks(fresh=True)
-def test_weights_are_those_of_the_formulas(rank: int, device: torch.device) -> None:
-    for name, options, (interval, count, delay, alpha), outer in CASES:
-        model, optimizer = trained(rank, device, name, options)
-        fragments = fragments_of(model, count)
-        named = [key for key, _ in reversed(list(model.named_parameters()))]
-        assert list(itertools.chain(*fragments)) == named, "fragments follow the order of the parameters"
-        reference = Reference(bagua.get_world_size(), fragments, interval, delay, alpha, _outer(outer))
-        for number in range(STEPS):
-            make_step(model, [optimizer], number, rank)
-            reference.step(number)
-            for (key, mine), theirs in zip(
-                model.named_parameters(), reference.replicas[rank].parameters(), strict=True
-            ):
-                difference = (mine.detach().cpu() - theirs).abs().max().item()
-                assert difference < 2e-5, f"{name} {options}, step {number}, {key}: {difference}"
-            if delay == 0 and alpha == 0 and reference.steps == 0:
-                last = fragments[(reference.rounds - 1) % count]
-                parameters = dict(model.named_parameters())
-                assert are_equal(*(parameters[key] for key in last)), (
-                    f"{name}: {last} are not the same bits on all ranks"
-                )
-        stats = model.bagua_ddp.stats()
-        assert stats.steps == reference.rounds
-        timed = {bucket.name.partition(".")[0] for bucket in stats.buckets}
-        assert timed == {str((reference.rounds - 1) % count)}, "each exchange is timed, the last one too"
-        assert stats.nbytes in [sum(4 * model.get_parameter(key).numel() for key in part) for part in fragments]
 
 
 @on_ranks(2, fresh=True)

@@ -1,89 +1,24 @@
-"""Low-precision decentralized training, against all ranks simulated in one process from the formula, with the reference
-quantiser; and the copies of the neighbours' weights, which are theirs to the bit."""
+"""Low-precision decentralized training: dtypes, states, arguments and the operation. What is exchanged, and when:
+test_weight_exchanges.py and test_step_programs.py."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from support.decentralized import check_formula, several
-from support.low_precision_ring import Case, Job, bucket_names, check_replicas
 from support.rank_tests import on_ranks
-from support.ranks import run_ranks
-from support.replicas import flat_weights, gathered, momentum, sgd, train_step
-from support.round_situations import SITUATIONS
-from support.sweeps import rest_is_deep
-from support.training import (
-    NODES_OF_TWO_AND_ONE,
-    TWO_NODES_OF_TWO,
-    MixedDtypes,
-    batches,
-    launched_on,
-    message_of,
-    mlp,
-)
-from torch import Tensor, nn
+from support.training import MixedDtypes, batches, gathered, message_of, mlp, train
+from support.weight_exchanges import bucket_names, check_replicas
+from torch import nn
 
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.decentralized import LowPrecisionDecentralizedAlgorithm
 from bagua.torch_api.bucket import BaguaBucket
 
-SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1000"}
 
-
-HOWS = ("with_bagua", "with_bagua unflattened", "wrapper", "wrapper unflattened")
-CASES = {
-    1: (Case(make_optimizers=momentum), Case("", 2, "wrapper unflattened", several, hierarchical=True)),
-    2: (
-        *(Case("", interval) for interval in (1, 3)),
-        *(Case("", 2, how, several, steps=5) for how in HOWS[1:3]),
-        *(Case(dtype=dtype, steps=5) for dtype in (torch.bfloat16, torch.float16)),
-    ),
-    3: (Case(make_optimizers=momentum), Case("", 2, "with_bagua unflattened")),
-    4: (Case(make_optimizers=momentum), Case("", 3, "wrapper")),
-}
-OTHERS = {
-    2: (Case("", 2), *(Case("", 2, how, several, steps=5) for how in (HOWS[0], *HOWS[3:]))),
-    3: (Case(dtype=torch.bfloat16, steps=5),),
-    4: (Case(dtype=torch.float16, steps=5),),
-}
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("ranks", OTHERS)
-def test_other_combinations_follow_the_formula(ranks: int) -> None:
-    run_ranks(ranks, check_formula, OTHERS[ranks], env=SMALL_BUCKETS)
-
-
-@pytest.mark.parametrize("ranks", rest_is_deep([*CASES], 0, 1, 3))
-def test_weights_are_those_of_the_formula_and_replicas_those_of_the_neighbours(ranks: int) -> None:
-    buckets = run_ranks(ranks, check_formula, CASES[ranks], env=SMALL_BUCKETS)
-    assert min(buckets) > 1
-
-
-NODES = {
-    "two nodes of two": (TWO_NODES_OF_TWO, [[0, 1], [2, 3]]),
-    "nodes of two and one": (NODES_OF_TWO_AND_ONE, [[0, 1], [2]]),
-    "four nodes": (launched_on(1, 1, 1, 1), [[0], [1], [2], [3]]),
-    "one node": (launched_on(3), [[0, 1, 2]]),
-}
-
-
-@pytest.mark.parametrize("name", rest_is_deep([*NODES], 1, 2))
-def test_nodes_form_the_ring(name: str) -> None:
-    env, nodes = NODES[name]
-    cases = [
-        Case("", interval, how, momentum, dtype, hierarchical=True, steps=5, nodes=nodes)
-        for interval, how, dtype in (
-            (1, "with_bagua", torch.float32),
-            (2, "with_bagua unflattened", torch.float32),
-            (1, "with_bagua", torch.bfloat16),
-        )
-    ]
-    run_ranks(len(env), check_formula, cases, env=env)
+def sgd(net: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(net.parameters(), lr=0.1)]
 
 
 @on_ranks(3)
@@ -92,170 +27,33 @@ def test_dtypes_that_cannot_be_compressed_are_exchanged_as_differences_too(rank:
     torch.manual_seed(0)
     net: Any = MixedDtypes().to(device)
     net.empty = nn.Parameter(torch.zeros(0, 3, device=device))
-    before = flat_weights(net, [name for name, _ in net.named_parameters()])
+    before = [one.detach().clone() for one in net.parameters() if one.numel()]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     net.with_bagua([optimizer], LowPrecisionDecentralizedAlgorithm(False))
     for step in range(3):
         optimizer.zero_grad()
         net(batches(rank, 1, device, seed=step)[0][0]).square().mean().backward()
         optimizer.step()
-        check_replicas(net, [[0], [1], [2]], f"step {step}")
+        check_replicas(net.bagua_buckets, [[0], [1], [2]])
     assert {bucket.dtype for bucket in net.bagua_buckets} >= {torch.float64, torch.complex64, torch.bfloat16}
     for bucket in net.bagua_buckets:
         if bucket.dtype != torch.bfloat16 and bucket._weight.numel():
             assert not torch.equal(*gathered(bucket._weight)[:2]), bucket.dtype
-    assert not torch.equal(before, flat_weights(net))
-
-
-# --- rounds that are not one forward, one backward and one step ------------------------------------------------------
-
-
-def _accumulation_with_communication(job: Job) -> None:
-    """Each pass is a round; what a pass owes is made up for when the next begins."""
-    for _ in range(3):
-        job.zero_grad()
-        first, second = job.data(), job.data()
-        job.loss(first).backward()
-        job.reference.backward(first)
-        job.reference.exchange()
-        job.loss(second).backward()
-        job.reference.backward(second)
-        job.step()
-        job.reference.step()
-        job.reference.exchange()
-        job.check("two passes")
-
-
-def _one_of_two_optimizers(job: Job) -> None:
-    """The exchange comes with the next round then; and not before the last optimizer's step otherwise."""
-    for number in range(3):
-        data = job.data()
-        job.zero_grad()
-        job.loss(data).backward()
-        job.reference.zero_grad()
-        job.reference.backward(data)
-        before = [bucket._weight.clone() for bucket in job.net.bagua_buckets]
-        job.optimizers[number % 2].step()
-        for optimizers in job.reference.optimizers:
-            optimizers[number % 2].step()
-        for bucket, weight in zip(job.net.bagua_buckets, before, strict=True):
-            assert torch.equal(bucket._weight, weight), "an exchange before the other optimizer's step"
-        with torch.no_grad():
-            job.loss(data)
-        job.reference.exchange()
-        job.check("one of two")
-    job.optimizers.reverse()
-    job.normal_round("in the other order")
-    job.optimizers.reverse()
-
-
-def _step_twice(job: Job) -> None:
-    """A second step of the same gradients is no round."""
-    data = job.data()
-    train_step(job.model, job.optimizers, data[job.rank])
-    job.reference.round(data)
-    job.step()
-    job.reference.step()
-    job.reference.check(job.net, job.rank, "a second step")
-
-
-def _rebuilt(job: Job) -> None:
-    """Other buckets without a broadcast: what is known of the neighbours is kept."""
-    job.engine.rebuild_buckets(dataclasses.replace(job.engine.setup, bucket_bytes=400, first_bucket_bytes=None))
-    _share_out(job, _kept(job))
-    check_replicas(job.net, job.reference.nodes, "rebuilt")
-    for _ in range(2):
-        job.normal_round("after buckets were rebuilt")
-
-
-def _kept(job: Job) -> dict[str, Sequence[Tensor]]:
-    """The reference's replicas of each parameter."""
-    return {
-        name: part
-        for names, replicas in zip(job.reference.buckets, job.reference.replicas, strict=True)
-        for name, part in _parts(job.net, names, replicas)
-    }
-
-
-def _share_out(job: Job, kept: dict[str, Sequence[Tensor]]) -> None:
-    """Gives the reference the buckets that there are now, with these replicas."""
-    job.reference.buckets = bucket_names(job.net)
-    job.reference.replicas = [
-        [torch.cat([kept[name][place] for name in names]) for place in range(2)] for names in job.reference.buckets
-    ]
-
-
-def _parts(net: nn.Module, names: Sequence[str], replicas: Sequence[Tensor]) -> Any:
-    parameters = dict(net.named_parameters())
-    sizes = [parameters[name].numel() for name in names]
-    return zip(names, zip(*(torch.split(replica, sizes) for replica in replicas), strict=True), strict=True)
-
-
-def _wrapped_again(job: Job) -> None:
-    """All begin with rank 0's weights; an exchange that is owed is made before."""
-    job.zero_grad()
-    data = job.data()
-    job.loss(data).backward()
-    job.reference.exchange()
-    job.model = job.case.wrap(job.net, job.optimizers)
-    job.reference.set_weights([job.reference.weights()[0]] * 2)
-    job.reference.seed(bucket_names(job.net))
-    for _ in range(2):
-        job.normal_round("after")
-
-
-def _frozen_meanwhile(job: Job) -> None:
-    job.net[0].requires_grad_(False)
-    for net in job.reference.nets:
-        net[0].requires_grad_(False)
-    trained = [name for name, parameter in job.net.named_parameters() if parameter.requires_grad]
-    kept = _kept(job)
-    data = job.data()
-    train_step(job.model, job.optimizers, data[job.rank])  # in which buckets are made anew
-    assert sorted(name for names in bucket_names(job.net) for name in names) == sorted(trained)
-    _share_out(job, kept)
-    job.reference.round(data)
-    job.check("with a frozen layer")
-    job.normal_round("with a frozen layer")
-    kept |= _kept(job)
-    for net in (job.net, *job.reference.nets):
-        net[0].requires_grad_(True)
-    with torch.no_grad():
-        job.loss(job.data())
-    _share_out(job, kept)
-    job.normal_round("unfrozen again")
-
-
-OWN = (
-    (_accumulation_with_communication, sgd),
-    (_one_of_two_optimizers, several),
-    (_step_twice, several),
-    (_rebuilt, momentum),
-    (_wrapped_again, sgd),
-    (_frozen_meanwhile, sgd),
-)
-
-
-@pytest.mark.parametrize("how", rest_is_deep(HOWS, 1))
-@on_ranks(2)
-def test_unusual_rounds(rank: int, device: torch.device, how: str) -> None:
-    for situation, make in (*((situation, sgd) for situation in SITUATIONS), *OWN):
-        job = Job(rank, device, how=how, make_optimizers=make)
-        job.normal_round("the first round")
-        situation(job)
-        job.normal_round(f"after {situation.__name__}")
+    trained = [one for one in net.parameters() if one.numel()]
+    assert not all(torch.equal(one, other) for one, other in zip(before, trained, strict=True))
 
 
 @on_ranks(2)
 def test_weights_that_are_not_finite_are_seen(rank: int, device: torch.device) -> None:
     """A weight that is not finite makes its range so, here and in time everywhere: nothing hides it."""
-    job = Job(rank, device)
+    net: Any = mlp(rank, device)
+    optimizers = sgd(net)
+    net.with_bagua(optimizers, LowPrecisionDecentralizedAlgorithm(False))
     with torch.no_grad():
         if rank == 1:
-            next(job.net.parameters()).view(-1)[0] = torch.inf
-    for _ in range(2):
-        train_step(job.model, job.optimizers, job.data()[rank])
-    assert not torch.isfinite(flat_weights(job.net)).all()
+            net[0].weight[0, 0] = torch.inf
+    train(net, optimizers[0], batches(rank, 2, device))
+    assert not all(one.isfinite().all() for one in net.parameters())
 
 
 # --- state -----------------------------------------------------------------------------------------------------------
@@ -295,8 +93,8 @@ def test_a_parameter_that_is_in_no_optimizer_is_named(rank: int, device: torch.d
     net[2].requires_grad_(False)
     net._bagua_params_and_buffers_to_ignore = ["4.weight", "4.bias"]
     net.with_bagua(optimizers, algorithm)
-    train_step(net, optimizers, batches(rank, 1, device)[0])
-    check_replicas(net, [[0], [1]], "one layer")
+    train(net, optimizers[0], batches(rank, 1, device))
+    check_replicas(net.bagua_buckets, [[0], [1]])
     assert bucket_names(net) == [["0.bias", "0.weight"]]
 
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.local_steps import RATE, batch, loss_of, make_step, model_of
-from support.parts_in_turn import PARTS, RoundsByHand, Turns, freeze_all_but
 from support.rank_tests import on_ranks
-from support.replicas import gathered
 from support.sweeps import rest_is_deep
-from support.training import message_of
+from support.training import gathered, message_of
+from support.weight_exchanges import PARTS, RoundsByHand, Turns, freeze_all_but
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from support.algorithm_cases import Case
 from support.branching import HEADS, PARTS, PLACES
 from support.examples import examples, is_default_run
-from support.parts_in_turn import PARTS as IN_TURN
-from support.parts_in_turn import Turns
 from support.rank_pool import RankPool
 from support.step_programs import FOUND, BesideTorch, trainer_of
 from support.sweeps import pool_of
+from support.weight_exchanges import ALL_RANKS, HOWS, Turns
+from support.weight_exchanges import PARTS as IN_TURN
 
 # By default the same programs in every run.
 PROGRAMS = settings(max_examples=examples(4), derandomize=is_default_run(), database=None)
@@ -119,14 +119,17 @@ def test_wrapper(pool: RankPool, options: dict[str, object], program: list[tuple
 def turns(ranks: int) -> st.SearchStrategy[tuple[object, ...]]:
     rank = st.none() | st.integers(0, ranks - 1)
     parts = st.lists(st.sampled_from(IN_TURN), min_size=1, max_size=2, unique=True)
-    hows = st.sampled_from(("plain", "plain", "hooks", "quiet", "partly"))
     # Mostly one part, the others frozen.
     turn = st.tuples(st.just("turn"), parts)
+    any_turn = st.tuples(st.just("turn"), parts, booleans, st.sampled_from(HOWS), rank, rank | st.just(ALL_RANKS))
     return st.one_of(
         turn,
-        turn,
-        st.tuples(st.just("turn"), parts, booleans, hows, rank, rank),
+        any_turn,
+        any_turn,
         st.tuples(st.just("evaluate"), rank, booleans),
+        st.tuples(st.just("rebuild"), st.sampled_from(SIZES)),
+        st.tuples(st.just("wrap_again")),
+        st.tuples(st.just("step_again")),
         st.tuples(st.just("save")),
         st.tuples(st.just("load"), parts | st.just(IN_TURN), booleans),
     )
@@ -144,6 +147,7 @@ def test_parts_in_turn(pool: RankPool, data: st.DataObject) -> None:
         ("streaming_diloco", {"sync_every": 6, "fragments": 2, "delay": 2, "alpha": 0.25}),
         ("decentralized", {"hierarchical": False}),
         ("decentralized", {"hierarchical": False, "communication_interval": 3}),
+        *[("decentralized", {"hierarchical": False, "peer_selection_mode": "shift_one"})] * (pool.size == 2),
         ("low_precision_decentralized", {"hierarchical": False}),
         ("low_precision_decentralized", {"hierarchical": False, "communication_interval": 2}),
     ]

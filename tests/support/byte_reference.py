@@ -68,10 +68,10 @@ def _levels_of(values: Tensor) -> Levels:
     return Levels(values.min() + 0.0, values.max() + 0.0)
 
 
-def rounded(chunk: Tensor) -> Tensor:
+def rounded(chunk: Tensor, block: int = BLOCK_ELEMENTS) -> Tensor:
     """A chunk of 32-bit numbers after compression and decompression."""
     parts = []
-    for values in chunk.split(BLOCK_ELEMENTS):
+    for values in chunk.split(block):
         levels = _levels_of(values)
         if not values.isfinite().all():
             parts.append(torch.full_like(values, math.nan))
@@ -82,7 +82,7 @@ def rounded(chunk: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _added(versions: Sequence[Tensor], factor: float) -> Tensor:
+def added(versions: Sequence[Tensor], factor: float) -> Tensor:
     """The elements of a range in each version, compressed, added as integers, times `factor`, compressed, decompressed.
 
     Every version weighs as much as its range is wide beside the widest, whose levels are cut into whole parts.
@@ -137,7 +137,7 @@ def reduced_in_bytes(versions: Sequence[Tensor], average: bool) -> Tensor:
     parts = []
     for number in range(peers):
         ranges = zip(*(mine[number].split(BLOCK_ELEMENTS) for mine in chunks), strict=True)
-        parts += [_added(versions_of_range, 1.0 / peers if average else 1.0) for versions_of_range in ranges]
+        parts += [added(versions_of_range, 1.0 / peers if average else 1.0) for versions_of_range in ranges]
     return torch.cat(parts).to(versions[0].dtype)
 
 

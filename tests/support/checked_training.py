@@ -19,7 +19,7 @@ import torch.distributed as dist
 from support.algorithm_cases import Case
 from support.branching import HEADS, PARTS, Branching, interrupt
 from support.ranks import device_for
-from support.replicas import gathered
+from support.training import gathered
 from torch import Tensor
 
 TOLERANCE = 1e-4  # of sums in another order, after some steps

@@ -50,15 +50,6 @@ def numbers(kind: str, count: int, generator: torch.Generator) -> Tensor:
     raise ValueError(kind)
 
 
-def error_bound(part: Tensor) -> float:
-    """The largest error that an element of a range may have: half a level and a few units in the last place."""
-    low, high = float(part.double().min()), float(part.double().max())
-    if (high - low) / 2 < 3.8e-37:
-        return high - low  # one level
-    last_place = torch.finfo(part.dtype).eps * max(abs(low), abs(high)) + torch.finfo(part.dtype).smallest_normal
-    return (high - low) / 510 * (1 + 1e-4) + 4 * last_place
-
-
 @dataclass(frozen=True)
 class Case:
     kind: str

@@ -289,6 +289,13 @@ def check_tensor_on_ranks(value: Tensor, what: str) -> None:
     assert torch.equal(raw, first), f"{what} differs from rank 0's"
 
 
+def gathered(tensor: Tensor) -> list[Tensor]:
+    """Every rank's. Collective."""
+    every = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, tensor.contiguous())
+    return every
+
+
 def _state(module: nn.Module) -> dict[str, Tensor]:
     inner = module.module if hasattr(module, "module") else module
     return {
