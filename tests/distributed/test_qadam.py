@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ from support.training import (
     check_close,
     check_equal,
     check_ranks_equal,
+    engine_of,
     loss_of,
     mlp,
-    train,
     wrap_with,
 )
 from torch import Tensor, nn
@@ -80,10 +81,10 @@ class Reference:
         defaults = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0, "freeze_bias_correction": True}
         return self.options[id(parameter)].get(name, defaults[name])
 
-    def _gradients(self, batch: Any) -> list[Tensor]:
+    def _gradients(self, passes: list[Any]) -> list[Tensor]:
         parameters = list(self.net.parameters())
-        gradients = torch.autograd.grad(loss_of(self.net, batch), parameters)
-        return list(gradients)
+        of_passes = [torch.autograd.grad(loss_of(self.net, batch), parameters) for batch in passes]
+        return [sum(same[1:], same[0]) for same in zip(*of_passes, strict=True)]
 
     def _mean_momenta(self, by_rank: list[list[Tensor]]) -> list[Tensor]:
         flats = []
@@ -101,11 +102,15 @@ class Reference:
         return means[::-1]
 
     @torch.no_grad()
-    def step(self, batch_of_ranks: list[Any]) -> None:
+    def step(self, passes_of_ranks: list[list[Any]]) -> None:
+        """
+        Args:
+            passes_of_ranks: the batches of each rank, whose gradients are added.
+        """
         self.t += 1
         parameters = list(self.net.parameters())
         with torch.enable_grad():
-            by_rank = [self._gradients(batch) for batch in batch_of_ranks]
+            by_rank = [self._gradients(passes) for passes in passes_of_ranks]
         ranks = len(by_rank)
         b1s = [self._option(one, "betas")[0] for one in parameters]
 
@@ -143,14 +148,23 @@ def _follows_formula(how: str, nodes: list[list[int]] | None) -> None:
     optimizer = QAdamOptimizer(_groups(net), warmup_steps=W, freeze_bias_correction=rank == 0)
     model = wrap_qadam(net, optimizer, how, hierarchical=nodes is not None)
     reference = Reference(theirs, nodes)
-    data = [batches(other, STEPS, device) for other in range(world)]
     for number in range(STEPS):
-        train(model, optimizer, [data[rank][number]])
+        data = [batches(other, 1 + number % 2, device, seed=number) for other in range(world)]
+        before = [optimizer.state[one]["exp_avg"].clone() for one in net.parameters()] if number else []
+        optimizer.zero_grad()
+        *earlier, last = data[rank]
+        for batch in earlier:  # after the warm-up, passes that communicate add up as well
+            with engine_of(model).no_sync() if number <= W or number % 4 == 1 else nullcontext():
+                loss_of(model, batch).backward()
+        loss_of(model, last).backward()
+        for one, momentum in zip(net.parameters(), before, strict=bool(number)):
+            assert torch.equal(optimizer.state[one]["exp_avg"], momentum), "it changes in the step"
+        optimizer.step()
         if number == W:
             (bucket,) = model.bagua_buckets
             assert not bucket.holds_gradients
             reference.length = bucket.flattened_tensor().numel()
-        reference.step([data[other][number] for other in range(world)])
+        reference.step(data)
         check_ranks_equal(net, f"step {number}")
         # Sums of two have one order. More, and sums on GPUs, round otherwise, which moves some to the next level.
         if world <= 2 and device.type == "cpu":

@@ -1,10 +1,9 @@
-"""QAdam and what users do around it: accumulation, scaled losses, frozen or unused parameters, dtypes, saved state."""
+"""QAdam and what users do around it: scaled losses, frozen or unused parameters, dtypes. That training is resumed bit
+for bit is tested with all algorithms (test_algorithms_resume)."""
 
 from __future__ import annotations
 
 import copy
-import io
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 import torch.distributed as dist
 from support.rank_tests import on_ranks
 from support.training import (
-    WRAPPERS,
     Branches,
     MixedDtypes,
     batches,
@@ -22,7 +20,6 @@ from support.training import (
     loss_of,
     message_of,
     mlp,
-    torch_ddp,
     train,
     wrap_with,
 )
@@ -44,22 +41,6 @@ def _trained(rank: int, device: torch.device, steps: int, how: str = "with_bagua
     model = _wrap(net, optimizer, how, **options)
     train(model, optimizer, batches(rank, steps, device))
     return model, optimizer
-
-
-@pytest.mark.parametrize("how", WRAPPERS)
-@on_ranks(2)
-def test_warm_up_is_adam_with_torch_ddp(rank: int, device: torch.device, how: str) -> None:
-    ours, theirs = mlp(rank, device), mlp(rank, device)
-    optimizer = QAdamOptimizer(ours.parameters(), lr=0.01, warmup_steps=20, weight_decay=0.1)
-    adam = torch.optim.Adam(theirs.parameters(), lr=0.01, weight_decay=0.1)
-    data = batches(rank, 21, device)
-    model, reference = _wrap(ours, optimizer, how), torch_ddp(theirs)
-    train(model, optimizer, data[:20])
-    train(reference, adam, data[:20])
-    check_equal(ours, theirs, "the last step of warm-up is one of Adam, too")
-    train(model, optimizer, data[20:])
-    assert all(optimizer.state[one]["step"] == 21 for one in ours.parameters())
-    check_ranks_equal(ours)
 
 
 @on_ranks(2)
@@ -90,37 +71,6 @@ def test_buckets_change_once_when_parameters_have_warmed_up(rank: int, device: t
                 assert gradient.abs().max() == 0 or not torch.equal(optimizer.state[one]["exp_avg"], momentum)
     assert changes == [W + 1]
     check_ranks_equal(model)
-
-
-# --- accumulation ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
-@on_ranks(2)
-def test_the_momentum_gets_the_sum_of_several_passes(rank: int, device: torch.device, how: str) -> None:
-    """Two backward passes before a step, both communicated or the last alone: the momentum gets their sum, once."""
-    results = []
-    for silent in (True, False):
-        model, optimizer = _trained(rank, device, W, how)
-        for first, second in zip(batches(rank, 4, device, seed=1), batches(rank, 4, device, seed=2), strict=True):
-            before = [optimizer.state[one]["exp_avg"].clone() for one in model.parameters()]
-            optimizer.zero_grad()
-            with engine_of(model).no_sync() if silent else nullcontext():
-                loss_of(model, first).backward()
-            loss_of(model, second).backward()
-            for one, momentum in zip(model.parameters(), before, strict=True):
-                assert torch.equal(optimizer.state[one]["exp_avg"], momentum), "it changes in step"
-            sums = [one.grad.clone() for one in model.parameters()]
-            optimizer.step()
-            for one, momentum, gradient in zip(model.parameters(), before, sums, strict=True):
-                dist.all_reduce(gradient)
-                expected = 0.9 * momentum + 0.1 * gradient / dist.get_world_size()
-                # Two quantisations of a range.
-                error = (optimizer.state[one]["exp_avg"] - expected).abs().max()
-                assert error <= 0.02 * expected.abs().max() + 1e-3, error
-        check_ranks_equal(model)
-        results.append(model)
-    check_equal(*results)
 
 
 @on_ranks(2)
@@ -194,18 +144,6 @@ def test_an_unknown_gradient_scaler_is_an_error_after_warm_up(rank: int, device:
     for batch in warm_up:
         step(batch)
     message_of(RuntimeError, lambda: step(last), "grad_scaler=scaler", "bfloat16")
-
-
-@on_ranks(2)
-def test_bfloat16_autocast_needs_no_scaler(rank: int, device: torch.device) -> None:
-    model, optimizer = _trained(rank, device, 0)
-    for batch in batches(rank, 3 * W, device):
-        optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-    check_ranks_equal(model)
 
 
 # --- which parameters ------------------------------------------------------------------------------------------------
@@ -285,31 +223,7 @@ def test_branches_that_not_all_ranks_take(rank: int, device: torch.device) -> No
     assert net.never.weight not in optimizer.state
 
 
-# --- saved state, and the wrong optimizer ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wrapped_last", [True, False])
-@pytest.mark.parametrize("at", [W - 1, W, W + 1, W + 3])
-@on_ranks(2)
-def test_state_goes_on_bit_for_bit(rank: int, device: torch.device, at: int, wrapped_last: bool) -> None:
-    model, optimizer = _trained(rank, device, at)
-    file = io.BytesIO()
-    torch.save([model.state_dict(), optimizer.state_dict(), model.bagua_ddp.state_dict()], file)
-    file.seek(0)
-    of_model, of_optimizer, of_engine = torch.load(file, weights_only=True)
-    other: Any = mlp(50 + rank, device)
-    another = QAdamOptimizer(other.parameters(), lr=0.5, warmup_steps=99)
-    if not wrapped_last:
-        _wrap(other, another)
-    other.load_state_dict(of_model)
-    another.load_state_dict(of_optimizer)
-    if wrapped_last:
-        _wrap(other, another)
-    other.bagua_ddp.load_state_dict(of_engine)
-    data = batches(rank, 7, device, seed=1)
-    train(model, optimizer, data)
-    train(other, another, data)
-    check_equal(other, model, f"at {at}")
+# --- the wrong optimizer ----------------------------------------------------------------------------
 
 
 @on_ranks(1)

@@ -12,7 +12,7 @@ from support.algorithm_cases import Case
 from support.branching import HEADS, PARTS, PLACES
 from support.examples import examples, is_default_run
 from support.rank_pool import RankPool
-from support.step_programs import FOUND, BesideTorch, trainer_of
+from support.step_programs import FOUND, OPTIMIZERS, BesideTorch, trainer_of
 from support.sweeps import pool_of
 from support.weight_exchanges import ALL_RANKS, HOWS, Turns
 from support.weight_exchanges import PARTS as IN_TURN
@@ -90,8 +90,10 @@ def test_weights(pool: RankPool, data: st.DataObject) -> None:
 
 def calls_of_torch() -> st.SearchStrategy[tuple[object, ...]]:
     which = st.integers(0, len(HEADS) - 1)
-    hows = st.sampled_from(("plain", "plain", "checkpointed", "reentrant", "two forward passes", "raising"))
-    synchronized = st.tuples(st.just("passes"), which, booleans, hows, st.just(""))
+    hows = st.sampled_from(
+        (*("plain", "plain", "checkpointed", "reentrant"), *("two forward passes", "raising", "penalty"))
+    )
+    synchronized = st.tuples(st.just("passes"), which, booleans, hows | st.just("closure"), st.just(""))
     return st.one_of(
         st.tuples(st.just("train"), which, booleans),
         synchronized,
@@ -99,11 +101,19 @@ def calls_of_torch() -> st.SearchStrategy[tuple[object, ...]]:
         st.tuples(st.just("passes"), which, booleans, hows, st.sampled_from(("no_sync", "attribute"))),
         st.tuples(st.just("step")),
         st.tuples(st.just("zero"), st.sampled_from(("to none", "to zero", "by hand"))),
+        st.tuples(st.just("schedule"), st.sampled_from((0.5, 2.0))),
+        st.tuples(st.just("add_group")),
     )
 
 
 wrapper_options = st.fixed_dictionaries(
-    {"bytes": st.sampled_from(SIZES), "finds_unused": booleans, "views": booleans, "listed": booleans}
+    {
+        "bytes": st.sampled_from(SIZES),
+        "finds_unused": booleans,
+        "views": booleans,
+        "listed": booleans,
+        "kind": st.sampled_from(["sgd", *OPTIMIZERS]),
+    }
 )
 
 

@@ -1,4 +1,5 @@
-"""What users of torch do around a module: precision, clipping, copies, files, odd outputs."""
+"""What users of torch do around a module: precision, clipping, odd outputs, buffers. Optimizers and what is done with
+gradients are drawn: test_step_programs.py."""
 
 from __future__ import annotations
 
@@ -56,61 +57,6 @@ def test_autocast_and_gradient_scaling(rank: int, device: torch.device, how: str
     check_ranks_equal(both[0][0])
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    "foreach": lambda module: torch.optim.Adam(module.parameters(), lr=0.01, foreach=True),
-    "not foreach": lambda module: torch.optim.Adam(module.parameters(), lr=0.01, foreach=False),
-    "fused": lambda module: torch.optim.AdamW(module.parameters(), lr=0.01, fused=True),
-    "maximize": lambda module: torch.optim.SGD(module.parameters(), lr=0.01, maximize=True),
-    "rprop": lambda module: torch.optim.Rprop(module.parameters(), lr=0.01),
-}
-
-
-@pytest.mark.parametrize("how", ["with_bagua", "wrapper without views"])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@on_ranks(2)
-def test_kinds_of_optimizers(rank: int, device: torch.device, kind: str, how: str) -> None:
-    both = pair(how, rank, device, make_optimizer=OPTIMIZERS[kind])
-    for model, optimizer in both:
-        train(model, optimizer, batches(rank, 10, device))
-    _compare(both)
-
-
-@pytest.mark.parametrize("how", HOW)
-@on_ranks(2)
-def test_schedules_closures_and_groups_that_come_later(rank: int, device: torch.device, how: str) -> None:
-    both = pair(how, rank, device, make_optimizer=lambda net: torch.optim.SGD(net[0].parameters(), lr=0.1))
-    for model, optimizer in both:
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
-        inner = model.module if hasattr(model, "module") else model
-        for number, batch in enumerate(batches(rank, 8, device)):
-            if number == 4:
-                optimizer.add_param_group({"params": inner[2].parameters(), "lr": 0.03})
-                scheduler.base_lrs.append(0.03)
-            optimizer.zero_grad()
-            loss_of(model, batch).backward(retain_graph=True)
-            optimizer.step(lambda: 7.0)
-            scheduler.step()
-    _compare(both)
-
-
-@pytest.mark.parametrize("how", HOW)
-@on_ranks(2)
-def test_a_step_with_a_closure(rank: int, device: torch.device, how: str) -> None:
-    """The step itself runs forward and backward."""
-    both = pair(how, rank, device)
-    for model, optimizer in both:
-        for batch in batches(rank, 5, device):
-
-            def evaluate(model: Any = model, optimizer: Any = optimizer, batch: Any = batch) -> Tensor:
-                optimizer.zero_grad()
-                loss = loss_of(model, batch)
-                loss.backward()
-                return loss
-
-            assert optimizer.step(evaluate).requires_grad
-    _compare(both)
-
-
 def _parametrized() -> nn.Module:
     net = mlp()
     nn.utils.parametrizations.weight_norm(net[0])
@@ -123,22 +69,6 @@ def test_parametrized_layers(rank: int, device: torch.device) -> None:
     both = pair("wrapper", rank, device, _parametrized)
     for model, optimizer in both:
         train(model, optimizer, batches(rank, 5, device))
-    _compare(both)
-
-
-@pytest.mark.parametrize("how", HOW)
-@on_ranks(2)
-def test_gradient_penalty(rank: int, device: torch.device, how: str) -> None:
-    """Backward through a gradient: autograd.grad runs through the module's outputs, too."""
-    both = pair(how, rank, device)
-    for model, optimizer in both:
-        for x, y in batches(rank, 4, device):
-            x = x.requires_grad_()
-            optimizer.zero_grad()
-            output = model(x)
-            (slope,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
-            ((output - y).square().mean() + slope.square().mean()).backward()
-            optimizer.step()
     _compare(both)
 
 

@@ -29,13 +29,23 @@ def trainer_of(case: Case, options: dict[str, Any]) -> Trainer:
     return (Trainer if case.name in ("gradient_allreduce", "bytegrad") else ExchangingTrainer)(case, options)
 
 
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.05, 0.9, weight_decay=0.1),
+    "foreach": lambda parameters: torch.optim.Adam(parameters, lr=0.01, foreach=True),
+    "not foreach": lambda parameters: torch.optim.Adam(parameters, lr=0.01, foreach=False),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    "maximize": lambda parameters: torch.optim.SGD(parameters, lr=0.01, maximize=True),
+    "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.01),
+}
+
+
 class BesideTorch:
     """Our wrapper and torch's, which are called alike: what torch can do, with the same gradients and weights after
     each call.
 
     Args:
         options: `bytes`: of a bucket, or None; `finds_unused`: then ranks may take different heads; `views`: of buckets
-            as gradients; `listed`: our wrapper knows the optimizer.
+            as gradients; `listed`: our wrapper knows the optimizer; `kind`: one of OPTIMIZERS.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -46,7 +56,7 @@ class BesideTorch:
         nets = [Branching().to(self.device) for _ in range(2)]
         for net in nets:  # the first rank's are those of all
             torch.nn.init.constant_(net.trunk.weight, 0.1 * self.rank + 0.5)
-        self.optimizers = [torch.optim.SGD(net.parameters(), 0.05, 0.9, weight_decay=0.1) for net in nets]
+        self.optimizers = [OPTIMIZERS[options["kind"]](net.parameters()) for net in nets]
         ours = DistributedDataParallel(
             nets[0],
             bucket_cap_mb=25 if options["bytes"] is None else options["bytes"] / (1 << 20),
@@ -74,7 +84,7 @@ class BesideTorch:
         Args:
             heads, by_rank: which of HEADS; the next one on each rank. All where ranks wait for unused parameters.
             how: "plain"; "checkpointed" or "reentrant": heads are; "two forward passes" in one graph; "raising": after
-                a forward pass that raises.
+                a forward pass that raises; "penalty": of the gradient of the input; "closure": the step makes the pass.
             quiet: "": it communicates; by "no_sync" or the "attribute" it does not.
         """
         if not self.finds_unused and not quiet:
@@ -84,7 +94,8 @@ class BesideTorch:
         # torch looks for unused parameters in graphs without reentrant parts.
         reentrant = {"checkpointed": False, "reentrant": not self.finds_unused}.get(how)
         first, second = (torch.randn(3, 2, generator=self.data).to(self.device) for _ in range(2))
-        for model in self.models:
+        first.requires_grad_(how == "penalty")
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
             model.require_backward_grad_sync = quiet != "attribute"
             with model.no_sync() if quiet == "no_sync" else contextlib.nullcontext():
                 if how == "raising":
@@ -92,7 +103,14 @@ class BesideTorch:
                 output = model(first, taken, reentrant=reentrant)
                 if how == "two forward passes":
                     output = output - model(second, taken)
-                output.square().mean().backward()
+                loss = output.square().mean()
+                if how == "penalty":
+                    (slope,) = torch.autograd.grad(output.square().sum(), first, create_graph=True)
+                    loss = loss + slope.square().mean()
+                if how == "closure" and not quiet:
+                    optimizer.step(lambda loss=loss: (loss.backward(), loss)[1])
+                else:
+                    loss.backward()
             model.require_backward_grad_sync = True
         self.finish()
 
@@ -100,6 +118,17 @@ class BesideTorch:
         for optimizer in self.optimizers:
             optimizer.step()
         self.finish()
+
+    def schedule(self, factor: float) -> None:
+        for optimizer in self.optimizers:
+            optimizer.param_groups[0]["lr"] *= factor
+
+    def add_group(self) -> None:
+        """Some parameters go on in a group of their own."""
+        for optimizer in self.optimizers:
+            group = optimizer.param_groups[0]
+            if len(group["params"]) > 2:
+                optimizer.add_param_group({"params": [group["params"].pop()], "lr": 0.03})
 
     def train(self, heads: int, by_rank: bool) -> None:
         self.zero("to none")
