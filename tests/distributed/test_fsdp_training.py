@@ -47,17 +47,6 @@ def _codecs(device: torch.device) -> None:
         check_near(weights_of(ours), weights_of(plain), 0, f"shards {name}")
 
 
-def _accumulation(device: torch.device) -> None:
-    ours, plain = twins(device)
-    handle = compress_communication(ours)
-    for number, batch in enumerate(batches(dist.get_rank(), 3, device)):
-        for model in (ours, plain):
-            model.set_requires_gradient_sync(number == 2)
-            loss_of(model, batch).backward()
-        assert (handle.statistics["gradients"]["sent"] > 0) == (number == 2)
-    check_near(gradients_of(ours), gradients_of(plain), SHARE["int8"], "accumulation")
-
-
 def _mixed_precision(device: torch.device) -> None:
     for policy in (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
@@ -206,66 +195,18 @@ def _two_optimizers(device: torch.device) -> None:
     check_near(weights_of(ours), weights_of(plain), 0.02, "two optimizers")
 
 
-def _evaluation(device: torch.device) -> None:
-    """Weights are exact in evaluation mode and in checkpoints, and in training the same on all ranks."""
-    ours, plain = twins(device)
-    compress_communication(ours, None, weights="int8")
-    batch = batches(7, 1, device)[0]
-    trained = [whole(model(batch[0])) for model in (ours, plain)]
-    check_tensor_on_ranks(trained[0], "outputs")
-    check_near({"": trained[0]}, {"": trained[1]}, 0.02, "training")
-    for model in (ours, plain):
-        model.eval()
-        model.reshard()
-    with torch.no_grad():
-        assert torch.equal(ours(batch[0]), plain(batch[0]))
-    for name, one in ours.state_dict().items():
-        assert torch.equal(whole(one), whole(plain.state_dict()[name])), name
-
-
-def _exact_every(device: torch.device) -> None:
-    for differences in (False, True):
-        ours, plain = twins(device, reshard_after_forward=False)
-        handle = compress_communication(
-            ours, None, weights="int8", exact_weights_every=3, weight_differences=differences
-        )
-        for number, batch in enumerate(batches(7, 7, device)):
-            outputs = []
-            for model in (ours, plain):
-                outputs.append(model(batch[0]))
-                outputs[-1].square().mean().backward()
-                model.zero_grad()
-            # Differences begin with exact weights, and of weights that stay they are zero.
-            assert torch.equal(*outputs) == (differences or number % 3 == 2), (differences, number)
-        assert handle.statistics["weights"]["saved"] > 0
-
-
-class _Container(nn.Module):
-    """Called by a method of its own, as Lightning calls a model."""
-
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.first, self.second = first, second
-
-    def training_step(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.second(self.first(x))
-        return found
-
-
-def _never_called(device: torch.device) -> None:
-    """A model whose parts are called, and not the model: passes are counted all the same."""
-    models = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        parts = [shard(layers().to(device), device), shard(nn.Linear(4, 4).to(device), device)]
-        models.append(_Container(*parts))
-    handle = compress_communication(models[0], None, weights="int8", exact_weights_every=3)
-    for number, batch in enumerate(batches(7, 7, device)):
-        outputs = [model.training_step(batch[0]) for model in models]
-        for one in outputs:
+def _differences_of_nothing(device: torch.device) -> None:
+    """They begin with exact weights, and of weights that stay they are zero."""
+    ours, plain = twins(device, reshard_after_forward=False)
+    options: dict[str, Any] = {"weights": "int8", "exact_weights_every": 3, "weight_differences": True}
+    handle = compress_communication(ours, None, **options)
+    for x, _ in batches(7, 7, device):
+        outputs = [model(x) for model in (ours, plain)]
+        for model, one in zip((ours, plain), outputs, strict=True):
             one.square().mean().backward()
-        assert torch.equal(*outputs) == (number % 3 == 2), number
-    assert handle.state_dict()["forward_passes"] == 7
+            model.zero_grad()
+        assert torch.equal(*outputs)
+    assert handle.statistics["weights"]["saved"] > 0
 
 
 def _differences(device: torch.device) -> None:
@@ -347,7 +288,6 @@ def _quality(device: torch.device) -> None:
 
 CASES: dict[str, Callable[[torch.device], None]] = {
     "codecs": _codecs,
-    "accumulation": _accumulation,
     "mixed precision": _mixed_precision,
     "divide factor": _divide_factor,
     "frozen": _frozen,
@@ -359,9 +299,7 @@ CASES: dict[str, Callable[[torch.device], None]] = {
     "resharded": _resharded,
     "prefetched": _prefetched,
     "two optimizers": _two_optimizers,
-    "evaluation": _evaluation,
-    "exact every": _exact_every,
-    "never called": _never_called,
+    "differences of nothing": _differences_of_nothing,
     "differences": _differences,
     "inference": _inference,
     "mixed dtypes": _mixed_dtypes,

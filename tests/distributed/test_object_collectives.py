@@ -1,4 +1,4 @@
-"""Python objects between ranks."""
+"""Python objects between ranks: what draws of them (test_reductions_drawn.py) do not reach."""
 
 from __future__ import annotations
 
@@ -31,31 +31,6 @@ def test_broadcast() -> None:
         assert rank != source or result is one
         received.append(result)
     assert received == OBJECTS
-
-
-def broadcast_in_group() -> Any:
-    """The source is a rank of the communicator: 0 is the global rank 1 here, and 1 the global rank 2."""
-    device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
-    comm = communication.new_group([1, 2]).get_global_communicator()
-    return [communication.broadcast_object(f"from {rank}", source, comm) for source in (0, 1)]
-
-
-def test_the_source_is_a_rank_of_the_communicator() -> None:
-    outside, one, two = run_ranks(3, broadcast_in_group)
-    assert outside == ["from 0", "from 0"]  # no member: its own, unchanged
-    assert one == two == ["from 1", "from 2"]
-
-
-def gather_objects() -> list[Any]:
-    device_for(rank := bagua.get_rank())
-    bagua.init_process_group()
-    return all_gather_object({"rank": rank, "padding": "x" * (1000 * rank)})
-
-
-def test_all_gather() -> None:
-    expected = [{"rank": rank, "padding": "x" * (1000 * rank)} for rank in range(3)]
-    assert run_ranks(3, gather_objects) == [expected] * 3
 
 
 def fail_to_pickle() -> list[str]:

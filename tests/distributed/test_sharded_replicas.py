@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support.local_steps import RATE, Reference, make_step, model_of
+from support.local_steps import RATE, model_of
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
 from support.training import begin, message_of
+from support.weight_exchanges import MOMENTUM, Case, Chain, backward, by_hand
+from support.weight_exchanges import RATE as RATE_BY_HAND
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -24,16 +26,11 @@ from bagua.torch_api.sharded_replicas import exchange_shards
 
 STEPS = 8
 
-# name, options; interval, delay, alpha, and whether there is an outer optimizer
-CASES: list[tuple[str, dict[str, Any], tuple[int, int, float], bool]] = [
-    ("local_sgd", {"sync_every": 3}, (3, 0, 0.0), False),
-    ("diloco", {"sync_every": 2}, (2, 0, 0.0), True),
-    ("streaming_diloco", {"sync_every": 3, "fragments": 1, "delay": 1, "alpha": 0.25}, (3, 1, 0.25), True),
+CASES: list[Case] = [
+    ("local_sgd", {"sync_every": 3}),
+    ("diloco", {"sync_every": 2}),
+    ("streaming_diloco", {"sync_every": 3, "fragments": 1, "delay": 1, "alpha": 0.25}),
 ]
-
-
-def _outer(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
 def _sharded(device: torch.device, mesh: Any, seed: int) -> tuple[Any, list[torch.optim.Optimizer]]:
@@ -47,6 +44,24 @@ def _sharded(device: torch.device, mesh: Any, seed: int) -> tuple[Any, list[torc
     return model, [torch.optim.SGD(parameters[:2], lr=RATE), torch.optim.SGD(parameters[2:], lr=RATE)]
 
 
+def _chain(device: torch.device, mesh: Any, seed: int) -> tuple[Any, list[torch.optim.Optimizer]]:
+    """Likewise, as the loops by hand have it, but for the weights."""
+    model: Any = Chain().to(device)
+    nn.init.constant_(model.last.weight, seed)
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    parameters = list(model.parameters())
+    return model, [torch.optim.SGD(part, RATE_BY_HAND, MOMENTUM) for part in (parameters[:2], parameters[2:])]
+
+
+def _step(model: Any, optimizers: list[torch.optim.Optimizer], number: int, replica: int) -> None:
+    model.zero_grad()
+    backward(model, number, replica, "plain")
+    for optimizer in optimizers:
+        optimizer.step()
+
+
 def _weights(model: Any) -> list[torch.Tensor]:
     return [parameter.detach().full_tensor().cpu() for parameter in model.parameters()]
 
@@ -56,26 +71,30 @@ def _two_replicas_of_two(folder: str) -> None:
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicate", "shard"))
     replica = mesh.get_local_rank("replicate")
     replicas = mesh.get_group("replicate")
-    for name, options, (interval, delay, alpha), has_outer in CASES:
-        algorithm = Algorithm.init(name, **options)
-        model, optimizers = _sharded(device, mesh, seed=replica)
+    for name, options in CASES:
+        algorithm, interval = Algorithm.init(name, **options), options["sync_every"]
+        model, optimizers = _chain(device, mesh, seed=replica)
+        hand: Any = by_hand((name, options), 2, torch.float32, None)
+        for net in hand.nets:
+            nn.init.constant_(net.last.weight, 0)
+        if hand.outer_optimizers:
+            nn.init.constant_(hand.outer["last.weight"], 0)
+        hand.fragments = [[*hand.weights[0]]]
         exchange = exchange_shards(model, optimizers, algorithm, replicas)
-        fragments = [[key for key, _ in model.named_parameters()]]
-        reference = Reference(2, fragments, interval, delay, alpha, _outer if has_outer else None)
         path = Path(folder, f"{name}.{rank}")
         for number in range(STEPS):
             if number == 5:
                 states = (model.state_dict(), [one.state_dict() for one in optimizers], exchange.state_dict())
                 saved = copy.deepcopy([{k: v.to_local() for k, v in states[0].items()}, *states[1:]])
                 torch.save(saved, path)
-            make_step(model, optimizers, number, replica)
-            reference.step(number)
-            for mine, theirs in zip(_weights(model), reference.replicas[replica].parameters(), strict=True):
+            _step(model, optimizers, number, replica)
+            hand.turn(number, [[*hand.weights[0]]] * 2, "plain")
+            for mine, theirs in zip(_weights(model), hand.nets[replica].parameters(), strict=True):
                 assert torch.allclose(mine, theirs, atol=2e-6), f"{name}, step {number}"
-        assert exchange.rounds == exchange.stats().steps == reference.rounds == STEPS // interval
+        assert exchange.rounds == exchange.stats().steps == hand.rounds == STEPS // interval
 
         # A training that was saved goes on bit for bit.
-        resumed, others = _sharded(device, mesh, seed=rank + 9)
+        resumed, others = _chain(device, mesh, seed=rank + 9)
         going_on = exchange_shards(resumed, others, algorithm, replicas)
         dist.barrier()
         weights, of_optimizers, rounds = torch.load(path, weights_only=True, map_location=device)
@@ -92,13 +111,13 @@ def _two_replicas_of_two(folder: str) -> None:
         going_on.load_state_dict(rounds)
         going_on.load_state_dict(same)
         for number in range(5, STEPS):
-            make_step(resumed, others, number, replica)
+            _step(resumed, others, number, replica)
         assert all(torch.equal(one, other) for one, other in zip(_weights(model), _weights(resumed), strict=True)), name
 
         # After the end, replicas train alone.
         exchange.remove()
         for number in range(interval):
-            make_step(model, optimizers, number, replica)
+            _step(model, optimizers, number, replica)
         first = _weights(model)[0].to(device)
         found = [torch.empty_like(first) for _ in range(2)]
         dist.all_gather(found, first, group=replicas)

@@ -51,7 +51,7 @@ class Chain(nn.Module):
 
 
 def batch_of(number: int, rank: int, like: Tensor) -> Tensor:
-    return torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * number + rank)).to(like)
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * number + rank)).to(like.device, like.dtype)
 
 
 def loss_of(output: Tensor, rank: int) -> Tensor:
@@ -280,16 +280,14 @@ class RingByHand(ByHand):
 class RisingMomentum(torch.optim.SGD):
     """The outer optimizer, whose momentum rises over so many steps."""
 
-    steps = 0
-
     def __init__(self, parameters: Any, rounds: int) -> None:
         super().__init__(parameters, **OUTER)
-        self.rounds = rounds
+        self.param_groups[0].update(rounds=rounds, steps=0)  # a copy has its groups
 
     def step(self) -> None:  # type: ignore[override]
-        self.steps += 1
-        if self.steps <= self.rounds:
-            self.param_groups[0]["momentum"] = OUTER["momentum"] * self.steps / self.rounds
+        (group,) = self.param_groups
+        group["steps"] = min(group["steps"] + 1, group["rounds"])
+        group["momentum"] = OUTER["momentum"] * group["steps"] / group["rounds"]
         super().step()
 
 
