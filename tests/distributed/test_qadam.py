@@ -150,6 +150,8 @@ def _follows_formula(how: str, nodes: list[list[int]] | None) -> None:
     reference = Reference(theirs, nodes)
     for number in range(STEPS):
         data = [batches(other, 1 + number % 2, device, seed=number) for other in range(world)]
+        if number == 2 * W:  # an optimizer that has warmed up
+            model = wrap_qadam(net, optimizer, how, hierarchical=nodes is not None)
         before = [optimizer.state[one]["exp_avg"].clone() for one in net.parameters()] if number else []
         optimizer.zero_grad()
         *earlier, last = data[rank]

@@ -56,7 +56,9 @@ class BesideTorch:
         nets = [Branching().to(self.device) for _ in range(2)]
         for net in nets:  # the first rank's are those of all
             torch.nn.init.constant_(net.trunk.weight, 0.1 * self.rank + 0.5)
-        self.optimizers = [OPTIMIZERS[options["kind"]](net.parameters()) for net in nets]
+        every = [list(net.parameters()) for net in nets]
+        self.later = [parameters.pop() for parameters in every]  # are stepped only when they are added
+        self.optimizers = [OPTIMIZERS[options["kind"]](parameters) for parameters in every]
         ours = DistributedDataParallel(
             nets[0],
             bucket_cap_mb=25 if options["bytes"] is None else options["bytes"] / (1 << 20),
@@ -124,11 +126,10 @@ class BesideTorch:
             optimizer.param_groups[0]["lr"] *= factor
 
     def add_group(self) -> None:
-        """Some parameters go on in a group of their own."""
-        for optimizer in self.optimizers:
-            group = optimizer.param_groups[0]
-            if len(group["params"]) > 2:
-                optimizer.add_param_group({"params": [group["params"].pop()], "lr": 0.03})
+        """The parameters that are left, in a group of their own."""
+        for optimizer, parameter in zip(self.optimizers, self.later, strict=False):
+            optimizer.add_param_group({"params": [parameter], "lr": 0.03})
+        self.later = []
 
     def train(self, heads: int, by_rank: bool) -> None:
         self.zero("to none")
