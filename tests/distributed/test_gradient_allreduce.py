@@ -124,22 +124,6 @@ def test_gradients_are_views_of_their_bucket_with_the_strides_of_the_parameter(r
             assert parameter.grad.stride() == parameter.stride(), name
 
 
-@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
-@on_ranks(2, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"})
-def test_a_bucket_for_every_tensor(rank: int, device: torch.device, how: str) -> None:
-    ours, theirs = mlp(rank, device), mlp(rank, device)
-    our_optimizer, their_optimizer = (OPTIMIZERS["adam"](net.parameters()) for net in (ours, theirs))
-    if how == "with_bagua":
-        wrapped: Any = with_algorithm(ours, our_optimizer)
-    else:
-        wrapped = DistributedDataParallel(ours, bucket_cap_mb=1e-6, optimizers=[our_optimizer])
-    data = batches(rank, 20, device)
-    train(wrapped, our_optimizer, data)
-    train(torch_ddp(theirs), their_optimizer, data)
-    check_equal(ours, theirs)
-    assert len(wrapped.bagua_buckets) == 6
-
-
 # --- the algorithm's options -----------------------------------------------------------------------------------------
 
 

@@ -59,7 +59,6 @@ CHOICE: dict[str, Sequence[str]] = {
     "overlap": ["test_buckets_are_launched_between_gradients[with_bagua-False]"],
     "torch_features": [
         "test_autocast_and_gradient_scaling[wrapper]",
-        "test_kinds_of_optimizers[fused-with_bagua]",
         "test_buffers_follow_the_first_rank[NormNet]",
     ],
     "communicator_methods": ["test_each_collective"],
@@ -146,9 +145,7 @@ CHOICE: dict[str, Sequence[str]] = {
     "qadam": ["test_steps_follow_the_formula[with_bagua-2]"],
     "qadam_optimizer": ["test_steps_follow_the_formula_before_and_after_warm_up[torch.bfloat16]"],
     "qadam_features": [
-        "test_warm_up_is_adam_with_torch_ddp[wrapper]",
         "test_a_gradient_scaler_that_the_algorithm_knows[True]",
-        "test_state_goes_on_bit_for_bit[4-True]",
     ],
     "algorithms_compose": [
         "test_accumulation_clipping_evaluation_freezing_and_autocast[bytegrad]",
