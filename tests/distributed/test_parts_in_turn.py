@@ -1,11 +1,10 @@
 """Parts of a model that are trained in turn, the others frozen meanwhile, with every algorithm that exchanges weights:
-an exchange covers what was trained since it was last exchanged, frozen at that moment or not."""
+an exchange covers what was trained since it was last exchanged, frozen at that moment or not. Orders of parts, steps in
+hooks and states are drawn: test_step_programs.py."""
 
 from __future__ import annotations
 
 import copy
-import itertools
-import math
 from typing import Any
 
 import pytest
@@ -43,45 +42,6 @@ def spread(net: nn.Module, part: str) -> float:
     """How far the ranks' replicas of a part are apart."""
     flats = gathered(torch.cat([one.detach().reshape(-1) for one in getattr(net, part).parameters()]))
     return max((one - flats[0]).abs().max().item() for one in flats)
-
-
-@pytest.mark.parametrize("intervals", rest_is_deep([((6,),), ((*range(1, 6), *range(7, 13)),)], 0))
-@on_ranks(2)
-def test_five_turns_of_one_part_for_each_of_another(intervals: tuple[int, ...]) -> None:
-    """With every interval, of which some end when the same part is trained each time. Other orders, late ranks, trials,
-    evaluation and states are drawn: test_step_programs.py."""
-    schedule = [FIRST] + [LAST] * 5
-    for interval in intervals:
-        of_interval: list[tuple[str, dict[str, Any]]] = [
-            ("local_sgd", {"sync_every": interval}),
-            ("diloco", {"sync_every": interval}),
-            ("decentralized", {"hierarchical": False, "communication_interval": interval}),
-            ("low_precision_decentralized", {"hierarchical": False, "communication_interval": interval}),
-        ]
-        if interval % 2 == 0:
-            of_interval.append(("streaming_diloco", {"sync_every": interval}))
-        for case in of_interval:
-            turns = Turns(case)
-            for part in itertools.islice(itertools.cycle(schedule), math.lcm(6, interval) + interval + 1):
-                turns.turn([part])
-            hand = turns.hand
-            if isinstance(hand, RoundsByHand):
-                assert turns.net.bagua_ddp.stats().steps == hand.exchanges, "freezing begins or ends no round"
-
-
-@cases
-@on_ranks(2)
-def test_steps_in_hooks_of_the_backward_pass(cases: tuple[Any, ...]) -> None:
-    """Each step is counted at the end of its pass, and comes after the mean of what it changes."""
-    for case in cases:
-        for parts in (PARTS, [LAST]):
-            turns = Turns(case)
-            for number in range(6):
-                turns.turn(parts, how="plain" if number == 3 else "hooks")
-            # Parts whose mean no hook puts in place.
-            turns.turn([FIRST, LAST])
-            turns.turn([FIRST], how="hooks")
-            turns.finish()
 
 
 @on_ranks(2)
@@ -151,7 +111,9 @@ def test_what_is_frozen_for_good_is_left_alone(cases: tuple[Any, ...]) -> None:
             turns.turn([LAST])
             assert all(torch.equal(one, frozen[name]) for name, one in turns.net.first.named_parameters()), case
         turns.finish()
-        if not isinstance(turns.hand, RoundsByHand):
+        if isinstance(turns.hand, RoundsByHand):
+            assert turns.net.bagua_ddp.stats().steps == turns.hand.exchanges, "freezing begins or ends no round"
+        else:
             for _ in range(4):
                 turns.turn([LAST])
             names = {record.name for bucket in turns.net.bagua_buckets for record in bucket.records}
