@@ -76,7 +76,7 @@ def _cases(nodes: Nodes | None, ranks: int) -> Iterator[tuple[Case, dict[str, An
     for how, interval, dtype in list(zip(HOWS, (1, 3, 2, 1), DTYPES, strict=True))[: 2 if nodes else 4]:
         case = ("low_precision_decentralized", {**options, "communication_interval": interval})
         yield case, {"how": how, "dtype": dtype, "nodes": nodes}
-    if nodes is None and ranks in (2, 3):
+    if ranks == 2:
         for case, how in zip(LOCAL_STEPS, itertools.cycle(HOWS), strict=False):
             yield case, {"how": how}
 
