@@ -24,7 +24,7 @@ from bagua.kernels.minmax_uint8 import (
 )
 
 # Hypothesis draws where a kernel may go wrong; of what is not finite and of one number in all versions, too.
-blocks = st.sampled_from([None, 1, 2, 31, 32, 100, 512, 1024, 4096, 20000])
+blocks = st.sampled_from([None, 1, 31, 32, 100, 512, 20000])
 dtypes = st.sampled_from(DTYPES)
 EXTREMES = (
     (3.4028234663852886e38, -3.4028234663852886e38, 0.0),
@@ -58,8 +58,8 @@ def check_round_trip(source: Tensor, chunks: int, block: int | None) -> None:
 
 @given(
     kind=st.sampled_from(KINDS),
-    elements=st.integers(0, 3000),
-    chunks=st.integers(1, 4),
+    elements=st.integers(0, 600),
+    chunks=st.integers(1, 3),
     block=blocks,
     dtype=dtypes,
     seed=st.integers(0, 2**32 - 1),
@@ -80,8 +80,8 @@ def test_any_floats_come_back_as_the_formula_says(values: list[float], block: in
 
 
 @given(
-    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=20),
-    elements=st.integers(1, 700),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=12),
+    elements=st.integers(1, 200),
     block=blocks,
     average=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
