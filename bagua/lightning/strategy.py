@@ -292,6 +292,16 @@ class BaguaParallel(ForPackage):
         return left if everywhere else None
 
     def _algorithm_for(self, optimizers: list[torch.optim.Optimizer]) -> Algorithm:
+        algorithm = self._checked_algorithm(optimizers)
+        scaler = getattr(self.precision_plugin, "scaler", None)  # type: ignore[attr-defined]
+        if scaler is None or getattr(algorithm, "grad_scaler", scaler) is not None:
+            return algorithm
+        # Another Trainer that is given the user's object has a scaler of its own. copy.copy drops options.
+        told: Algorithm = object.__new__(type(algorithm))
+        vars(told).update(vars(algorithm), grad_scaler=scaler)
+        return told
+
+    def _checked_algorithm(self, optimizers: list[torch.optim.Optimizer]) -> Algorithm:
         is_qadam = self._algorithm == "qadam" or isinstance(self._algorithm, QAdamAlgorithm)
         if not is_qadam:
             return self._make_algorithm(optimizers)

@@ -13,7 +13,7 @@ import torch
 from support.lightning_runs import INPUTS, environment, lightning_of, loader, module_class, trainer_of
 from support.rank_tests import on_ranks
 from support.ranks import run_ranks
-from support.regrouped import run_job
+from support.regrouped import device_type, run_job
 from support.sweeps import rest_is_deep
 from torch import Tensor, nn
 
@@ -167,6 +167,50 @@ def test_resumed_runs_end_where_others_do(tmp_path: Path, names: tuple[str, ...]
     torch.distributed.barrier()
     with pytest.raises(RuntimeError, match=r"are of different steps: \[1, 4\], by rank"):
         trainer_of(pl, BaguaStrategy("decentralized"), folder).fit(module_class(pl)(), loader(), ckpt_path=path)
+
+
+@on_ranks(2, lightning=True, joined=False)
+def test_algorithms_know_the_scaler_of_the_precision_plugin(tmp_path: Path) -> None:
+    """Weights are those of a scale that stays, where the plugin's doubles in each step: powers of two change no digit
+    of float32. An Algorithm that two Trainers share is told by each; one that was told of another scaler is not."""
+    folder = str(tmp_path)
+    pl = lightning_of()
+    from bagua.lightning import BaguaStrategy
+    from bagua.torch_api.algorithms.powersgd import PowerSGDAlgorithm
+
+    class Scaled(pl.plugins.MixedPrecision):  # type: ignore[misc, name-defined]
+        def __init__(self, interval: int) -> None:
+            scaler = torch.amp.GradScaler(device_type(), init_scale=2.0**4, growth_interval=interval)
+            super().__init__("16-mixed", device_type(), scaler)
+
+        def autocast_context_manager(self) -> Any:
+            return contextlib.nullcontext()
+
+    class Scale(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_end(self, trainer: Any, _: Any) -> None:
+            self.last = trainer.precision_plugin.scaler.get_scale()
+            self.known = trainer.strategy.model.inner.setup.algorithm.grad_scaler
+
+    shared, other = PowerSGDAlgorithm(rank=1), torch.amp.GradScaler(device_type())
+    told = PowerSGDAlgorithm(rank=1, grad_scaler=other)
+
+    def train(optimizer: str, strategy: Any, interval: int) -> tuple[list[Tensor], Scale]:
+        pl.seed_everything(3, verbose=False)
+        net, scale = module_class(pl)(optimizer), Scale()
+        trainer_of(pl, strategy, folder, plugins=[Scaled(interval)], callbacks=[scale]).fit(net, loader())
+        return [one.detach().clone() for one in net.state_dict().values()], scale
+
+    for optimizer, make in (
+        ("adam", lambda: BaguaStrategy("powersgd", rank=1)),
+        ("adam", lambda: BaguaStrategy(shared)),
+        ("qadam", lambda: BaguaStrategy("qadam")),
+    ):
+        (constant, fixed), (growing, doubled) = (train(optimizer, make(), interval) for interval in (1000, 1))
+        assert (fixed.last, doubled.last) == (2.0**4, 2.0 ** (4 + 8))
+        assert all(map(torch.equal, constant, growing)), optimizer
+    assert shared.grad_scaler is None
+    _, scale = train("adam", BaguaStrategy(told), 1)
+    assert scale.known is other
 
 
 @on_ranks(2, lightning=True, joined=False)
