@@ -128,8 +128,14 @@ class BackwardPasses:
 
     # --- a pass ------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A pass begins that counts."""
+    def begin(self, sends_at_end: bool = False) -> None:
+        """A pass begins that counts.
+
+        Args:
+            sends_at_end: nothing is communicated before its end.
+        """
+        if sends_at_end:
+            self._plan.scheduler.hold()
         if self.weights is not None:
             self.weights.begin_pass(self._plan.buckets)
         self._used.clear()
@@ -172,6 +178,11 @@ class BackwardPasses:
             for name, parameter in plan.parameters:
                 if id(parameter) in self._used:
                     self._hooks.on_gradient(name, parameter)
+
+    def keep_unsent(self) -> None:
+        """Of a pass that is open: this rank's gradients in buckets that were not launched."""
+        if self.state is PassState.OPEN:
+            self._plan.scheduler.keep_unsent(self._plan.setup.find_unused_parameters)
 
     def begin_again(self) -> None:
         """The last pass, with this rank's gradients of it, among the ranks that are there now."""

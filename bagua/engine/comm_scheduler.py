@@ -166,6 +166,24 @@ class CommScheduler:
                 state.set_all_flags()
             self.launch_complete()
 
+    def hold(self) -> None:
+        """A pass begins whose buckets are launched at its end."""
+        with self.lock:
+            for state in self._states:
+                state.state = BucketEvent.DEFERRED[state.state]
+
+    def keep_unsent(self, keeps_all: bool) -> None:
+        """Of buckets that were not launched, keep gradients as if they were (`bucket.local`).
+
+        Args:
+            keeps_all: those without ready flag, too.
+        """
+        with self.lock:
+            for state in self._states:
+                if state.bucket.local is not None and state.state in (BucketState.WAITING, BucketState.HELD):
+                    pairs = zip(state.bucket.tensors, state.ready, strict=True)
+                    state.bucket.local.keep([one for one, is_ready in pairs if is_ready or keeps_all])
+
     def launch_complete(self, pass_is_over: bool = False) -> None:
         """The last ready flag of a bucket was set: launch it and those behind it, as far as they are complete."""
         with self.lock:

@@ -49,7 +49,7 @@ class BucketState(State):
     """Of a bucket in a step. Its ready flags are apart: some may be set in each state but LAUNCHED."""
 
     WAITING = "not communicated in this step"
-    HELD = "has flags of an earlier pass, whose gradients this pass may add to"
+    HELD = "is not launched before the end of the pass: it may add to gradients, or other models send before"
     LAUNCHED = "its operations have started, and nobody has waited for them"
     SENT = "communicated in an earlier pass of this step"
 
@@ -99,6 +99,14 @@ class BucketEvent:
     WAITED_FOR = Event("the pass is over: results are in place", {BucketState.LAUNCHED: BucketState.SENT})
     LEFT_PARTLY = Event(
         "the pass is over, and only some of its flags are set",
+        {
+            BucketState.WAITING: BucketState.HELD,
+            BucketState.SENT: BucketState.HELD,
+            BucketState.HELD: BucketState.HELD,
+        },
+    )
+    DEFERRED = Event(
+        "a pass begins whose buckets are launched at its end",
         {
             BucketState.WAITING: BucketState.HELD,
             BucketState.SENT: BucketState.HELD,

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from bagua.regroup.job_step import Turn, WorldChange
     from bagua.regroup.transfer import Offer
 
+_end_numbers = itertools.count(1)
+
 
 class TrainingSteps:
     """Of one module, from `start` to `detach`.
@@ -88,6 +90,7 @@ class TrainingSteps:
             that.
         failure: why there was no re-initialization.
         regrouping: takes this process on when a rank is lost; None: it was not asked for.
+        end_number: see Participant.
         on_regroup: called when the job goes on without a rank, once the model has followed.
     """
 
@@ -118,6 +121,7 @@ class TrainingSteps:
         # numbered: one that is late is of no pass.
         self._end: object | None = None
         self._last_queued = 0
+        self.end_number = 0
         # Of that pass, while unused parameters are looked for.
         self._first_node: Node | None = None
         # That have stepped within it: the algorithm is told at its end.
@@ -443,13 +447,14 @@ class TrainingSteps:
                 self._queue_end()
             if self._is_left_out:
                 return False
-            self.passes.begin()
+            self.passes.begin(sends_at_end=self.regrouping is not None and self.regrouping.sends_in_order)
             return True
 
     def _queue_end(self) -> None:
         if is_autograd_compiled():
             raise RuntimeError(compiled_autograd(self.plans.setup.name))
         self._last_queued += 1
+        self.end_number = next(_end_numbers)
         self._stepped_in_pass.clear()
         end = self._end_pass if self.regrouping is None else self._end_or_drop_pass
         self._end = call_at_end(end, self._last_queued, self._note_interruption)
@@ -503,10 +508,10 @@ class TrainingSteps:
             with regrouping.ending_pass():
                 counts = self._end_pass(number)
         except Regrouped:
-            regrouping.settle_pass(self)
+            regrouping.settle_pass()
         else:
             if counts and regrouping.repeats:
-                regrouping.end_pass(self)
+                regrouping.end_pass()
 
     def _note_interruption(self, end: object) -> None:
         """The backward pass has ended with an exception at whose end autograd would have called."""
@@ -533,10 +538,19 @@ class TrainingSteps:
     def synchronizes(self, optimizer: torch.optim.Optimizer) -> bool:
         return self.plans.current is not None and self.passes.synchronizes(optimizer)
 
+    @property
+    def weighs_batches(self) -> bool:
+        return self.weights is not None
+
+    @property
+    def is_in_open_pass(self) -> bool:
+        return self.passes.state is PassState.OPEN
+
     def rewind(self) -> None:
         self._end, self._first_node = None, None
         self._stepped_in_pass.clear()
         if self.plans.current is not None:
+            self.passes.keep_unsent()
             self.passes.drop()
             for _, parameter in self.plans.parameters:
                 parameter.grad = None

@@ -187,12 +187,15 @@ class Regrouping:
         """A model is wrapped.
 
         Raises:
-            NotImplementedError: training has begun without it, or steps are repeated, and another one is wrapped.
+            NotImplementedError: training has begun without it; or steps are repeated, and one of several models weighs
+                batches.
         """
-        if self.repeats and any(one is not participant for one in self._present.participants):
+        models = {id(one): one for one in (*self._present.participants, participant)}.values()
+        if self.repeats and len(models) > 1 and any(one.weighs_batches for one in models):
             raise NotImplementedError(
-                f'regroup: on_loss="repeat" is for one model, and {participant.name} is another one.\n'
-                'Pass Regroup(on_loss="drop"), or wrap one module that has both.'
+                f'regroup: on_loss="repeat" with batch weights is for one model, and {participant.name} is another'
+                " one.\n"
+                'Pass Regroup(on_loss="drop"), leave batch weights out, or wrap one module that has both.'
             )
         return self._present.add(participant)
 
@@ -289,26 +292,30 @@ class Regrouping:
             except Regrouped:
                 self._settle_present()
 
-    def end_pass(self, participant: Participant) -> None:
-        """A backward pass has ended. From now on this process makes its step whatever comes, if it has not been told
-        yet: others may have to take it from here."""
-        if not self._note_gradients():
-            self.settle_pass(participant)
+    def end_pass(self) -> None:
+        """A backward pass of a model has ended. If it is the last one of its backward(), this process makes its step
+        whatever comes from now on, unless it has been told already: others may have to take it from here."""
+        if not any(one.is_in_open_pass for one in self._present.participants) and not self._note_gradients():
+            self.settle_pass()
 
     def _note_gradients(self) -> bool:
         self._wait_for_pass()
         with self._lock:
-            self._is_stepping = self._has_gradients = not self._is_told
-            return self._has_gradients
+            self._is_stepping = not self._is_told
+            # Those of a backward() before this one are the program's by now.
+            self._has_gradients |= self._is_stepping
+            return self._is_stepping
 
-    def settle_pass(self, participant: Participant) -> None:
-        """A backward pass is at its end, and a collective of it has failed: regroup. Repeat it, or drop the step."""
+    def settle_pass(self) -> None:
+        """Passes of a backward() are at their end, and a collective of theirs has failed: regroup. Repeat them, one
+        after the other, or drop the step."""
         while self._settle_present():
             try:
                 with self.within(), results_deferred(False):
                     self._present.replay()
-                with self.ending_pass():
-                    participant.reduce_again()
+                for participant in self._present.passed:
+                    with self.ending_pass():
+                        participant.reduce_again()
             except Regrouped:
                 continue
             if self._note_gradients():
@@ -322,7 +329,7 @@ class Regrouping:
         """
         present = self._present
         hold = START
-        if present.has_begun:
+        if present.has_begun or present.made:
             hold = PASS if self.repeats and not self._has_gradients else NOTHING
         lost = self._settle(hold)
         if hold != START and any(one.hold == NOTHING for one in self._readies):
@@ -578,6 +585,12 @@ class Regrouping:
         return self._groups.device
 
     @property
+    def sends_in_order(self) -> bool:
+        """Whether the models of a backward pass communicate at its end, one after the other (`JobStep.is_in_order`)."""
+        present = self._present
+        return self.repeats and present.is_in_order and len(present.participants) > 1
+
+    @property
     def is_pending(self) -> bool:
         """Whether this process has been told that its epoch is over."""
         return self._is_told
@@ -625,6 +638,7 @@ class Regrouping:
                         if turn.has_passed and turn.participant is not None:
                             turn.participant.rewind()
                 lost = self._reach_whole(before, deadline, begin)
+                self._present.is_in_order = True
         except dist.DistError as error:
             raise RuntimeError(
                 f"The job cannot regroup: its store is unreachable ({str(error).splitlines()[0][:200]}).\n"
@@ -1043,8 +1057,8 @@ class Regrouping:
             is_over = present.end(optimizer, is_made)
             # What all ranks have given gradients for is not left half done.
             self._half_stepped = turns if is_made and not is_over and present.is_half_stepped(turns) else ()
-            self._is_stepping = bool(self._half_stepped)
-            self._has_gradients &= not is_over
+            self._has_gradients &= present.is_half_stepped([one for one in present.turns if one.has_passed])
+            self._is_stepping = bool(self._half_stepped) or self._has_gradients
             reports = self._is_told and not self._is_stepping
         if is_made and not self._has_trained:
             self._has_trained = True

@@ -147,8 +147,9 @@ class Ready:
 
 def kept(epoch: Epoch, members: Sequence[Ready]) -> list[bool]:
     """Which members of the epoch go on with the step that they are in. Others have dropped it, or had only the end of
-    one left that counts."""
-    drop = any(one.hold == NOTHING for one in members)
+    one left that counts. Of a step in which an optimizer has stepped no rest is repeated: some ranks lack that one's
+    pass, and others are in the next one."""
+    drop = epoch.made > 0 or any(one.hold == NOTHING for one in members)
     return [one.hold == START or (one.hold == PASS and not drop and one.position == epoch.position) for one in members]
 
 

@@ -62,6 +62,18 @@ class Participant(Protocol):
     def synchronizes(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it steps parameters of the model."""
 
+    @property
+    def weighs_batches(self) -> bool:
+        """Whether its batches have weights, which ranks tell each other at the beginning of a pass."""
+
+    @property
+    def is_in_open_pass(self) -> bool:
+        """Whether a backward pass that counts has begun, and has not ended."""
+
+    @property
+    def end_number(self) -> int:
+        """When the call at the end of its last backward pass was asked for, among those of all models."""
+
     def drop_step(self) -> None:
         """What was done of the present step is forgotten: there are no gradients."""
 
@@ -156,6 +168,8 @@ class JobStep:
         is_between: no forward pass of training has begun in it.
         calls: collectives of forward passes that are done, where they may have to be repeated.
         replays: likewise, that have to be repeated before anything else is communicated.
+        is_in_order: until a step is made, models communicate one after the other, where a backward pass goes through
+            several: ranks that repeat it do so, and others make it for the first time.
     """
 
     def __init__(self) -> None:
@@ -165,6 +179,7 @@ class JobStep:
         self.is_dropped = False
         self.has_begun = False
         self.is_between = True
+        self.is_in_order = False
         self.calls: list[Callable[[], None]] = []
         self.replays: list[Callable[[], None]] = []
         self.turns: list[Turn] = []
@@ -283,6 +298,7 @@ class JobStep:
         if len(self.ended) < self._count:
             return False
         self.count += bool(self.made)
+        self.is_in_order &= not self.made
         self.begin_next()
         return True
 
@@ -290,6 +306,12 @@ class JobStep:
         """Whether an optimizer of these models is still to come."""
         alive = [participant for turn in turns if (participant := turn.participant) is not None]
         return any(id(optimizer) not in self.ended for one in alive for optimizer in one.optimizers)
+
+    @property
+    def passed(self) -> list[Participant]:
+        """Whose backward passes of the present step have begun, in the order of their ends."""
+        alive = [one for turn in self.turns if turn.has_passed and (one := turn.participant) is not None]
+        return sorted(alive, key=lambda one: one.end_number)
 
     @property
     def is_left_out(self) -> bool:

@@ -38,7 +38,8 @@ class Regroup:
             others when one is lost takes theirs, and so does one that joins.
         on_loss: "drop": the step in which a rank was lost is dropped. "repeat": it is not. The gradients of the ranks
             that are left are averaged anew, before `backward()` returns. This takes the memory of one more set of
-            gradients, and is for one model.
+            gradients. Of several models, a backward pass is repeated until it returns, if no optimizer has stepped and
+            no other backward pass has returned in the step; otherwise the rest of the step is dropped.
 
     Raises:
         TypeError: `min_ranks` is not an integer, or `state` is not a mapping of objects with both methods.

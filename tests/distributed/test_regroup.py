@@ -48,19 +48,21 @@ STEPS = 8
 
 
 # Twenty kills of five jobs; a thousand in `make deep`.
-@pytest.mark.parametrize("seed", rest_is_deep(range(250), *range(3)))
+@pytest.mark.parametrize("seed", rest_is_deep(range(250), *range(5)))
 def test_each_step_of_each_rank_is_trained_once(seed: int) -> None:
     how = ("with_bagua", "wrapper")[seed % 2]
-    codec = "bf16" if seed % 5 == 3 else None
-    models, on_loss = 1 + (seed % 3 == 2), "repeat" if seed % 3 == 1 else "drop"
+    codec = "bf16" if seed % 7 == 6 else None
+    # One model, two with a pass each, two with one pass.
+    models, on_loss = 1 + (seed % 5 > 1), "repeat" if seed % 5 in (1, 3, 4) else "drop"
+    has_one_pass = seed % 5 == 4
     kills = drawn_kills(seed, 6, 4, STEPS, models)
     dead = {one.rank for one in kills}
     results = run_job(
-        *(6, keep_ledger, kills, STEPS, how, codec, 1, (), True, models, on_loss),
+        *(6, keep_ledger, kills, STEPS, how, codec, 1, (), True, models, on_loss, has_one_pass),
         env=SMALL_BUCKETS if codec is None else {},
         expect_death=dead,
     )
-    check_ledgers(results, STEPS, dead)
+    check_ledgers(results, STEPS, dead, has_one_pass)
 
 
 @pytest.mark.parametrize(
@@ -97,16 +99,17 @@ def _loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
 def _train_and_replay(how: str, on_loss: str) -> None:
     rank = join_job(on_loss=on_loss)
     net = _mlp()
-    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
-    model: Any = net
+    parts = [net[:3], net[3]] if how == "two models" else [net]
+    optimizers = [torch.optim.Adam(one.parameters(), 1e-2) for one in parts]
+    optimizer, model = optimizers[0], net
     if how == "wrapper":
         views = on_loss == "drop"
         model = bagua.data_parallel.DistributedDataParallel(
             net, optimizers=[optimizer], gradient_as_bucket_view=views, find_unused_parameters=not views
         )
-    elif how == "two models with one optimizer":
+    elif how.startswith("two models"):
         model = bagua.with_bagua(net[:3], [optimizer])
-        bagua.with_bagua(net[3], [optimizer])
+        bagua.with_bagua(net[3], optimizers[-1:])
     else:
         bagua.with_bagua(net, [optimizer])
     after: list[Any] = []
@@ -117,22 +120,25 @@ def _train_and_replay(how: str, on_loss: str) -> None:
         twins = [_mlp(device), _mlp(device)]
         for twin in twins:
             twin.load_state_dict(net.state_dict())
-        stepper = torch.optim.Adam(twins[0].parameters(), 1e-2)
-        stepper.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        after.append((change, twins, stepper))
+        parts = [twins[0][:3], twins[0][3]] if how == "two models" else twins[:1]
+        steppers = [torch.optim.Adam(one.parameters(), 1e-2) for one in parts]
+        for stepper, one in zip(steppers, optimizers, strict=True):
+            stepper.load_state_dict(copy.deepcopy(one.state_dict()))
+        after.append((change, twins, steppers))
 
     model.on_regroup(keep)
     passes = 0
     while (step := bagua.regroup_step()) < STEPS:
-        optimizer.zero_grad()
+        net.zero_grad()
         loss = _loss(nn.Sequential(model, net[3]) if how.startswith("two") else model, rank, step)
         if rank == 1 and step == 4:
             net[0].weight.register_hook(die)  # others have its first gradients
         loss.backward()
-        optimizer.step()
+        for one in optimizers:
+            one.step()
         passes += 1
     assert passes == STEPS + (on_loss == "drop")
-    ((change, twins, stepper),) = after
+    ((change, twins, steppers),) = after
     assert (change.step, change.lost_ranks, change.previous_world_size) == (4, (1,), 3)
     # Plain torch: the mean of two replicas' gradients.
     for step in range(4, STEPS):
@@ -144,7 +150,8 @@ def _train_and_replay(how: str, on_loss: str) -> None:
             assert one.grad is not None
             assert other.grad is not None
             one.grad = one.grad * 0.5 + other.grad * 0.5
-        stepper.step()
+        for stepper in steppers:
+            stepper.step()
     for one, other in zip(net.parameters(), twins[0].parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -154,6 +161,8 @@ def _train_and_replay(how: str, on_loss: str) -> None:
     [
         ("with_bagua", "drop"),
         ("two models with one optimizer", "drop"),
+        ("two models with one optimizer", "repeat"),
+        ("two models", "repeat"),
         ("with_bagua", "repeat"),
         ("wrapper", "repeat"),
     ],

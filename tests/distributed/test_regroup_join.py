@@ -46,14 +46,14 @@ def test_processes_that_join_train_each_step_from_then_on(seed: int) -> None:
     how = ("with_bagua", "wrapper")[seed % 2]
     codec = "bf16" if seed % 5 == 3 else None
     joins, kills = drawn_joins(seed, 3, 2, STEPS)
-    on_loss = "repeat" if seed % 4 in (1, 2) else "drop"
+    on_loss, has_one_pass = "repeat" if seed % 4 in (1, 2) else "drop", seed % 4 == 2
     results = run_job(
-        *(3, keep_ledger, kills, STEPS, how, codec, 1, joins, seed % 3 != 2, 1, on_loss),
+        *(3, keep_ledger, kills, STEPS, how, codec, 1, joins, seed % 3 != 2, 1 + has_one_pass, on_loss, has_one_pass),
         joiners=2,
         env=SMALL_BUCKETS if codec is None else {},
         expect_death={one.rank for one in kills},
     )
-    check_ledgers(results, STEPS, {rank for rank, one in enumerate(results) if one is None})
+    check_ledgers(results, STEPS, {rank for rank, one in enumerate(results) if one is None}, has_one_pass)
 
 
 # --- what one that joins has -----------------------------------------------------------------------------------------

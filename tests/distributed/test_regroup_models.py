@@ -14,7 +14,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.processes import wait_until
-from support.regrouped import device_type, die, job_store, join_job, run_job, start
+from support.regrouped import (
+    LAYERS,
+    Ledger,
+    after_calls,
+    device_type,
+    die,
+    job_store,
+    join_job,
+    on_cpus,
+    run_job,
+    start,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -93,15 +104,15 @@ def _wrap_too_little_first(players: Players) -> tuple[Any, Any]:
     return _wrap_players(players)
 
 
-def _play() -> None:
+def _play(on_loss: str) -> None:
     """Of two ranks one dies in the generator's turn, and another process joins the other."""
     store, number, is_new = job_store(), int(os.environ["RANK"]), os.environ["WORLD_SIZE"] == "3"
     scaler = torch.amp.GradScaler(device_type(), init_scale=4.0)
     if is_new:
         store.wait(["lost"])
-        start(min_ranks=1, state={"scaler": scaler})
+        start(min_ranks=1, on_loss=on_loss, state={"scaler": scaler})
     else:
-        join_job(min_ranks=1, state={"scaler": scaler})
+        join_job(min_ranks=1, on_loss=on_loss, state={"scaler": scaler})
     players = _players(number)
     fetches: list[Fetch] = []
     original = Fetch.run
@@ -174,8 +185,10 @@ def _play() -> None:
     assert everybody[0] == everybody[1]
 
 
-def test_models_follow_together_and_one_that_joins_has_the_state_of_all() -> None:
-    run_job(2, _play, joiners=1, expect_death={1})
+@pytest.mark.parametrize("on_loss", ["drop", "repeat"])
+def test_models_follow_together_and_one_that_joins_has_the_state_of_all(on_loss: str) -> None:
+    """The rest of a step is dropped in which an optimizer has stepped, also where passes are repeated."""
+    run_job(2, _play, on_loss, joiners=1, expect_death={1})
 
 
 class _Counter(nn.Module):
@@ -190,15 +203,23 @@ class _Counter(nn.Module):
         return -(self.weight * amount).sum()
 
 
-def _two_broadcasts_in_a_step(on_loss: str) -> tuple[list[float], int]:
+def _summed(net: nn.Module) -> tuple[Any, torch.optim.Optimizer]:
+    """Wrapped, with small buckets."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    algorithm = bagua.algorithms.Algorithm.init("gradient_allreduce", average=False)
+    model = bagua.data_parallel.DistributedDataParallel(
+        net, optimizers=[optimizer], algorithm=algorithm, bucket_cap_mb=128 / 2**20
+    )
+    return model, optimizer
+
+
+def _two_broadcasts_in_a_step(on_loss: str, models: int) -> tuple[list[float], int]:
     """Rank 0 loses the second one of step 2, which rank 1 has got from it."""
     rank, store = join_job(timeout_s=20, on_loss=on_loss), job_store()
     current = coordinator.current()
     assert current is not None
-    net = _Counter()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    algorithm = bagua.algorithms.Algorithm.init("gradient_allreduce", average=False)
-    model = bagua.data_parallel.DistributedDataParallel(net, optimizers=[optimizer], algorithm=algorithm)
+    nets = [Ledger(has_buffer=True) for _ in range(models)]
+    wrapped = [_summed(one) for one in nets]
     original, calls = WatchedGroup.broadcast, 0  # type: ignore[misc]
 
     def broadcast(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -218,19 +239,89 @@ def _two_broadcasts_in_a_step(on_loss: str) -> tuple[list[float], int]:
 
     WatchedGroup.broadcast = broadcast  # type: ignore[assignment]
     dropped = 0
+    amounts = torch.arange(1.0, 1 + LAYERS).view(LAYERS, 1)
     while bagua.regroup_step() < 5:
         calls = 0
-        optimizer.zero_grad()
-        (model(1.0) + model(2.0)).backward()
-        optimizer.step()
-        dropped += model.step_was_dropped
-    return net.weight.tolist(), dropped
+        for _, optimizer in wrapped:
+            optimizer.zero_grad()
+        # Of two models, autograd comes to the last layers of both, and then to the first ones.
+        first, last = range(2), range(2, LAYERS)
+        loss = wrapped[0][0](amounts, 0, first) + wrapped[-1][0](amounts, 0, last if models == 1 else first)
+        for one in nets if models > 1 else []:
+            loss = loss + one.forward(amounts, 0, last)
+        loss.backward()
+        for model, optimizer in wrapped:
+            optimizer.step()
+            dropped += model.step_was_dropped
+    return [one[0].item() for net in nets for one in net.layers], dropped
 
 
-@pytest.mark.parametrize("on_loss", ["drop", "repeat"])
-def test_ranks_at_different_broadcasts_of_a_step_drop_it_or_repeat_what_some_lack(on_loss: str) -> None:
-    first, second, _ = run_job(3, _two_broadcasts_in_a_step, on_loss, expect_death={2}, timeout=60)
-    assert first == second == ([3.0 * (3 * 2 + 2 * 3)] * 8, int(on_loss == "drop"))
+@pytest.mark.parametrize(("on_loss", "models"), [("drop", 1), ("repeat", 1), ("repeat", 2)])
+def test_ranks_at_different_broadcasts_of_a_step_drop_it_or_repeat_what_some_lack(on_loss: str, models: int) -> None:
+    """With two models, rank 1 repeats a pass that rank 0 makes for the first time."""
+    first, second, _ = run_job(3, _two_broadcasts_in_a_step, on_loss, models, expect_death={2}, timeout=60)
+    assert (
+        first
+        == second
+        == ([layer * (3.0 * 2 + 2 * 3) for layer in range(1, 1 + LAYERS)] * models, int(on_loss == "drop"))
+    )
+
+
+def _losses_that_are_repeated() -> tuple[list[list[float]], int]:
+    """Of six ranks two are left, with two models."""
+    rank = join_job(timeout_s=20, on_loss="repeat", min_ranks=1)
+    current = coordinator.current()
+    assert current is not None
+    nets = _Counter(), _Counter()
+    (first, of_first), (second, of_second) = (_summed(one) for one in nets)
+    optimizers = of_first, of_second
+
+    def lose(victim: int) -> None:
+        """The others go on when they are told."""
+        if rank == victim:
+            die()
+        wait_until(lambda: current.is_pending, "this rank is told of the loss", 60)
+
+    half_made: list[int] = []
+    first.on_regroup(lambda _: half_made.append(current.epoch.made))
+    dropped = 0
+    while (step := bagua.regroup_step()) < 7:
+        case = step, dist.get_world_size()
+        for one in optimizers:
+            one.zero_grad()
+        if case == (1, 6):
+            lose(5)  # in the forward pass, all have communicated nothing yet
+        # And rank 4 in the pass of both that follows, when the first model of it has begun to communicate.
+        with after_calls(WatchedGroup, "allreduce", 1) if (step, rank) == (1, 4) else contextlib.nullcontext():
+            if step != 5:
+                (first(1.0) + second(2.0)).backward()
+        if step == 5:
+            first(1.0).backward()
+            assert nets[0].weight.grad is not None
+            nets[0].weight.grad.mul_(3.0)  # which nobody could do again
+            loss = second(2.0)
+            with contextlib.ExitStack() as stack:
+                if case == (5, 3):
+                    # At its end, when this rank has all gradients.
+                    original, current._wait_for_pass = current._wait_for_pass, lambda: lose(2)  # type: ignore[method-assign]
+                    stack.callback(setattr, current, "_wait_for_pass", original)
+                loss.backward()
+        optimizers[0].step()
+        if case == (3, 4):
+            lose(3)  # between two steps of which all ranks have the gradients
+        optimizers[1].step()
+        dropped += first.step_was_dropped
+        assert first.step_was_dropped == second.step_was_dropped
+    assert half_made == [0] * 4
+    return [one.weight.tolist() for one in nets], dropped
+
+
+@on_cpus("it is told where the host waits for a pass")
+def test_passes_of_two_models_are_repeated_until_a_program_has_their_gradients() -> None:
+    one, other, *_ = run_job(6, _losses_that_are_repeated, expect_death={2, 3, 4, 5}, timeout=60)
+    ranks = (6, 4, 4, 4, 3, 2, 2)  # of each step
+    expected = [[float(sum(ranks) + 2 * ranks[5])] * 8, [2.0 * sum(ranks)] * 8]
+    assert one == other == (expected, 1)  # the step of the two passes was dropped
 
 
 def _repeat_of_two() -> str:
@@ -239,12 +330,13 @@ def _repeat_of_two() -> str:
     join_job(on_loss="repeat")
     first, second = nn.Linear(3, 5), nn.Linear(2, 2)
     bagua.with_bagua(first, [torch.optim.SGD(first.parameters(), 0.1)])
-    with pytest.raises(NotImplementedError, match='on_loss="repeat" is for one model, and Linear_1 is another'):
-        bagua.with_bagua(second, [torch.optim.SGD(second.parameters(), 0.1)])
+    with pytest.raises(NotImplementedError, match="with batch weights is for one model, and Linear_1 is another"):
+        bagua.with_bagua(second, [torch.optim.SGD(second.parameters(), 0.1)], batch_weights=True)
+    bagua.with_bagua(second, [torch.optim.SGD(second.parameters(), 0.1)])
     return log.getvalue()
 
 
-def test_steps_of_one_model_are_repeated_and_its_wrap_says_at_which_cost() -> None:
+def test_a_model_whose_steps_are_repeated_says_at_which_cost_and_batch_weights_are_of_one_alone() -> None:
     (text,) = run_job(1, _repeat_of_two)
     assert 'Linear: on_loss="repeat" keeps copies of gradients, 80 B on each rank\n' in text
 

@@ -41,6 +41,7 @@ from bagua.regroup.transfer import Fetch, StateServer
 from bagua.regroup.watched_group import WatchedGroup
 
 LAYERS, WIDTH = 6, 16
+_FIRST, _REST = range(2), range(2, LAYERS)
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "128"}  # bytes: two layers each
 
 
@@ -168,14 +169,22 @@ def amount(first_rank: int, step: int, layer: int) -> int:
 
 
 class Ledger(nn.Module):
-    def __init__(self) -> None:
+    """
+    Args:
+        has_buffer: one, which the wrapper broadcasts in each forward pass.
+    """
+
+    def __init__(self, has_buffer: bool = False) -> None:
         super().__init__()
         self.layers = nn.ParameterList([nn.Parameter(torch.zeros(WIDTH)) for _ in range(LAYERS)])
+        if has_buffer:
+            self.register_buffer("broadcast", torch.zeros(1))
 
-    def forward(self, amounts: Tensor, step: int) -> Tensor:
+    def forward(self, amounts: Tensor, step: int, layers: range = range(LAYERS)) -> Tensor:
+        """The loss of these layers."""
         loss = amounts.new_zeros(())
-        for layer, weight in zip(amounts, self.layers, strict=True):
-            loss = loss - weight[step % WIDTH] * layer
+        for layer in layers:
+            loss = loss - self.layers[layer][step % WIDTH] * amounts[layer]
         return loss
 
 
@@ -220,9 +229,11 @@ def keep_ledger(
     follows: bool = True,
     models: int = 1,
     on_loss: str = "drop",
+    has_one_pass: bool = False,
 ) -> dict[str, Any]:
     """Trains ledgers until the job has made so many steps, and all have joined that live. If none that join may follow
-    the others, they are too slow. Returns what this rank has seen."""
+    the others, they are too slow. Several models have one backward pass each in a step, or one together. Returns what
+    this rank has seen."""
     if not follows:
         following.MAX_STEPS = 0
     options: dict[str, Any] = {"min_ranks": min_ranks, "on_loss": on_loss}
@@ -238,30 +249,40 @@ def keep_ledger(
                 _die_while_joining(mine, store, stack)
             start(**options)
             assert (dist.get_rank(), dist.get_world_size(), bagua.regroup_step()) == (0, 1, 0)
-        trained = [_wrapped_ledger(how, codec) for _ in range(models)]
+        trained = [_wrapped_ledger(how, codec, has_one_pass) for _ in range(models)]
     histories = [History() for _ in trained]
     for (_, _, model), history in zip(trained, histories, strict=True):
         model.on_regroup(history.note)
     if join is not None:
         store.set(f"settled {number}", b"")
     dropped = 0
+    turns = [range(models)] if has_one_pass else [range(one, one + 1) for one in range(models)]
     while not _is_end(store, step := bagua.regroup_step(), steps, joins):
         store.set(f"step {step}", b"")
-        for turn, (net, optimizer, model) in enumerate(trained):
-            kill = mine if mine is not None and mine.model == turn else None
-            with dying(kill, step, net, optimizer):
-                optimizer.zero_grad()
-                amounts = [[float(amount(number, step, layer))] for layer in range(LAYERS)]
-                model(torch.tensor(amounts), step).sum().backward()
-                if model.step_was_dropped:
-                    assert all(one.grad is None for one in net.parameters())
+        for turn in turns:
+            kill = mine if mine is not None and mine.model in turn else None
+            with dying(kill, step, *trained[0 if kill is None else kill.model][:2]):
+                amounts = torch.tensor([[float(amount(number, step, layer))] for layer in range(LAYERS)])
+                losses = []
+                for _, optimizer, model in (trained[one] for one in turn):
+                    optimizer.zero_grad()
+                    losses.append(model(amounts, step, *([_FIRST] if has_one_pass else [])))
+                if has_one_pass:
+                    # The backward pass goes through the rest of all, and then through the first layers.
+                    losses += [trained[one][0].forward(amounts, step, _REST) for one in turn]
+                torch.cat(losses).sum().backward()
+                for net, _, model in (trained[one] for one in turn):
+                    if model.step_was_dropped:
+                        assert all(one.grad is None for one in net.parameters())
                 _die_at(kill, step, "returned")
-                optimizer.step()
-                dropped += model.step_was_dropped
-                _die_at(kill, step, "stepped")
-                if not model.step_was_dropped:
-                    with torch.no_grad():
-                        net.layers[0].add_(1)  # one that follows the optimizer's steps does not see it
+                for one in turn:
+                    net, optimizer, model = trained[one]
+                    optimizer.step()
+                    dropped += model.step_was_dropped
+                    _die_at(kill if kill is None or kill.model == one else None, step, "stepped")
+                    if not model.step_was_dropped:
+                        with torch.no_grad():
+                            net.layers[0].add_(1)  # one that follows the optimizer's steps does not see it
         # Made, or taken from a rank that has.
         assert on_loss == "drop" or bagua.regroup_step() == step + 1
     assert all(one.phases == histories[0].phases for one in histories)
@@ -274,8 +295,8 @@ def keep_ledger(
     }
 
 
-def _wrapped_ledger(how: str, codec: str | None) -> tuple[Ledger, torch.optim.Optimizer, Any]:
-    net = Ledger()
+def _wrapped_ledger(how: str, codec: str | None, has_buffer: bool = False) -> tuple[Ledger, torch.optim.Optimizer, Any]:
+    net = Ledger(has_buffer)
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     if how == "wrapper":
         wrapper = bagua.data_parallel.DistributedDataParallel(
@@ -383,9 +404,10 @@ def after_calls(owner: Any, name: str, count: int, die: Callable[[], None] = die
         setattr(owner, name, original)
 
 
-def check_ledgers(results: list[dict[str, Any] | None], steps: int, dead: set[int]) -> None:
+def check_ledgers(results: list[dict[str, Any] | None], steps: int, dead: set[int], has_one_pass: bool = False) -> None:
     """Of all ranks: survivors have the same, and each step of each rank of its time exactly once. Of several models,
-    those after the first one may lack the steps in which ranks were lost."""
+    those after the first one may lack the steps in which ranks were lost, unless they have had one pass, which was
+    repeated."""
     left = {rank: one for rank, one in enumerate(results) if one is not None}
     assert set(left) == set(range(len(results))) - dead, (left.keys(), dead)
     some = next(iter(left.values()))  # it was there at first
@@ -405,7 +427,7 @@ def check_ledgers(results: list[dict[str, Any] | None], steps: int, dead: set[in
         for total, one in zip(totals, whole, strict=True):
             made = some["steps"] - len(lacking) if one is whole[0] else 0
             assert total == [made + (value if place not in lacking else 0) for place, value in enumerate(one)]
-        assert len(lacking) <= len(dead)
+        assert len(lacking) <= (0 if has_one_pass else len(dead))
 
 
 def _is_stopped_for_long(pids: str, timeout_s: float) -> str:

@@ -155,6 +155,12 @@ def test_a_pass_is_kept_if_all_keep_theirs_and_repeated_from_where_the_last_one_
     assert decided(here, start, before) == ([True] * 3, 0)
     assert decided(here, Ready(PASS, 2, (6, 0)), here) == ([True, False, True], 0)  # which has that step made for it
     assert decided(here, Ready(NOTHING, 0, (7, 0)), start)[0] == [False, False, True]
+    # An optimizer has stepped, of two: the rest is dropped. One that is about to begin the next step does so.
+    epoch = replace(epoch, step=8, made=1)
+    assert decided(Ready(PASS, 4, (7, 1)), Ready(PASS, 2, (7, 0)), Ready(PASS, 4, (7, 1)), start)[0] == [
+        *(False, False, False),
+        True,
+    ]
 
 
 def test_one_that_has_left_is_missing_only_in_collectives_after_its_last() -> None:
