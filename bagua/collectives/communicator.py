@@ -36,6 +36,7 @@ class TorchGroupReference:
     def __init__(self, group: dist.ProcessGroup, what: str) -> None:
         self._group = weakref.ref(group)
         self._what = what
+        self._size = group.size()
 
     @property
     def is_alive(self) -> bool:
@@ -47,6 +48,13 @@ class TorchGroupReference:
             raise RuntimeError(
                 f"The torch process group under {self._what} has been destroyed.\n"
                 "Call bagua.torch_api.init_process_group() again, make new groups, and wrap modules again."
+            )
+        if group.size() != self._size:  # torch's own groups change it from 2.14 on
+            raise RuntimeError(
+                f"The torch process group under {self._what} has {group.size()} ranks now. It had {self._size} when"
+                " Bagua took it, and Bagua does not follow ProcessGroup.reconfigure.\n"
+                "To go on without lost ranks, use init_process_group(regroup=Regroup()) of bagua.torch_api. Or destroy"
+                " the group, begin anew with other ranks, and wrap modules again."
             )
         return group
 

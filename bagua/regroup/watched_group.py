@@ -66,6 +66,9 @@ class WatchedGroup(dist.ProcessGroup):
         why_not: asked before each collective: what it raises instead of being begun.
     """
 
+    # Of torch 2.14 on, which would look for them at backends that it knows. Who regroups is Regroup.
+    supports_reconfigure = supports_window = False
+
     def __init__(self, gloo: Any, nccl: NcclGroup | None, on_failure: OnFailure, why_not: WhyNot) -> None:
         super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]  # what subclasses in Python call
         self.gloo, self.nccl = gloo, nccl

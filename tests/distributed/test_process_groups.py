@@ -302,3 +302,29 @@ def test_only_what_is_asked_for_is_created() -> None:
     """Groups that nobody asks for nodes make no torch groups."""
     communication._get_default_group().get_global_communicator()
     assert len(process_group.torch_internals.distributed_c10d._world.pg_names) == 1
+
+
+@pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="needs ProcessGroup.reconfigure, of torch 2.14")
+@on_ranks(2, joined=False)
+def test_a_group_that_torch_gives_other_ranks_is_refused() -> None:
+    """One that has the same number of them is not."""
+    dist.init_process_group("gloo", enable_reconfigure=True)
+    rank, store = dist.get_rank(), default_store()
+
+    def reconfigure(uuid: int, ranks: list[int]) -> None:
+        store.set(f"{uuid} {rank}", dist._get_reconfigure_handle())
+        handles = [store.get(f"{uuid} {one}").decode() for one in ranks]
+        dist._reconfigure(uuid, handles).wait()
+
+    reconfigure(1, [0, 1])
+    bagua.init_process_group()
+    for uuid in (2, 3):
+        tensor = torch.full((4,), rank + 1.0)
+        bagua.allreduce_inplace(tensor, op=bagua.ReduceOp.SUM)
+        assert tensor.tolist() == [3.0] * 4
+        reconfigure(uuid, [0, 1])
+    store.set(f"ended {rank}", b"")
+    store.wait(["ended 0", "ended 1"])
+    reconfigure(4 + rank, [rank])
+    with pytest.raises(RuntimeError, match=r"has 1 ranks now. It had 2 when Bagua took it"):
+        bagua.allreduce_inplace(torch.zeros(4))
