@@ -447,7 +447,8 @@ class TrainingSteps:
                 self._queue_end()
             if self._is_left_out:
                 return False
-            self.passes.begin(sends_at_end=self.regrouping is not None and self.regrouping.sends_in_order)
+            regrouping = self.regrouping
+            self.passes.begin(sends_at_end=regrouping is not None and regrouping.repeats and regrouping.sends_in_order)
             return True
 
     def _queue_end(self) -> None:

@@ -586,9 +586,9 @@ class Regrouping:
 
     @property
     def sends_in_order(self) -> bool:
-        """Whether the models of a backward pass communicate at its end, one after the other (`JobStep.is_in_order`)."""
-        present = self._present
-        return self.repeats and present.is_in_order and len(present.participants) > 1
+        """Where steps are repeated, whether the models of a backward pass communicate at its end, one after the other
+        (`JobStep.is_in_order`)."""
+        return self._present.is_in_order and len(self._present.participants) > 1
 
     @property
     def is_pending(self) -> bool:
@@ -1057,7 +1057,8 @@ class Regrouping:
             is_over = present.end(optimizer, is_made)
             # What all ranks have given gradients for is not left half done.
             self._half_stepped = turns if is_made and not is_over and present.is_half_stepped(turns) else ()
-            self._has_gradients &= present.is_half_stepped([one for one in present.turns if one.has_passed])
+            if self._has_gradients:
+                self._has_gradients = present.is_half_stepped([one for one in present.turns if one.has_passed])
             self._is_stepping = bool(self._half_stepped) or self._has_gradients
             reports = self._is_told and not self._is_stepping
         if is_made and not self._has_trained:

@@ -36,6 +36,9 @@ class TorchGroup:
     def rank(self) -> int:
         return 0
 
+    def size(self) -> int:
+        return 1
+
     def _get_backend(self, device: torch.device) -> Any:
         return SimpleNamespace(name=lambda: self._backends[device.type])
 
