@@ -40,7 +40,7 @@ def arrows() -> selection.Arrows:
         pytest.param(
             "bagua/engine/bucket.py",
             {TRAINING, ARROWS, CHECKPOINTS, "tests/unit/test_comm_scheduler.py", "tests/judges/test_torch_ddp.py"},
-            {SCREEN, CACHES, "tests/kernels/test_minmax_uint8_native.py", "tests/unit/test_host_port.py", "wire_test"},
+            {SCREEN, CACHES, "tests/kernels/test_minmax_uint8_launch.py", "tests/unit/test_host_port.py", "wire_test"},
             id="engine",
         ),
         pytest.param(
