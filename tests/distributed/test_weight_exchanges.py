@@ -96,9 +96,23 @@ def _train(job: str) -> None:
                 _check_rounds(turns, turns.hand)
             if job == "two ranks" and "unlisted" not in turns.how and turns.dtype == torch.float32:
                 _vary(turns)
+            if job == "four ranks":  # who have other partners in each exchange
+                turns.rebuild(80)
+                turns.turn(PARTS)
         except AssertionError as error:
             error.add_note(f"{case} {options}")
             raise
+        turns.net.bagua_ddp.detach()
+    if job == "two ranks":
+        _unfreeze()
+
+
+def _unfreeze() -> None:
+    """Buckets are made anew within a round, and what the outer optimizer has is kept."""
+    for options in ({"sync_every": 3}, {"sync_every": 3, "momentum_rounds": 4}):
+        turns = Turns(("diloco", options), frozen=PARTS[:1])
+        for parts in (PARTS[1:],) * 5 + (PARTS,) * 7:
+            turns.turn(parts)
         turns.net.bagua_ddp.detach()
 
 

@@ -278,17 +278,15 @@ class RingByHand(ByHand):
 
 
 class RisingMomentum(torch.optim.SGD):
-    """The outer optimizer, whose momentum rises over so many steps."""
+    """The outer optimizer, whose momentum rises over so many exchanges of its fragment."""
 
     def __init__(self, parameters: Any, rounds: int) -> None:
         super().__init__(parameters, **OUTER)
-        self.param_groups[0].update(rounds=rounds, steps=0)  # a copy has its groups
+        self.param_groups[0]["rounds"] = rounds  # a copy has its groups
 
-    def step(self) -> None:  # type: ignore[override]
+    def rise(self, exchanges: int) -> None:
         (group,) = self.param_groups
-        group["steps"] = min(group["steps"] + 1, group["rounds"])
-        group["momentum"] = OUTER["momentum"] * group["steps"] / group["rounds"]
-        super().step()
+        group["momentum"] = OUTER["momentum"] * min(exchanges / group["rounds"], 1)
 
 
 class RoundsByHand(ByHand):
@@ -339,7 +337,11 @@ class RoundsByHand(ByHand):
 
     def outer_step(self, name: str, mean: Tensor) -> Tensor:
         self.outer[name].grad = self.outer[name] - mean.to(self.outer[name].dtype)
-        self.outer_optimizers[name].step()
+        optimizer = self.outer_optimizers[name]
+        if isinstance(optimizer, RisingMomentum):
+            assert self.fragments is not None
+            optimizer.rise(self.exchanges // len(self.fragments) + 1)
+        optimizer.step()
         return self.outer[name]
 
 
