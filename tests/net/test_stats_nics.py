@@ -251,9 +251,13 @@ def test_the_nics_of_a_joined_device_are_shown_apart(tmp_path: Path) -> None:
         wait_until(lambda: (between(some)[0].nics[1].share or 0) > 0.05, "its return")
         found, _ = between(some)
         assert found.streams_lost == sum(one.streams_lost for one in found.nics)
-        log = ring.drivers[0].log()
-        assert "moves back to eth1" in log
-        assert "WARN" not in next(line for line in log.splitlines() if "moves back to eth1" in line)
+
+        def moves_back() -> list[str]:
+            return [line for line in ring.drivers[0].log().splitlines() if "moves back to eth1" in line]
+
+        # The share is also of what comes: the peer's connections may move back first.
+        wait_until(moves_back, "a connection of this host that moves back")
+        assert "WARN" not in moves_back()[0]
         ring.quit()
     [path] = tmp_path.glob("0.*.json")
     names = [event["name"] for event in TraceFile.read(path).events]
