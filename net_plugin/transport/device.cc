@@ -199,6 +199,7 @@ Status group_interfaces(const std::optional<JoinNics>& set, const std::vector<In
   const bool is_selected = filter.size() > 1;
   const JoinNics join = set.value_or(JoinNics{lists_several(filter) && !nccl_is_to_join(environment), {}});
   BAGUA_NET_RETURN_IF_ERROR(group_interfaces(join, used, is_selected, groups, lost));
+  if (!set) lost->clear();  // nobody has asked for more
   for (const InterfaceChoice& choice : choices) {
     const std::string& name = choice.interface.name;
     if (!choice.used && is_to_join(join, filter, name)) {

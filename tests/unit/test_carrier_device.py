@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bagua.collectives.carrier_device import carrier, gpus_of, refuse_other_gpus
-from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.communicator import BaguaCommunicator, TorchGroupReference
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.async_average import AsyncModelAverage
 from bagua.job import torch_internals
@@ -178,3 +178,12 @@ def test_a_lock_waits_on_the_device_that_was_used(monkeypatch: pytest.MonkeyPatc
     operation.unlock_weight(GPUS[1])
     operation.lock_weight()
     assert waits == [(GPUS[1], event)]
+
+
+def test_a_group_that_torch_has_given_other_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    group: Any = TorchGroup({"cpu": "gloo"})
+    reference = TorchGroupReference(group, "the group")
+    assert reference.get() is group
+    monkeypatch.setattr(group, "size", lambda: 3)
+    with pytest.raises(RuntimeError, match=r"the group has 3 ranks now. It had 1 when Bagua took it"):
+        reference.get()

@@ -219,8 +219,8 @@ TEST_CASE(an_interface_that_is_named_in_full_and_cannot_be_used_is_told_of) {
 
 // Without BAGUA_NET_JOIN_NICS.
 TEST_CASE(interfaces_that_the_user_lists_are_joined) {
-  const std::vector<InterfaceChoice> two = {{nic_with_address("eth0", AF_INET), true, "matches"},
-                                            {nic_with_address("eth1", AF_INET), true, "matches"}};
+  std::vector<InterfaceChoice> two = {{nic_with_address("eth0", AF_INET), true, "matches"},
+                                      {nic_with_address("eth1", AF_INET), true, "matches"}};
   std::map<std::string, std::string> variables;
   const auto groups = [&](const std::optional<JoinNics>& set) {
     std::vector<NicGroup> found;
@@ -251,6 +251,10 @@ TEST_CASE(interfaces_that_the_user_lists_are_joined) {
     CHECK_EQ(groups({}), std::size_t{2});
   }
   variables.clear();
+  CHECK_EQ(groups({}), std::size_t{2});
+  // What cannot be joined is no news to who has not asked for it.
+  variables = {{"NCCL_SOCKET_IFNAME", "eth0,eth1"}};
+  two[0].interface.is_loopback = true;
   CHECK_EQ(groups({}), std::size_t{2});
 }
 
