@@ -190,22 +190,30 @@ TEST_CASE(without_room_for_more_streams_a_comm_goes_on_with_those_it_has) {
 
 TEST_CASE(a_comm_that_is_closed_in_mid_message_leaves_no_busy_time) {
   GrowingComms connection(0, 1, 1, 2);
-  const std::vector<std::uint8_t> message(16u << 20);
-  connection.send(message);
+  const std::vector<std::uint8_t> sent(16u << 20);
+  connection.send(sent);
   connection.sender.reset();
-  // Full messages enough for a trial, and an hour later one more: far from a window of busy time.
-  const std::int64_t now_ns = monotonic_ns();
+  StreamGrowth& growth = connection.growth;
+  // Sends ten messages in no time, all of which wait for connections or none.
+  const auto send_at = [&growth](std::int64_t at_ns, bool waits) {
+    for (int message = 0; message < 10; ++message) {
+      growth.add_posted(waits);
+      growth.add_sent(kLarge, at_ns);
+    }
+  };
   constexpr std::int64_t kHourNs = 3'600'000'000'000;
-  connection.growth.begin_busy(now_ns);
-  for (int i = 0; i < 10; ++i) {
-    connection.growth.add_posted(true);
-    connection.growth.add_sent(kLarge, now_ns);
+  std::int64_t now_ns = monotonic_ns();
+  // Ends the window in which the comm was busy, however long that took on this machine.
+  growth.begin_busy(now_ns);
+  send_at(now_ns + kHourNs, false);
+  growth.end_busy(now_ns + kHourNs);
+  // Two moments an hour apart, with enough messages for a trial if that hour were busy time.
+  for (int moment = 0; moment < 2; ++moment) {
+    now_ns += 2 * kHourNs;
+    growth.begin_busy(now_ns);
+    send_at(now_ns, true);
+    growth.end_busy(now_ns);
   }
-  connection.growth.end_busy(now_ns);
-  connection.growth.begin_busy(now_ns + kHourNs);
-  connection.growth.add_posted(true);
-  connection.growth.add_sent(kLarge, now_ns + kHourNs);
-  connection.growth.end_busy(now_ns + kHourNs);
   CHECK_EQ(connection.growth.target(), 1);
 }
 
