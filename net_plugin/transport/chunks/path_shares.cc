@@ -1,6 +1,7 @@
 #include "transport/chunks/path_shares.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace bagua_net {
@@ -19,6 +20,12 @@ constexpr double kHeldUp = 2;
 constexpr double kHeldUpNs = 100e6;
 // So often all connections are looked through for one.
 constexpr std::int64_t kHeldUpEveryNs = 1'000'000;
+// [Note: what holds up has to pay] in path_shares.h. Half of the account is forgotten in this time,
+constexpr double kForgottenNs = 1e9;
+// a path is left out for so many times as long as it held up,
+constexpr double kLeftOut = 10;
+// and is on trial until it has delivered so much.
+constexpr double kTrialBytes = 262144;
 
 std::size_t at_most(std::size_t bytes, double limit) {
   return limit >= static_cast<double>(bytes) ? bytes : static_cast<std::size_t>(std::max(limit, 0.0));
@@ -107,7 +114,25 @@ PathLoad::State PathLoad::state(std::int64_t now_ns) {
     held_up_at_ns_ = now_ns;
   }
   state.is_held_up = is_held_up_;
+  state.is_on_trial = now_ns >= left_until_ns_ && trial_bytes_ > 0;
+  if (now_ns >= left_until_ns_) return state;
+  state.held_up_ns = held_up_ns_;
+  state.delivered = delivered_;
   return state;
+}
+
+void PathLoad::account(double bytes, std::int64_t since_ns, bool sent_again, std::int64_t now_ns) {
+  const double kept = std::exp2(-static_cast<double>(now_ns - accounted_ns_) / kForgottenNs);
+  accounted_ns_ = now_ns;
+  held_up_ns_ *= kept;
+  delivered_ = kept * delivered_ + bytes;
+  trial_bytes_ = std::max(trial_bytes_ - bytes, 0.0);
+  const double round_trips_ns = kHeldUp * 1e3 * static_cast<double>(least_round_trip_us_);
+  if (!sent_again || static_cast<double>(now_ns - since_ns) < std::max(round_trips_ns, kHeldUpNs)) return;
+  held_up_ns_ += static_cast<double>(now_ns - std::max(since_ns, held_up_until_ns_));
+  held_up_until_ns_ = now_ns;
+  left_until_ns_ = now_ns + static_cast<std::int64_t>(kLeftOut * held_up_ns_);
+  trial_bytes_ = kTrialBytes;
 }
 
 std::size_t PathLoad::add_connection() {
@@ -148,7 +173,14 @@ void PathLoad::look(std::size_t connection, const Delivery& delivery, const Back
       if (rate_.least() > kFaster * former) old_after_ns_ = kFirstOldNs;
     }
   }
-  if (!was_seen || is_over || delivery.bytes != seen.delivery.bytes) seen.progress_ns = now_ns;
+  if (!was_seen || is_over || delivery.bytes != seen.delivery.bytes) {
+    if (was_seen) {
+      account(static_cast<double>(delivery.bytes - seen.delivery.bytes), seen.progress_ns,
+              delivery.retransmits != seen.retransmits, now_ns);
+    }
+    seen.progress_ns = now_ns;
+    seen.retransmits = delivery.retransmits;
+  }
   const std::int64_t former_us = std::exchange(seen.delivery, delivery).least_round_trip_us;
   if (!was_seen || former_us != delivery.least_round_trip_us) find_least_round_trip();
   seen.pace = pace;
@@ -170,6 +202,7 @@ namespace {
 constexpr std::size_t kPage = 4096;
 // Less does not pay: a chunk costs system calls at both ends.
 constexpr std::size_t kMinBytes = 16384;
+constexpr std::size_t kTrialChunk = 65536;
 // A thread sleeps until it is told of a chunk, at both ends. Also, messages do not leave the first path for the jitter
 // of a round trip.
 constexpr double kWakingNs = 50'000;
@@ -182,6 +215,16 @@ constexpr double kUnknownOfEqual = 0.5;
 // The kernel says that its interface is no slower.
 bool is_told_as_fast(const PathLoad::State& path, const PathLoad::State& other) {
   return path.told > 0 && path.told >= other.told;
+}
+
+// It waits, or has held up for longer than the other one needs for all that it delivered.
+bool is_left_out(const PathLoad::State& path, const PathLoad::State& other) {
+  if (path.is_held_up && !other.is_held_up) return true;
+  return path.held_up_ns * other.most > path.delivered && other.held_up_ns * path.most <= other.delivered;
+}
+
+bool cannot_be_best(const PathLoad::State& path, const PathLoad::State& other) {
+  return is_left_out(path, other) || (path.is_on_trial && !other.is_on_trial);
 }
 
 double wait_ns(const Backlog& backlog, double rate, double round_trip_ns) {
@@ -245,6 +288,7 @@ std::size_t PathShares::best(std::size_t bytes, std::int64_t now_ns) const {
   for (std::size_t path = 0; rate > 0 && path < loads_.size(); ++path) {
     if (path == best || streams_on_[path] == 0) continue;
     const PathLoad::State other = loads_[path]->state(now_ns);
+    if (cannot_be_best(other, state)) continue;
     double its_rate = other.certain;
     if (its_rate == 0 && !is_known) its_rate = other.told;
     if (its_rate == 0 && is_told_as_fast(other, state)) its_rate = kUnknownOfEqual * rate;
@@ -252,7 +296,8 @@ std::size_t PathShares::best(std::size_t bytes, std::int64_t now_ns) const {
     // Short bursts say little of a rate: without a queue, interfaces of equal speed count as equally fast.
     const bool may_be_as_fast = !state.is_limit && is_told_as_fast(state, other);
     const double own_rate = may_be_as_fast ? std::max(rate, other.most) : rate;
-    if (delivery_ns(other, other.most_left, its_rate) + kWakingNs >= delivery_ns(state, state.least_left, own_rate)) {
+    if (!cannot_be_best(state, other) &&
+        delivery_ns(other, other.most_left, its_rate) + kWakingNs >= delivery_ns(state, state.least_left, own_rate)) {
       continue;
     }
     best = path;
@@ -266,7 +311,7 @@ std::size_t PathShares::share(std::size_t path, std::size_t best, std::size_t by
   const PathLoad::State fast = loads_[best]->state(now_ns);
   if (fast.most == 0) return 0;
   const PathLoad::State asking = loads_[path]->state(now_ns);
-  if (asking.is_held_up && !fast.is_held_up) return 0;
+  if (is_left_out(asking, fast)) return 0;
   const double assumed = (is_told_as_fast(asking, fast) ? kUnknownOfEqual : kUnknown) * fast.most;
   const double rate = asking.certain > 0 && !asking.is_old ? asking.certain : std::max(asking.certain, assumed);
   const double fast_ns = wait_ns(fast.least_left, fast.most, fast.round_trip_ns) + fast.round_trip_ns +
@@ -274,8 +319,9 @@ std::size_t PathShares::share(std::size_t path, std::size_t best, std::size_t by
   const double its_ns = wait_ns(asking.most_left, rate, asking.round_trip_ns) + asking.round_trip_ns + kWakingNs;
   // What it takes, the best path need not send.
   const double share = (fast_ns - its_ns) / (1 / rate + 1 / fast.most);
-  if (share >= static_cast<double>(bytes)) return bytes;
-  if (share < static_cast<double>(kMinBytes)) return 0;
+  if (share < static_cast<double>(kMinBytes) || (asking.is_on_trial && asking.most_left.under_way > 0)) return 0;
+  const std::size_t most = asking.is_on_trial ? std::min(bytes, kTrialChunk) : bytes;
+  if (share >= static_cast<double>(most)) return most;
   return static_cast<std::size_t>(share) / kPage * kPage;
 }
 

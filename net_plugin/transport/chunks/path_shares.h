@@ -35,6 +35,10 @@ class PathLoad {
     double certain = 0;       // what it reaches again, most probably
     bool is_old = false;      // that was measured so long ago that it may be faster now
     bool is_held_up = false;  // a connection has delivered nothing for much longer than its bytes take
+    // [Note: what holds up has to pay]; 0 once it may be tried again.
+    double held_up_ns = 0;
+    double delivered = 0;      // bytes
+    bool is_on_trial = false;  // after that
     double round_trip_ns = 0;
     // What is left if the path has reached `most` since the last look at it, and if it has reached `certain`.
     Backlog least_left;
@@ -59,6 +63,7 @@ class PathLoad {
     std::int64_t busy_since_ns = 0;  // not looked at, and something under way; 0: nothing is
     Backlog backlog;                 // taken, and not seen to have been delivered
     std::int64_t progress_ns = 0;    // when it was seen to have delivered more, or began
+    std::uint64_t retransmits = 0;   // until then
     double pace = 0;
   };
   // What of the known backlog is left at `now_ns`, if the path is empty at `ends_ns`.
@@ -74,6 +79,8 @@ class PathLoad {
   Rates rates() const REQUIRES(mutex_);
   double permitted_rate() const REQUIRES(mutex_);
   bool holds_up(const State& state, std::int64_t now_ns) const REQUIRES(mutex_);
+  // A connection delivered so many bytes, and since then nothing else. sent_again: packets were, in that time.
+  void account(double bytes, std::int64_t since_ns, bool sent_again, std::int64_t now_ns) REQUIRES(mutex_);
 
   const double told_rate_;
   Mutex mutex_;
@@ -89,6 +96,13 @@ class PathLoad {
   double ends_at_certain_ns_ GUARDED_BY(mutex_) = 0;
   bool is_held_up_ GUARDED_BY(mutex_) = false;
   std::int64_t held_up_at_ns_ GUARDED_BY(mutex_) = 0;  // when that was looked up
+  // The account of [Note: what holds up has to pay], as it was at accounted_ns_.
+  double held_up_ns_ GUARDED_BY(mutex_) = 0;
+  double delivered_ GUARDED_BY(mutex_) = 0;
+  std::int64_t accounted_ns_ GUARDED_BY(mutex_) = 0;
+  std::int64_t held_up_until_ns_ GUARDED_BY(mutex_) = 0;  // what was before has been counted
+  std::int64_t left_until_ns_ GUARDED_BY(mutex_) = 0;
+  double trial_bytes_ GUARDED_BY(mutex_) = 0;  // to deliver until the trial has ended
 };
 
 // PathShares: how much of what waits each path may take, where the streams of a comm go over several.
@@ -101,6 +115,15 @@ class PathLoad {
 // limit its measured rate, and with it the next bursts. A path whose rate is unknown, or may have risen, counts as much
 // slower than the best one: it is measured with bytes that nobody waits for. Nothing is shared until the rate of the
 // best one is known, because that says how much time there is.
+//
+// [Note: what holds up has to pay]
+// Where a fifth of the packets is lost, a path still has a rate, but its last chunk waits for the kernel's timers, for
+// 0.2 s or several times that, and all messages wait with it. So each path has an account of the time for which its
+// connections delivered nothing while packets were sent again, and of what it delivered; both are forgotten with time.
+// If the best path needs less time for those bytes than they have held up, the path is left out for ten times as long
+// as it held up, so that finding out again costs a tenth. Then it is tried with a small chunk, one at a time. The
+// nearest healthy situations: a packet that is lost now and then on a path that carries much, which pays; and a peer
+// that does not read, to which no packet is sent again.
 //
 // Which of the streams over a path takes the chunk is decided as with one network interface. Not thread-safe.
 class PathShares {

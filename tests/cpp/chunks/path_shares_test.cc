@@ -61,6 +61,15 @@ struct Paths {
       look(path, {});
     }
   }
+  // A packet of its last chunk arrives so much later.
+  void hold_up(std::size_t path, int ms, bool sent_again) {
+    shares.take(static_cast<int>(path), 1448, now_ns);
+    now_ns += ms * kMs;
+    deliveries[path].bytes += 1448;
+    deliveries[path].busy_us += ms * 1000;
+    if (sent_again) ++deliveries[path].retransmits;
+    look(path, {});
+  }
   std::size_t share(std::size_t path, std::size_t bytes, std::size_t best = 0) const {
     return shares.share(path, best, bytes, now_ns);
   }
@@ -169,6 +178,64 @@ TEST_CASE(a_path_that_holds_something_up_gets_nothing_more_until_it_delivers) {
   paths.deliveries[1].bytes += 65536;
   paths.look(1, {});
   CHECK(paths.share(1, 64 * kMiB) > 0);
+}
+
+// Where many packets are lost, the last chunk waits for the kernel's timers.
+TEST_CASE(a_path_that_holds_up_for_longer_than_it_saves_is_left_out_for_ten_times_as_long) {
+  Paths paths(2);
+  paths.deliver(1, 1250, 100);
+  paths.deliver(0, 1250, 100);
+  paths.hold_up(1, 500, true);
+  paths.deliver(0, 1250, 100);
+  CHECK_EQ(paths.share(1, 64 * kMiB), std::size_t{0});
+  paths.deliver(0, 1250, 4800);
+  CHECK_EQ(paths.share(1, 64 * kMiB), std::size_t{0});
+  CHECK_EQ(paths.shares.best(kMiB, paths.now_ns), std::size_t{0});
+  // Then it is tried with a small chunk, and with no other until that has arrived.
+  paths.deliver(0, 1250, 200);
+  const std::size_t tried = paths.share(1, 64 * kMiB);
+  CHECK_EQ(tried, std::size_t{65536});
+  paths.shares.take(1, tried, paths.now_ns);
+  CHECK_EQ(paths.share(1, 64 * kMiB), std::size_t{0});
+  // Whatever it reached before, it takes no whole messages.
+  paths.shares.take(0, 64 * kMiB, paths.now_ns);
+  CHECK_EQ(paths.shares.best(kMiB, paths.now_ns), std::size_t{0});
+  paths.look(0, {});
+  // A failed trial costs its time once more.
+  paths.hold_up(1, 200, true);
+  paths.deliver(0, 1250, 1900);
+  CHECK_EQ(paths.share(1, 64 * kMiB), std::size_t{0});
+  paths.deliver(0, 1250, 400);
+  CHECK_EQ(paths.share(1, 64 * kMiB), std::size_t{65536});
+  // It is not any more.
+  paths.deliver(1, 1250, 100);
+  CHECK(paths.share(1, 64 * kMiB) > 16 * kMiB);
+}
+
+TEST_CASE(a_path_that_saves_more_than_it_holds_up_goes_on) {
+  Paths paths(2);
+  paths.deliver(0, 1250, 100);
+  paths.deliver(1, 1250, 1000);
+  paths.hold_up(1, 200, true);  // one lost packet, whose timer the kernel waited for
+  CHECK(paths.share(1, 64 * kMiB) > 16 * kMiB);
+  paths.deliver(1, 1250, 3000);
+  CHECK(paths.share(1, 64 * kMiB) > 16 * kMiB);
+  // Packets that are sent again at once hold nothing up, though this path saves little.
+  Paths slower(2);
+  slower.deliver(0, 1250, 100);
+  for (int step = 0; step < 500; ++step) {
+    ++slower.deliveries[1].retransmits;
+    slower.deliver(1, 150, 2);
+  }
+  CHECK(slower.share(1, 64 * kMiB) > kMiB);
+}
+
+TEST_CASE(a_path_to_a_peer_that_does_not_read_goes_on) {
+  Paths paths(2);
+  paths.deliver(0, 1250, 100);
+  paths.deliver(1, 1250, 100);
+  paths.hold_up(1, 5000, false);  // no packet was sent again
+  CHECK(paths.share(1, 64 * kMiB) > 16 * kMiB);
 }
 
 // A path that is asked all the time, and one that is asked once a step: what the first remembers of a moment ends with
