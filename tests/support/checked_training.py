@@ -38,7 +38,7 @@ class Trainer:
         net: the wrapped module. `model`: what is called, the same or its wrapper. `twin`: the copy.
         planned: names of parameters that the engine communicates.
         reached: those that got a gradient in synchronized passes of this step.
-        is_interrupted: a pass of this step raised.
+        is_interrupted: a pass of this step raised. `lost`: it reached what is not planned any more.
         is_plain: each pass of this step reached all that is planned, in one plan.
         local: those whose gradients may differ by rank: they must not be stepped.
         is_exact: with two ranks, the same bits are expected. `has_exact_gradients`: likewise.
@@ -67,7 +67,7 @@ class Trainer:
 
     def begin_step(self) -> None:
         self.reached: set[str] = set()
-        self.is_interrupted, self.is_plain = False, True
+        self.is_interrupted, self.lost, self.is_plain = False, False, True
 
     @property
     def trained(self) -> set[str]:
@@ -84,7 +84,7 @@ class Trainer:
 
     @property
     def must_be_accepted(self) -> bool:
-        return not self.reached or (self.is_plain and not self.is_interrupted)
+        return not self.reached and not self.lost or (self.is_plain and not self.is_interrupted)
 
     def end_step(self, attempt: Callable[[], Any]) -> bool:
         """What ends a step for the engine. Whether it was done; it is right that it was or was not."""
@@ -117,6 +117,7 @@ class Trainer:
         """Of a step that is complete, nothing remains. What the engine thinks of one that was made in parts depends on
         its buckets."""
         is_reached = self.reached >= self.planned
+        self.lost |= self.is_interrupted and not self.reached <= planned
         self.reached = set(planned) if is_reached else self.reached & planned
         self.planned = planned
         if is_reached and self.is_plain and not self.is_interrupted:
