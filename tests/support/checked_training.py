@@ -84,7 +84,7 @@ class Trainer:
 
     @property
     def must_be_accepted(self) -> bool:
-        return not self.reached and not self.lost or (self.is_plain and not self.is_interrupted)
+        return (not self.reached and not self.lost) or (self.is_plain and not self.is_interrupted)
 
     def end_step(self, attempt: Callable[[], Any]) -> bool:
         """What ends a step for the engine. Whether it was done; it is right that it was or was not."""
