@@ -151,6 +151,7 @@ class Regrouping:
         self._step_s = 0.0  # that the last one has taken
         self._feeds: list[Feed] = []
         self._has_followed = False  # the others, until it was admitted
+        self._is_new = False  # it has joined, and the others are in the forward pass that it makes first
         self._samplers: list[weakref.ref[FollowingSampler]] = []  # the n-th is that of all ranks
         # Of samplers that this process will make, which has joined: states by their numbers, and what ranks have said.
         self._given_samplers: dict[int, dict[str, Any]] = {}
@@ -370,7 +371,8 @@ class Regrouping:
                 return
             self._has_followed = followed
             self._settle(START, counts=False)
-            self._present.is_between = False  # the others are in the forward pass that it makes first
+            self._present.is_between = False
+            self._is_new = True
         except BaseException as error:
             self._is_settling = False
             if self.epoch.number != ALONE:
@@ -431,6 +433,7 @@ class Regrouping:
     def begin_forward(self) -> None:
         """A forward pass of training begins. Before the first of a step, ranks join."""
         present = self._present
+        self._is_new = False
         if present.is_between:
             if present.is_dropped:
                 present.begin_next()
@@ -557,10 +560,20 @@ class Regrouping:
         self._present.begin_next()  # which the program goes on with
         raise self._regrouped(lost) from error
 
-    def _why_not(self) -> Regrouped | None:
+    def _why_not(self) -> RuntimeError | None:
         """Ranks may have regrouped in this collective of the program, and go on with the next step. Those that did so
-        in the pass before it must not wait for them here."""
-        if self._unsaid is None or self._depth or threading.get_ident() != self._thread:
+        in the pass before it must not wait for them here. Nor must one that has joined."""
+        if self._depth or threading.get_ident() != self._thread:
+            return None
+        if self._is_new:
+            return RuntimeError(
+                f"regroup: this process has joined the job as rank {self.epoch.rank_of(self._token)}, and calls a"
+                f" collective before the forward pass of step {self.step}, in which the other ranks are already: they"
+                " would not come.\n"
+                "Call collectives before the model is wrapped, where this process is the only rank, or after the"
+                " forward pass of a step."
+            )
+        if self._unsaid is None:
             return None
         said, self._unsaid = self._unsaid, None
         self._present.begin_next()

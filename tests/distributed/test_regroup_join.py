@@ -36,6 +36,7 @@ from bagua.regroup import coordinator, groups, joining
 from bagua.regroup.following import Following
 from bagua.regroup.job_step import WorldChange
 from bagua.regroup.transfer import Fetch
+from bagua.torch_api.checkpoint import load_checkpoint
 
 STEPS = 8
 
@@ -250,6 +251,9 @@ def _refusals() -> tuple[int, int]:
     with pytest.raises(RuntimeError, match="the algorithm gradient_allreduce; rank 2 has the algorithm bytegrad"):
         bagua.with_bagua(net, [optimizer], "bytegrad")
     model = bagua.with_bagua(net, [optimizer])
+    for call in (dist.barrier, bagua.barrier, lambda: load_checkpoint("nowhere", net)):
+        with pytest.raises(RuntimeError, match=r"joined the job as rank 2, and calls a collective before the forward"):
+            call()
     store.set("joined", b"")
     _train_until(store, "joined", model, optimizer)
     return dist.get_world_size(), bagua.regroup_step()
