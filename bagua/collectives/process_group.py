@@ -111,6 +111,11 @@ class BaguaProcessGroup:
         return self._reference is not None and self._reference.is_alive
 
     @property
+    def follows(self) -> bool:
+        """Whether it becomes a group of other ranks when some are lost or join, as the default group under regroup."""
+        return self._find_topology is not None
+
+    @property
     def size(self) -> int:
         """How many members there are."""
         return len(self.ranks)

@@ -15,7 +15,16 @@ def group_for(purpose: str, group: BaguaProcessGroup, backend: str | None = None
     Args:
         purpose: a name that is always used with the same backend.
         backend: as in `duplicate_group`, whose errors these are, too.
+
+    Raises:
+        NotImplementedError: the group follows when ranks are lost, and its duplicate would not.
     """
+    if group.follows:
+        raise NotImplementedError(
+            f"regroup: {purpose} cannot be exchanged between {group.size} ranks under regroup: that needs a group of"
+            " its own, which would not follow when a rank is lost.\n"
+            "Leave out the layer or sampler that exchanges them, or leave regroup out of init_process_group()."
+        )
     if group.size == 1:
         return group
     by_purpose = _made.setdefault(group, {})

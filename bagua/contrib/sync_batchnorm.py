@@ -165,7 +165,7 @@ class SyncBatchNorm(_BatchNorm):
         if group.size == 1:
             return None
         # Not in that group itself, where gradients of buckets are under way.
-        return group_for("batch normalization", group)
+        return group_for("statistics of SyncBatchNorm", group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # The copy shares statistics with the same ranks.

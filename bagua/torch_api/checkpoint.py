@@ -88,6 +88,7 @@ def async_save_checkpoint(
 
     Raises:
         RuntimeError: the states cannot be read.
+        NotImplementedError: under regroup.
         TypeError: `iteration` is not an integer.
         ValueError: `iteration` is negative, or `keep_last` is below 1.
     """

@@ -40,6 +40,7 @@ from bagua.job.torch_internals import default_store
 from bagua.regroup import coordinator, detection
 from bagua.regroup.groups import abort
 from bagua.regroup.job_step import WorldChange
+from bagua.torch_api import checkpoint
 
 STEPS = 8
 
@@ -758,6 +759,39 @@ def _refusals() -> None:
 
 def test_what_does_not_follow_is_refused_by_name() -> None:
     run_job(2, _refusals)
+
+
+def _save(folder: Path) -> int:
+    rank = join_job()
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    assert checkpoint.load_checkpoint(folder, net, optimizer) == 0  # nothing was saved
+    bagua.with_bagua(net, [optimizer])
+    net(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    with pytest.raises(NotImplementedError, match=r"async_save_checkpoint\(\) is not supported under regroup"):
+        checkpoint.async_save_checkpoint(1, folder, net, optimizer)
+    with pytest.raises(NotImplementedError, match="statistics of SyncBatchNorm cannot be exchanged between 3 ranks"):
+        bagua.contrib.SyncBatchNorm(4)(torch.ones(2, 4))
+    checkpoint.save_checkpoint(1, folder, net, optimizer)
+    if rank == 2:
+        die()
+    with pytest.raises(bagua.Regrouped):
+        checkpoint.save_checkpoint(2, folder, net, optimizer)
+    checkpoint.save_checkpoint(3, folder, net, optimizer, per_rank=True)
+    saved = net.weight.detach().clone()
+    net(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    loaded = checkpoint.load_checkpoint(folder, net, optimizer)
+    assert torch.equal(net.weight, saved)
+    net(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return loaded
+
+
+def test_checkpoints_are_saved_by_whoever_is_there(tmp_path: Path) -> None:
+    assert run_job(3, _save, tmp_path, expect_death={2})[:2] == [3, 3]
+    assert not list(tmp_path.glob("*2*"))  # of which a rank was lost
 
 
 def test_options_are_checked() -> None:

@@ -1,6 +1,7 @@
 """Ranks that save or load together: all succeed, or all raise the same error. Owned by one save or load.
 
-Small messages in a gloo group of their own, so that a thread can save while training communicates.
+Small messages in a gloo group of their own, so that a thread can save while training communicates. Under regroup, in
+the default group, as other collectives of a program: so they raise Regrouped, and no thread can save.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ class Ranks:
     Attributes:
         rank: of this process, in the group.
         size: of the group.
+        follows: these ranks change when some are lost, and a thread cannot communicate between them.
     """
 
     def __init__(self, group: BaguaProcessGroup | None) -> None:
-        self._group = None if group is None or group.size == 1 else group_for("checkpoints", group, "gloo")
+        self.follows = group is not None and group.follows
+        if group is not None and group.size > 1 and not self.follows:
+            group = group_for("checkpoints", group, "gloo")
+        self._group = None if group is None or group.size == 1 else group
         self._comm = None if self._group is None else self._group.get_global_communicator()
         self.rank = 0 if self._comm is None else self._comm.rank()
         self.size = 1 if self._comm is None else self._comm.nranks()

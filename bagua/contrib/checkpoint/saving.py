@@ -47,10 +47,17 @@ def prepared(
 
     Raises:
         CollectiveError: a rank is gone; names it.
+        NotImplementedError: a thread cannot communicate with these ranks.
     """
     complete_exchange(subject)
     error = finish_last()
     ranks = ranks_of(process_group, subject.process_group)
+    if in_background and ranks.follows:
+        raise NotImplementedError(
+            "regroup: async_save_checkpoint() is not supported under regroup: its thread could not follow when a rank"
+            " is lost.\n"
+            "Call save_checkpoint(), or leave regroup out of init_process_group()."
+        )
     each_writes = not subject.keeps_replicas_equal if per_rank is None else per_rank
     contents: dict[str, Any] = {}
     wait: Callable[[], None] | None = None

@@ -156,7 +156,7 @@ class BalancedSampler(ResumableSampler[list[int]]):
         self._since_change = 0
         if self._group.size == 1 or (self._is_compared and not self.is_automatic):
             return
-        communicator = group_for("parts of batches", self._group).get_global_communicator()
+        communicator = group_for("parts of a BalancedSampler", self._group).get_global_communicator()
         if not self._is_compared:
             self._compare(communicator)
         if not self.is_automatic:
