@@ -36,6 +36,7 @@ MAGIC = "bagua-net-bench/1"
 _HELLO_S = 3.0
 _RETRY_S = 0.2
 _MAX_LINE_BYTES = 16 << 20
+_OTHER_JOB = "give all ranks one BAGUA_BENCH_SECRET, or none, and start them from one launcher"
 
 Message = dict[str, Any]
 
@@ -106,6 +107,16 @@ class LineConnection:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """A host that is gone is noticed after half a minute, also by an end that only waits for orders."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    # While data is on its way there are no probes.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
 
 
 def host_identity() -> str:
@@ -255,6 +266,9 @@ def _admit(
     )
     if hello is None or not genuine or not isinstance(rank, int):
         say(f"turned away {peer}, which is not a rank of this run")
+        if isinstance(rank, int) and 0 < rank < launch.world_size:
+            say(f"it calls itself rank {rank}; {_OTHER_JOB}")
+            _turn_away(connection, f"it is of another job; {_OTHER_JOB}")
         connection.close()
         return None
     complaint = None
@@ -268,6 +282,7 @@ def _admit(
         complaint += "; start all ranks from one launcher, with one version of bagua"
         _turn_away(connection, complaint)
         raise BenchError(complaint)
+    keep_alive(accepted)
     connection.peer = f"rank {rank} ({hello.get('host')})"
     host, identity, network = (str(hello.get(name)) for name in ("host", "identity", "network"))
     facts = hello.get("facts")
@@ -293,6 +308,7 @@ def join(
                     f" {launch.port_setting}"
                 ) from error
             time.sleep(_RETRY_S)
+    keep_alive(connected)
     connection = LineConnection(connected, target, timeout_s)
     try:
         return connection, _introduce(launch, connection, target, deadline, facts or {})

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.rendezvous import LineConnection, proof
+from bagua.net.bench.rendezvous import LineConnection, keep_alive, proof
 
 MAGIC = "bagua-net-doctor/1"
 DEFAULT_PORT = 29512  # beside that of bagua-net-bench, and outside Linux's ephemeral range
@@ -35,14 +35,6 @@ _SERVING, _ASKING = 0, 1
 
 def new_token() -> str:
     return secrets.token_hex(12)
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """A host that is gone is noticed after half a minute."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
 def check_name(host: str) -> None:
