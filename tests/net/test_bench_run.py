@@ -212,6 +212,13 @@ def test_a_driver_that_ignores_quit_is_killed(bench: Bench) -> None:
         DriverProcess("bare rank 0", ["/no/driver"], {})
 
 
+@pytest.mark.parametrize(("level", "shown"), [("", ""), ("info", "NET/BaguaNet: active\n")])
+def test_the_log_of_a_driver_is_shown_when_asked_for(level: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["/bin/sh", "-c", "echo NET/BaguaNet: active >&2; read quit"]
+    DriverProcess("plugin rank 0", command, {"BAGUA_DRIVER_LOG": level}).close()
+    assert capsys.readouterr().err == shown
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_nothing_behind(bench: Bench, number: signal.Signals) -> None:
     """Neither drivers nor the processes of --busy-per-cpu, which compute until then."""

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -104,6 +105,7 @@ class DriverProcess:
         self._received = bytearray()
         self._ended = False
         self._quit_deadline: float | None = None
+        self._shows_log = bool(environment.get("BAGUA_DRIVER_LOG"))
         # A file and not a pipe: nobody has to read it for the driver to go on.
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close())
         try:
@@ -171,7 +173,8 @@ class DriverProcess:
             how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _STDERR_TAIL_BYTES))
         said = " | ".join(self._stderr.read().decode(errors="replace").strip().splitlines()[-8:])
-        remedy = f"its last words: {said}" if said else "it wrote nothing to stderr; set BAGUA_DRIVER_LOG=info"
+        more = "" if self._shows_log else "; set BAGUA_DRIVER_LOG=info"
+        remedy = f"its last words: {said}" if said else f"it wrote nothing to stderr{more}"
         if said.endswith("out of memory") or "SIGKILL" in how:
             remedy += "; the kernel may have run out of memory: lower -e/--maxbytes or --ranks"
         return f"{self.name} (pid {self.pid}) {how} in the middle of the run; {remedy}"
@@ -197,6 +200,9 @@ class DriverProcess:
             self._process.wait()
         finally:
             self._stdout.close()
+            if self._shows_log:  # at the end, in one piece: in between it would cut the lines of the progress display
+                self._stderr.seek(0)
+                sys.stderr.write(self._stderr.read().decode(errors="replace"))
             self._stderr.close()
 
     def kill(self) -> None:
