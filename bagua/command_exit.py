@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
 EXIT_FAILURE = 1
@@ -24,6 +27,29 @@ class CommandError(Exception):
     def __init__(self, message: str, exit_code: int = EXIT_FAILURE) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def run_with_stdout(program: str, run: Callable[[], int]) -> int:
+    """The exit code of `run`, or 1 if what it prints goes nowhere: the reader has gone (`| head`), or the disk is full.
+    Where stdout is closed (`>&-`), nothing is printed."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (as long as the process)
+    try:
+        exit_code = run()
+        sys.stdout.flush()  # what is still in the buffer would otherwise meet the closed pipe after this function
+        return exit_code
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, *_DISK_FULL):
+            raise
+        if error.errno != errno.EPIPE:
+            print(f"{program}: the output cannot be written ({error.strerror})", file=sys.stderr)
+            print("Free space on its disk, or write it elsewhere.", file=sys.stderr)
+        # Python would complain again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_FAILURE
+
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager

@@ -85,10 +85,12 @@ def _busy_per_cpu_here(options: Options, launch: LaunchEnvironment | None) -> in
 
 def _deliver(report: Report, options: Options) -> int:
     colour = shows_colour(sys.stdout)
-    print(report.head())
-    print(report.table(colour=colour))
-    print(report.closing(colour=colour), end="", flush=True)
-    written = write_files(report.result(), options.json_path, options.csv_path)
+    try:  # the files are complete, also if the reader of stdout has gone
+        written = write_files(report.result(), options.json_path, options.csv_path)
+    finally:
+        print(report.head())
+        print(report.table(colour=colour))
+        print(report.closing(colour=colour), end="", flush=True)
     if written:
         print(f"written: {', '.join(map(str, written))}")
     return EXIT_FAILED if report.wrong else EXIT_SLOWER if options.fail_on_slower and report.is_worse else 0

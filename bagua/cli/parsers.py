@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from bagua.command_exit import EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+from bagua.command_exit import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, run_with_stdout
 
 if TYPE_CHECKING:
     # What `add_subparsers` returns, which argparse does not name in public.
@@ -35,18 +35,12 @@ def run_program(parser: argparse.ArgumentParser, commands: Subcommands, argument
         command = commands.choices[options.subcommand]
         _refuse(command, f"unknown argument {unknown[0]!r}", unknown[0].partition("=")[0], _options(command))
     try:
-        exit_code = int(options.execute(options))
-        sys.stdout.flush()  # what is still in the buffer would otherwise meet the closed pipe after this function
-        return exit_code
+        return run_with_stdout(f"{parser.prog} {options.subcommand}", lambda: int(options.execute(options)))
     except CommandError as error:
         print(f"{parser.prog} {options.subcommand}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has gone; Python would complain again when it closes stdout.
-        sys.stderr.close()
-        return 1
 
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:

@@ -165,7 +165,7 @@ def test_all_ranks_meet_and_strangers_disturb_nobody() -> None:
     with Meeting(3) as meeting:
         with socket.create_connection(("127.0.0.1", meeting.port)) as scanner:
             scanner.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            with pytest.raises(BenchError, match="turned this rank away: .* give all ranks one BAGUA_BENCH_SECRET"):
+            with pytest.raises(BenchError, match=r"turned this rank away: .* give all ranks one BAGUA_BENCH_SECRET"):
                 meeting.joining(1, job="job-2").result(60)
             joined = [meeting.joining(rank) for rank in (2, 1)]
             (_, of_host), (connection, _) = (one.result(60) for one in joined)
@@ -178,7 +178,10 @@ def test_all_ranks_meet_and_strangers_disturb_nobody() -> None:
         one = members[1].connection
         assert one is not None
         assert one.local_address == "127.0.0.1"  # not ::ffff:127.0.0.1
-        for end in (one, connection):  # a host that vanishes is noticed by the end that waits, and by the one that sends
+        for end in (
+            one,
+            connection,
+        ):  # a host that vanishes is noticed by the end that waits, and by the one that sends
             with socket.fromfd(end.fileno(), socket.AF_INET, socket.SOCK_STREAM) as duplicate:
                 assert duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
                 assert 0 < duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000

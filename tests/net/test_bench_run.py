@@ -120,6 +120,19 @@ def check_figures(result: ResultFile) -> None:
     assert (result.parameters["ranks"], result.notes[1:]) == (2, ())  # the note is of encryption
 
 
+@pytest.mark.parametrize("stdout", ["/dev/full", "/dev/null"])
+def test_the_files_are_written_also_if_the_table_cannot_be(bench: Bench, stdout: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    words = bench.command(*SMALL_RUN, "--backends", "bare", "--json", str(path))
+    with Path(stdout).open("w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            words, env=bench.environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert ended.returncode == (1 if stdout == "/dev/full" else 0), ended.stderr
+    assert ("the output cannot be written (No space left on device)" in ended.stderr) == (stdout == "/dev/full")
+    assert read_result(path).figures
+
+
 def test_more_ranks_and_sizes_that_are_too_small_for_raw(bench: Bench) -> None:
     words = ["-b", "8", "-e", "64", "-n", "2", "--repeats", "1", "--ranks", "4", "--channels", "3"]
     finished = bench.run(*words, *NATIVE)
@@ -213,7 +226,9 @@ def test_a_driver_that_ignores_quit_is_killed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("level", "shown"), [("", ""), ("info", "NET/BaguaNet: active\n")])
-def test_the_log_of_a_driver_is_shown_when_asked_for(level: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_of_a_driver_is_shown_when_asked_for(
+    level: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["/bin/sh", "-c", "echo NET/BaguaNet: active >&2; read quit"]
     DriverProcess("plugin rank 0", command, {"BAGUA_DRIVER_LOG": level}).close()
     assert capsys.readouterr().err == shown

@@ -94,12 +94,34 @@ def test_settings_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{one['name']}\n    {one['type']}, default {one['default_value']}, range {one['range']}" in text
 
 
-def test_a_reader_that_goes_away(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
-    """As with `bagua-net knobs | head -1`."""
-    script = f"'{bagua_net}' knobs | true; exit ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [
+        ("| true", {0, 1}, ""),  # as with `| head -1`
+        (">&-", {0}, ""),
+        ("> /dev/full", {1}, "the output cannot be written (No space left on device)"),
+        ("> /dev/null", {0}, ""),
+    ],
+)
+@pytest.mark.parametrize(
+    "words", ["bagua-net knobs", "bagua-net-bench --backends bare -b 8 -e 8 -n 1 --repeats 1 --local"]
+)
+def test_output_that_goes_nowhere(
+    words: str,
+    where: str,
+    code: set[int],
+    said: str,
+    run_command: RunCommand,
+    bagua_net: Path,
+    environment: dict[str, str],
+) -> None:
+    program, *rest = words.split()
+    script = f"'{bagua_net.with_name(program)}' {' '.join(rest)} {where}; exit ${{PIPESTATUS[0]}}"
     result = run_command(["bash", "-c", script], environment)
     assert "Traceback" not in result.stderr
     assert "Exception ignored" not in result.stderr
+    assert said in result.stderr
+    assert result.returncode in code
 
 
 @pytest.mark.parametrize(

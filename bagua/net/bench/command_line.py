@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+from bagua.command_exit import run_with_stdout
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.sizes import parse_size, size_series
 
@@ -32,7 +33,7 @@ def run_in_order(program: str, helpers: str, run: Callable[[], int]) -> int:
     # Slurm and torchrun end a job with SIGTERM; the helpers are then ended in order, as with Ctrl-C.
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return run()
+        return run_with_stdout(program, run)
     except UsageError as error:
         return _complain(program, _with_help(program, str(error)), EXIT_USAGE)
     except BenchError as error:

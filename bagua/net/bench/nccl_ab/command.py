@@ -194,12 +194,7 @@ def _deliver(
     if options.backend == "gloo":
         notes.append("gloo on CPUs stands in for NCCL: these figures say nothing about any network")
     colour = shows_colour(sys.stdout)
-    print(setting)
-    print(machine.caption())
-    print(machine.links(), end="\n\n")
     backends = [session.backend for session in sessions]
-    print(render_tables(results, backends, all_columns=options.all_columns, colour=colour))
-    print(render_closing(sessions, results, notes, errors, all_columns=options.all_columns), end="", flush=True)
     gpus = (ranks.count if sharing is None else sharing.gpus * ranks.hosts) if options.backend == "nccl" else 0
     result = result_of(
         f"NCCL with and without the plugin: {setting}",
@@ -220,7 +215,14 @@ def _deliver(
         gpu=device if gpus else None,
         notes=[*notes, *(f"ERROR: {error}" for error in errors)],
     )
-    written = write_files(result, options.json_path, options.csv_path)
+    try:  # the files are complete, also if the reader of stdout has gone
+        written = write_files(result, options.json_path, options.csv_path)
+    finally:
+        print(setting)
+        print(machine.caption())
+        print(machine.links(), end="\n\n")
+        print(render_tables(results, backends, all_columns=options.all_columns, colour=colour))
+        print(render_closing(sessions, results, notes, errors, all_columns=options.all_columns), end="", flush=True)
     if written:
         print(f"written: {', '.join(map(str, written))}")
 

@@ -13,9 +13,9 @@ from bagua.net.bench.driver import RAW, DriverRequest, DriverSettings, check_dri
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.processes import DriverProcess, LocalPlace
 from bagua.net.bench.ranks import serve
-from bagua.net.bench.rendezvous import LineConnection, listen_everywhere
+from bagua.net.bench.rendezvous import LineConnection, keep_alive, listen_everywhere
 from bagua.net.doctor.peer.facts import facts_of_this_host, parse_facts
-from bagua.net.doctor.peer.handshake import HELLO_S, STEP_S, admit, keep_alive
+from bagua.net.doctor.peer.handshake import HELLO_S, STEP_S, admit
 from bagua.net.library import driver_path
 
 # Of a whole examination, which takes a minute on a slow network.
