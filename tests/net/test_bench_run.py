@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import resource
 import signal
 import subprocess
 from collections.abc import Callable
@@ -223,6 +224,15 @@ def test_a_driver_that_ignores_quit_is_killed(bench: Bench) -> None:
     assert not is_alive(driver.pid)
     with pytest.raises(BenchError, match=r"'/no/driver' cannot be started .No such file.*reinstall bagua"):
         DriverProcess("bare rank 0", ["/no/driver"], {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 2, hard)
+    )
+    try:
+        with pytest.raises(BenchError, match=r"cannot be started .Too many open files.*ulimit -n"):
+            DriverProcess("bare rank 0", command, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(("level", "shown"), [("", ""), ("info", "NET/BaguaNet: active\n")])

@@ -251,6 +251,16 @@ def test_settings() -> None:
     unknown = only(check_settings({"BAGUA_NET_STREAMS": "4"}, [], []))
     assert unknown.status is Status.WARN
     assert unknown.text.startswith("BAGUA_NET_STREAMS is not a Bagua-Net setting")
+    assert unknown.remedy.startswith("Correct its name")
+    gateway = {"BAGUA_NET_PROMETHEUS_ADDRESS": "joe:p:w@d@gateway:9091"}
+    section = check_settings(gateway | {"NCCL_DEBUG_FILE": "nccl.%h.log"}, [], [])
+    assert only(section).remedy == "Unset it for the ranks."
+    told = {"BAGUA_NET_PROMETHEUS_ADDRESS": "joe:...@gateway:9091", "NCCL_DEBUG_FILE": "nccl.%h.log"}
+    assert section.facts["environment"] == {name: value for name, _, value in section.table[1:]} == told
+    (name, value), file = *gateway.items(), Path("/etc/nccl.conf")
+    section = check_settings({}, [ConfigSetting(name, value, file), ConfigSetting("NCCL_NET", "BaguaNet", file)], [])
+    assert "p:w@d" not in str(section)
+    assert "BaguaNet" in str(section.facts["config"])
     # NCCL puts everything from its file into the environment, where the library finds it.
     bad = ConfigSetting("BAGUA_NET_NSTREAMS", "lots", Path("/etc/nccl.conf"))
     assert only(check_settings({}, [bad], [])).status is Status.FAIL

@@ -31,7 +31,7 @@ def only(section: Section) -> Finding:
         ([replace(_LO, used=True)], "only loopback is used (lo): jobs of one host work, jobs of several do not"),
         ([replace(_ETH0, name="docker0", address="172.17.0.1", pci_path="")], "docker0 (172.17.0.1)"),
         ([_ETH0, replace(_ETH0, name="bridge", address="172.17.0.1", pci_path="")], "bridge (172.17.0.1)"),
-        ([_ETH0, replace(_LO, used=True)], "loopback (lo)"),
+        ([_ETH0, replace(_LO, used=True)], "loopback (lo) is used beside eth0: other hosts"),
         ([replace(_ETH0, address="172.17.0.1")], None),  # a real network may have that address
     ],
 )

@@ -118,7 +118,7 @@ def test_a_wrong_token_is_turned_away_and_the_right_one_still_served() -> None:
     assert said == ["turned away 127.0.0.1, which does not know the token"]
     assert served == ["127.0.0.1"]
     sections = report.as_json()["sections"]
-    assert list(sections) == ["names", "versions", "route", "mtu", "ports", "bandwidth", "all_reduce"]
+    assert list(sections) == ["names", "versions", "route", "secrets", "mtu", "ports", "bandwidth", "all_reduce"]
     rates = sections["bandwidth"]["facts"]["rates"]
     assert {(rate["direction"], rate["streams"]) for rate in rates} == {
         (direction, streams) for direction in (SENT, RECEIVED) for streams in (1, 4, 16)
@@ -207,8 +207,12 @@ def test_what_a_peer_sends_is_made_harmless() -> None:
             "interfaces": [{"name": 3, "addresses": "x", "mtu": True}, "eth0"] * 5000,
             "own_addresses": {"a": 1},
             "new": 1,
+            "interfaces_error": "eth0 \x1b is down" + ", eth1" * 1000 + "\nBring it up.\nmore",
         }
     )
+    what, remedy = facts.interfaces_error.split("\n")
+    assert what.startswith("eth0 ? is down, eth1")
+    assert (len(what), remedy) == (2000, "Bring it up.")
     assert facts.host == "b?[2J"
     assert len(facts.version) == 200
     assert (facts.cpus, facts.tcp_wmem_max, facts.own_addresses) == (1, 0, ())

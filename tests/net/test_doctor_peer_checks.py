@@ -15,6 +15,7 @@ from bagua.net.doctor.peer.checks import (
     check_ports,
     check_reach,
     check_route,
+    check_secrets,
     check_versions,
     is_same_host,
 )
@@ -91,6 +92,11 @@ def test_versions_that_differ_are_named() -> None:
 def test_host_names_that_others_cannot_reach() -> None:
     loop = replace(THERE, own_addresses=("127.0.1.1",))
     (_, finding) = check_names("b", ["10.0.0.2"], "10.0.0.2", HERE, loop).findings
+    assert finding.remedy.startswith("correct /etc/hosts there")
+    ours = replace(HERE, own_addresses=("127.0.1.1",))
+    assert (
+        check_names("b", ["10.0.0.2"], "10.0.0.2", ours, THERE).findings[1].remedy.startswith("correct /etc/hosts here")
+    )
     assert "the host name b is 127.0.1.1 there" in finding.text
     assert statuses(check_names("127.0.0.1", ["127.0.0.1"], "127.0.0.1", HERE, loop)) == [Status.OK]
     unknown = replace(THERE, own_addresses=())
@@ -109,6 +115,56 @@ def test_a_route_over_another_interface_than_a_job_uses() -> None:
     assert check_route("10.0.0.1", "10.0.0.2", HERE, without).status is Status.FAIL
 
 
+def test_addresses_of_different_families() -> None:
+    four, six = (
+        replace(THERE, interfaces=(replace(THERE.interfaces[0], address=address),))
+        for address in ("10.0.0.2", "fd00::2")
+    )
+    assert statuses(check_route("10.0.0.1", "10.0.0.2", four, four)) == [Status.WARN, Status.OK]  # of another host's
+    finding = check_route("10.0.0.2", "10.0.0.2", four, six).findings[-1]
+    assert "addresses of IPv4 here and of IPv6 there" in finding.text
+    assert "NCCL_SOCKET_FAMILY" in finding.remedy
+    # A version that does not tell them.
+    assert statuses(check_route("10.0.0.1", "10.0.0.2", HERE, six)) == [Status.OK, Status.OK]
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "status", "said"),
+    [
+        (("none", False), ("none", False), Status.OK, "no secret on either"),
+        (("1f36", True), ("1f36", True), Status.OK, "the secret 1f36 on both; both encrypt"),
+        (("1f36", False), ("2cd2", False), Status.WARN, "the secret 1f36, does not encrypt here; the secret 2cd2"),
+        (("1f36", True), ("1f36", False), Status.WARN, "encrypts here; the secret 1f36, does not encrypt there"),
+        (("1f36", False), ("none", False), Status.WARN, "no secret, does not encrypt there"),
+        (("1f36", False), ("unreadable", False), Status.FAIL, "BAGUA_NET_SECRET_FILE cannot be used there"),
+        (("none", False), ("", False), Status.SKIP, "does not tell"),
+    ],
+)
+def test_secrets(here: tuple[str, bool], there: tuple[str, bool], status: Status, said: str) -> None:
+    ends = [replace(facts, secret=one[0], encrypts=one[1]) for facts, one in ((HERE, here), (THERE, there))]
+    (finding,) = check_secrets(*ends).findings
+    assert finding.status is status
+    assert said in finding.text
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [
+        ("bind to 10.0.0.2:0: Address already in use (errno 98)", "widen net.ipv4.ip_local_port_range"),
+        ("connect to 10.0.0.2:5: Cannot assign requested address", "widen net.ipv4.ip_local_port_range"),
+        ("driver cannot be started (Too many open files)", "ulimit -n"),
+        ("no answer within 8 s while connecting", "open all TCP ports"),
+    ],
+)
+def test_what_a_host_lacks_is_no_firewall(why: str, remedy: str) -> None:
+    found = rates(1, 1, 1)
+    found.failed[SENT] = why
+    finding = check_ports({}, found, "10.0.0.1", "10.0.0.2").findings[0]
+    assert finding.status is Status.FAIL
+    assert why in finding.text
+    assert remedy in finding.remedy
+
+
 @pytest.mark.parametrize(
     ("path", "here", "there", "said"),
     [
@@ -116,6 +172,8 @@ def test_a_route_over_another_interface_than_a_job_uses() -> None:
         (1400, 1500, 1500, ["packets of the path hold 1400 bytes, less than the interfaces do"]),
         (1300, 1300, 1300, ["packets hold 1300 bytes, fewer than Ethernet's 1500"]),
         (1500, 9000, 1500, ["packets hold 1500 bytes", "the interfaces differ: 9000 here, 1500 there"]),
+        (9000, 9000, 1500, ["packets hold 1500 bytes", "the interfaces differ: 9000 here, 1500 there"]),
+        (9000, 9000, 9000, ["packets hold 9000 bytes"]),
         (None, 1500, 1500, ["the kernel does not tell"]),
     ],
 )

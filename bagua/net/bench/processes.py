@@ -11,6 +11,7 @@ alone uses what is here.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -97,6 +98,14 @@ _STDERR_TAIL_BYTES = 2000
 _MAX_LINE_BYTES = 16 << 20
 
 
+_SHORTAGES = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise fs.file-max, or end other programs",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
+    errno.ENOMEM: "free memory on that host",
+}
+
+
 class DriverProcess:
     """Implements Endpoint over the pipes of a child process."""
 
@@ -120,9 +129,8 @@ class DriverProcess:
             )
         except OSError as error:
             self._stderr.close()
-            raise BenchError(
-                f"{name}: {command[0]!r} cannot be started ({error.strerror}); reinstall bagua, which brings it"
-            ) from error
+            remedy = _SHORTAGES.get(error.errno or 0, "reinstall bagua, which brings it")
+            raise BenchError(f"{name}: {command[0]!r} cannot be started ({error.strerror}); {remedy}") from error
         self.pid = self._process.pid
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -70,8 +70,9 @@ def _verdict(used: Sequence[native.Interface]) -> Finding:
         )
     loopbacks = [row.name for row in used if row.loopback]
     if loopbacks:
+        others = ", ".join(row.name for row in used if not row.loopback)
         return warn(
-            f"loopback ({', '.join(loopbacks)}) is used beside {names}: other hosts cannot be reached over it",
+            f"loopback ({', '.join(loopbacks)}) is used beside {others}: other hosts cannot be reached over it",
             "leave it out of NCCL_SOCKET_IFNAME",
         )
     return ok(f"used: {names}")

@@ -47,14 +47,14 @@ def check_names(
             findings.append(
                 warn(
                     f"the host name {facts.host} cannot be resolved {where}",
-                    "add it to /etc/hosts there, or set MASTER_ADDR and GLOO_SOCKET_IFNAME: gloo looks it up",
+                    f"add it to /etc/hosts {where}, or set MASTER_ADDR and GLOO_SOCKET_IFNAME: gloo looks it up",
                 )
             )
         elif all(_is_loopback(address) for address in own) and not _is_loopback(used):
             findings.append(
                 warn(
                     f"the host name {facts.host} is {', '.join(own)} {where}, which other hosts cannot reach",
-                    "correct /etc/hosts there, or set MASTER_ADDR and GLOO_SOCKET_IFNAME to what other hosts reach",
+                    f"correct /etc/hosts {where}, or set MASTER_ADDR and GLOO_SOCKET_IFNAME to what other hosts reach",
                 )
             )
     facts_json = {"name": name, "addresses": list(addresses), "peer_address": used, "peer_host": there.host}
@@ -126,7 +126,46 @@ def check_route(local: str, remote: str, here: HostFacts, there: HostFacts, *, s
             )
         else:
             findings.append(ok(f"{where}: {address} on {interface.name}, which a job would use"))
+    if None not in (here.uses_ipv6, there.uses_ipv6) and here.uses_ipv6 != there.uses_ipv6:
+        mine, theirs = ("IPv6" if one.uses_ipv6 else "IPv4" for one in (here, there))
+        findings.append(
+            warn(
+                f"a job would use addresses of {mine} here and of {theirs} there: joined interfaces are not used"
+                " together",
+                "set NCCL_SOCKET_FAMILY to the same value on all hosts",
+            )
+        )
     return Section("route", "Route", tuple(findings), addresses)
+
+
+def check_secrets(here: HostFacts, there: HostFacts) -> Section:
+    """Would ranks of both hosts accept each other? By the settings of both ends, which need not be those of a job."""
+    ends = {"here": here, "there": there}
+    facts = {where: {"key_id": one.secret, "encrypts": one.encrypts} for where, one in ends.items()}
+    unreadable = [where for where, one in ends.items() if one.secret == "unreadable"]
+    if "" in (here.secret, there.secret):
+        finding = skip("the peer does not tell whether it has a secret")
+    elif unreadable:
+        finding = fail(
+            f"BAGUA_NET_SECRET_FILE cannot be used {' and '.join(unreadable)}",
+            "`bagua-net doctor` without --peer says why, on that host",
+        )
+    elif (here.secret, here.encrypts) != (there.secret, there.encrypts):
+        said = [
+            f"{'no secret' if one.secret == 'none' else f'the secret {one.secret}'},"
+            f" {'encrypts' if one.encrypts else 'does not encrypt'}"
+            for one in ends.values()
+        ]
+        finding = warn(
+            f"{said[0]} here; {said[1]} there: ranks with these settings refuse each other",
+            "give all ranks the same BAGUA_NET_SECRET_FILE and BAGUA_NET_ENCRYPTION, and both ends of this command, too"
+            " (--ssh passes no variables on)",
+        )
+    elif here.secret == "none":
+        finding = ok("no secret on either: only ranks that NCCL has introduced can join; traffic is not encrypted")
+    else:
+        finding = ok(f"the secret {here.secret} on both; {'both encrypt' if here.encrypts else 'neither encrypts'}")
+    return Section("secrets", "Secrets", (finding,), facts)
 
 
 def check_mtu(
@@ -153,7 +192,8 @@ def check_mtu(
     if same_host:
         return Section("mtu", "MTU", (skip(_SAME_HOST),), facts)
     findings = []
-    path = tcp.path_mtu
+    # TCP's packets are no larger than what the other end receives, whatever this end could send.
+    path = None if tcp.path_mtu is None else min([tcp.path_mtu, *known])
     if path is None:
         findings.append(skip("the kernel does not tell the MTU of the path"))
     elif known and path < min(known):
@@ -204,10 +244,23 @@ def check_ports(addresses: Mapping[str, str], bandwidth: Bandwidth, local: str, 
 
 
 def _failed(listener: str, connector: str, why: str) -> Finding:
+    for causes, remedy in _OWN_CAUSES.items():
+        if any(cause in why for cause in causes):
+            return fail(f"the transfers from {connector} to {listener} cannot start: {why}", remedy)
     return fail(
         f"nothing could be sent between {connector} and a port that the kernel chooses on {listener}: {why}",
         "open all TCP ports between the hosts: NCCL and the plugin listen on ports of net.ipv4.ip_local_port_range",
     )
+
+
+# What a host runs out of by itself: no firewall is to blame.
+_OWN_CAUSES = {
+    ("Address already in use", "Cannot assign requested address"): (
+        "widen net.ipv4.ip_local_port_range on both hosts (32768 60999 is usual): the kernel has no free port there,"
+        " and NCCL and the plugin need one for each connection"
+    ),
+    ("Too many open files",): "raise the limit of open files (ulimit -n) on the host that the message names",
+}
 
 
 def check_bandwidth(

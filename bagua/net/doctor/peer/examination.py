@@ -25,6 +25,7 @@ from bagua.net.doctor.peer.checks import (
     check_ports,
     check_reach,
     check_route,
+    check_secrets,
     check_versions,
     is_same_host,
 )
@@ -79,7 +80,8 @@ def examine_peer(
         local = connection.local_address
         addresses = {one: _probe(one, port) for one in _used_addresses(there, remote)}
         same_host = is_same_host(local, remote, here, there)
-        pairs = [] if same_host else joined_pairs(local, remote, here, there)
+        differ = here.uses_ipv6 != there.uses_ipv6 and None not in (here.uses_ipv6, there.uses_ipv6)
+        pairs = [] if same_host or differ else joined_pairs(local, remote, here, there)
         bandwidth = Bandwidth()
         if large_passes:
             connection.send({"begin": True})
@@ -99,6 +101,7 @@ def examine_peer(
         check_names(host, resolved(host), remote, here, there, same_host=same_host),
         check_versions(here, there),
         check_route(local, remote, here, there, same_host=same_host),
+        check_secrets(here, there),
         check_mtu(local, remote, here, there, tcp, large_passes, same_host=same_host),
         *([check_ports(addresses, bandwidth, local, remote)] if large_passes else []),
         check_bandwidth(bandwidth, tcp, round_trip_s, reach, same_host=same_host),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bagua.net import native
+from bagua.net import native, secret_file
 from bagua.net.bench.driver import interface_addresses
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.rendezvous import host_identity
@@ -21,6 +21,7 @@ from bagua.version import __version__
 
 _SIOCGIFMTU = 0x8921
 _MAX_TEXT = 200
+_MAX_LINE = 2000  # an error lists the interfaces
 _MAX_ITEMS = 1024  # a host of containers has hundreds of interfaces
 
 
@@ -32,6 +33,7 @@ class InterfaceFacts:
         speed_mbps: of the link; 0: unknown.
         used: by Bagua-Net.
         device: of NCCL's that it belongs to: "eth0+eth1" where interfaces are joined; "": it is not used.
+        address: of `addresses`, the one that a job would use; "": unknown.
     """
 
     name: str
@@ -41,6 +43,7 @@ class InterfaceFacts:
     used: bool = False
     loopback: bool = False
     device: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class HostFacts:
         nccl, torch: versions; "" for none.
         tcp_wmem_max, tcp_rmem_max: the most that TCP buffers for a connection, in bytes; 0: unknown.
         interfaces_error: why the plugin can use no interface there; "" if it can.
+        secret: key id of BAGUA_NET_SECRET_FILE, "none", or "unreadable", also if encryption lacks
+            one; "": unknown.
+        encrypts: the plugin would encrypt there.
     """
 
     host: str
@@ -67,6 +73,13 @@ class HostFacts:
     tcp_rmem_max: int = 0
     interfaces: tuple[InterfaceFacts, ...] = field(default=())
     interfaces_error: str = ""
+    secret: str = ""
+    encrypts: bool = False
+
+    @property
+    def uses_ipv6(self) -> bool | None:
+        """A job's addresses are of IPv6, by its first interface; None: unknown."""
+        return next((":" in one.address for one in self.interfaces if one.used and one.address), None)
 
     def interface_of(self, address: str) -> InterfaceFacts | None:
         return next((one for one in self.interfaces if address in one.addresses), None)
@@ -101,7 +114,19 @@ def facts_of_this_host(environment: Mapping[str, str]) -> HostFacts:
         tcp_rmem_max=_integer(_words("/proc/sys/net/ipv4/tcp_rmem", 3)[2]),
         interfaces=interfaces,
         interfaces_error=error,
+        secret=_secret(environment),
+        encrypts=bool(secret_file.cipher(environment)),
     )
+
+
+def _secret(environment: Mapping[str, str]) -> str:
+    file = environment.get(secret_file.SECRET_FILE, "").strip()
+    if not file and not secret_file.cipher(environment):
+        return "none"
+    try:
+        return native.secret_key_id(file)
+    except (ValueError, RuntimeError):
+        return "unreadable"
 
 
 def resolved(name: str) -> list[str]:
@@ -134,6 +159,7 @@ def _interfaces(environment: Mapping[str, str]) -> tuple[tuple[InterfaceFacts, .
                 bool(row and row.used),
                 bool(row and row.loopback) or name == "lo",
                 devices.get(name, ""),
+                row.address if row else "",
             )
         )
     return tuple(facts), error
@@ -171,10 +197,13 @@ def parse_facts(document: object) -> HostFacts:
         raise BenchError("the peer did not describe its host; install the same version of bagua on both")
     interfaces = document.get("interfaces")
     rows = [row for row in interfaces if isinstance(row, dict)] if isinstance(interfaces, list) else []
+    error = document.get("interfaces_error") or ""
     return HostFacts(
         **{name: _text(document.get(name)) for name in _TEXTS},
         cpus=max(1, _number(document.get("cpus"))),
         own_addresses=_texts(document.get("own_addresses")),
+        interfaces_error="\n".join(_text(line, _MAX_LINE) for line in str(error).split("\n")[:2]),
+        encrypts=document.get("encrypts") is True,
         tcp_wmem_max=_number(document.get("tcp_wmem_max")),
         tcp_rmem_max=_number(document.get("tcp_rmem_max")),
         interfaces=tuple(
@@ -186,19 +215,20 @@ def parse_facts(document: object) -> HostFacts:
                 row.get("used") is True,
                 row.get("loopback") is True,
                 _text(row.get("device")),
+                _text(row.get("address")),
             )
             for row in rows[:_MAX_ITEMS]
         ),
     )
 
 
-_TEXTS = ("host", "version", "identity", "kernel", "congestion_control", "nccl", "torch", "interfaces_error")
+_TEXTS = ("host", "version", "identity", "kernel", "congestion_control", "nccl", "torch", "secret")
 
 
-def _text(value: object) -> str:
+def _text(value: object, most: int = _MAX_TEXT) -> str:
     """What may be shown on a terminal."""
     text = value if isinstance(value, str) else ""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_TEXT])
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:most])
 
 
 def _texts(value: object) -> tuple[str, ...]:
