@@ -3,6 +3,7 @@ are processes here; the protocol is real. `bagua-net test` meets in the same way
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import subprocess
@@ -191,6 +192,23 @@ def test_all_ranks_meet_and_strangers_disturb_nobody() -> None:
         one.close()
         with pytest.raises(BenchError, match=r"connection to rank 0 at 127\.0\.0\.1.* is lost"):
             connection.receive(10)
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ETIMEDOUT, "check that its host runs"), (errno.ECONNRESET, "its own output says why it ended")],
+)
+def test_a_peer_that_vanished_has_no_output_to_read(number: int, remedy: str) -> None:
+    class Lost(socket.socket):
+        def recv(self, *_: object) -> bytes:
+            raise OSError(number, "lost")
+
+    with socket.create_server(("127.0.0.1", 0)) as server, Lost() as client:
+        client.connect(server.getsockname())
+        with server.accept()[0] as other:
+            other.sendall(b"x")  # it becomes readable
+            with pytest.raises(BenchError, match=remedy):
+                LineConnection(client, "rank 1", 10).receive(10)
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,14 @@ def test_what_is_no_endpoint(endpoint: str, message: str) -> None:
         EndpointSource(endpoint, 1.0)
 
 
+@pytest.mark.parametrize("command", ["top", "blame"])
+def test_an_endpoint_where_nothing_listens(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert main([command, "--json", "--endpoints", f"127.0.0.1:{port}"]) == 1
+    assert "Connection refused\nStart `bagua-net exporter` there" in capsys.readouterr().err
+
+
 class _OtherServer(http.server.BaseHTTPRequestHandler):
     """Another web server: it has a page of its own, or none, or has failed."""
 

@@ -13,6 +13,7 @@ proves that it belongs to the job (an HMAC over rank 0's nonce) and is told whic
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -68,7 +69,7 @@ class LineConnection:
                 " that the network between the hosts lets large packets pass"
             ) from error
         except OSError as error:
-            raise ConnectionLostError(self._lost(str(error))) from error
+            raise ConnectionLostError(self._lost(str(error), error.errno)) from error
 
     def receive(self, timeout_s: float) -> Message | None:
         """The next message, or None when none came in time; 0 looks only at what is here."""
@@ -82,7 +83,7 @@ class LineConnection:
             try:
                 data = self._socket.recv(1 << 16)
             except OSError as error:
-                raise ConnectionLostError(self._lost(str(error))) from error
+                raise ConnectionLostError(self._lost(str(error), error.errno)) from error
             if not data:
                 raise ConnectionLostError(self._lost("closed by the peer"))
             self._received += data
@@ -102,21 +103,26 @@ class LineConnection:
             )
         return message
 
-    def _lost(self, why: str) -> str:
+    def _lost(self, why: str, number: int | None = None) -> str:
+        if number in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
+            return (
+                f"the connection to {self.peer} is lost ({why}); check that its host runs, and the network between the"
+                " hosts"
+            )
         return f"the connection to {self.peer} is lost ({why}); its own output says why it ended"
 
     def close(self) -> None:
         self._socket.close()
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """A host that is gone is noticed after half a minute, also by an end that only waits for orders."""
+def keep_alive(connection: socket.socket, within_s: float) -> None:
+    """A host that is gone is noticed within about this time, also by an end that only waits for orders."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(within_s / 3)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(within_s / 6)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
     # While data is on its way there are no probes.
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(within_s * 1000)))
 
 
 def host_identity() -> str:
@@ -220,7 +226,9 @@ def _await_members(
                     announced = True
                     say(f"waiting on port {launch.port} for {launch.world_size - len(members)} more ranks")
                 continue
-            member = _admit(launch, accepted, f"{address[0]}:{address[1]}", members, min(_HELLO_S, remaining), say)
+            member = _admit(
+                launch, accepted, f"{address[0]}:{address[1]}", members, min(_HELLO_S, remaining), timeout_s, say
+            )
             if member is not None:
                 members[member.rank] = member
 
@@ -248,6 +256,7 @@ def _admit(
     peer: str,
     members: dict[int, Member],
     timeout_s: float,
+    run_timeout_s: float,
     say: Callable[[str], None],
 ) -> Member | None:
     """None for a stranger, who is closed and never disturbs the run. A wrong rank of our own ends the run."""
@@ -282,7 +291,7 @@ def _admit(
         complaint += "; start all ranks from one launcher, with one version of bagua"
         _turn_away(connection, complaint)
         raise BenchError(complaint)
-    keep_alive(accepted)
+    keep_alive(accepted, run_timeout_s)
     connection.peer = f"rank {rank} ({hello.get('host')})"
     host, identity, network = (str(hello.get(name)) for name in ("host", "identity", "network"))
     facts = hello.get("facts")
@@ -308,7 +317,7 @@ def join(
                     f" {launch.port_setting}"
                 ) from error
             time.sleep(_RETRY_S)
-    keep_alive(connected)
+    keep_alive(connected, timeout_s)
     connection = LineConnection(connected, target, timeout_s)
     try:
         return connection, _introduce(launch, connection, target, deadline, facts or {})

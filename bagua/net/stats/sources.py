@@ -155,7 +155,10 @@ class EndpointSource(_Threaded):
             except urllib.error.HTTPError as error:
                 is_its_own = error.code >= 500 and error.code != HTTPStatus.NOT_IMPLEMENTED
                 self._put_problem(f"{self._url}: {error}" if is_its_own else self._not_an_exporter(error))
-            except (OSError, ValueError, StatsError) as error:
+            except OSError as error:
+                why = error.reason if isinstance(error, urllib.error.URLError) else error
+                self._put_problem(f"{self._url}: {why}\nStart `bagua-net exporter` there, or correct the address.")
+            except (ValueError, StatsError) as error:
                 self._put_problem(f"{self._url}: {error}")
             self._closing.wait(self._interval_s)
 

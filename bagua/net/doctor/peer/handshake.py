@@ -28,6 +28,7 @@ DEFAULT_PORT = 29512  # beside that of bagua-net-bench, and outside Linux's ephe
 # An unauthenticated peer (a port scanner) may hold the serving end for this long at most.
 HELLO_S = 3.0
 STEP_S = 15.0
+GONE_S = 30.0
 _CONNECT_S = 5.0
 _RETRY_S = 0.3
 _SERVING, _ASKING = 0, 1
@@ -68,7 +69,7 @@ def connect(host: str, port: int, wait_s: float, still_waits: Callable[[str], No
     while True:
         try:
             connected = socket.create_connection((host, port), timeout=_CONNECT_S)
-            keep_alive(connected)
+            keep_alive(connected, GONE_S)
             return connected
         except (socket.gaierror, UnicodeError) as error:
             raise _unknown(host, error) from error

@@ -15,7 +15,7 @@ from bagua.net.bench.processes import DriverProcess, LocalPlace
 from bagua.net.bench.ranks import serve
 from bagua.net.bench.rendezvous import LineConnection, keep_alive, listen_everywhere
 from bagua.net.doctor.peer.facts import facts_of_this_host, parse_facts
-from bagua.net.doctor.peer.handshake import HELLO_S, STEP_S, admit
+from bagua.net.doctor.peer.handshake import GONE_S, HELLO_S, STEP_S, admit
 from bagua.net.library import driver_path
 
 # Of a whole examination, which takes a minute on a slow network.
@@ -75,7 +75,7 @@ def _await_peer(
         connection = LineConnection(accepted, peer, HELLO_S)
         if admit(connection, token):
             accepted.settimeout(STEP_S)
-            keep_alive(accepted)
+            keep_alive(accepted, GONE_S)
             return connection
         connection.close()
         say(f"turned away {peer}, which does not know the token")
