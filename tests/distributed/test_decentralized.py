@@ -91,7 +91,9 @@ def _rounded_once() -> None:
             rounded = exact.abs() + (torch.stack(every).double().abs().amax(dim=0) if hierarchical else 0)
             bound = torch.finfo(dtype).eps / 2 * rounded + 1e-4
             assert ((peer_weight.double() - exact).abs() <= bound).all()
+            version = bucket.tensors[0]._version
             op.copy_back_peer_weight(bucket.backend_bucket)
+            assert bucket.tensors[0]._version > version, "a graph of the former weights would be used"
             assert torch.equal(bucket.flattened_tensor(), peer_weight)
             # Replicas that are equal stay as they are.
             alike = _bucket(every[0].clone())

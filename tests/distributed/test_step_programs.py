@@ -138,7 +138,7 @@ def turns(ranks: int) -> st.SearchStrategy[tuple[object, ...]]:
         any_turn,
         st.tuples(st.just("evaluate"), rank, booleans),
         st.tuples(st.just("rebuild"), st.sampled_from(SIZES)),
-        st.tuples(st.just("wrap_again")),
+        st.tuples(st.just("wrap_again"), booleans),
         st.tuples(st.just("step_again")),
         st.tuples(st.just("save")),
         st.tuples(st.just("load"), parts | st.just(IN_TURN), booleans),

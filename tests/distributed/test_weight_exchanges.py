@@ -132,9 +132,10 @@ def _vary(turns: Turns) -> None:
     turns.rebuild(80)
     turns.save()
     turns.turn(PARTS)
-    turns.wrap_again()
-    turns.evaluate(last, True)
-    turns.turn(PARTS[1:])
+    for is_same in (False, True):
+        turns.wrap_again(is_same)
+        turns.evaluate(last, True)
+        turns.turn(PARTS[1:])
     turns.load()
     turns.finish()
 

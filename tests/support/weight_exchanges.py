@@ -31,7 +31,7 @@ OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 # Of numbers by which a sum may differ that has another order, or that was rounded once more.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 # How a round is made: see Turns.turn.
-HOWS = ("plain", "hooks", "quiet", "partly", "accumulated", "repeated", "two losses", "penalty", "closure")
+HOWS = ("plain", "hooks", "quiet", "partly", "accumulated", "repeated", "two losses", "raising", "penalty", "closure")
 ALL_RANKS = -1
 
 Case = tuple[str, dict[str, Any]]  # name and options of an algorithm
@@ -84,8 +84,17 @@ def backward(
             return loss
         if how == "two losses":
             loss.backward(retain_graph=True)
-        (2 * loss if how == "two losses" else loss).backward()
+        (2 * loss if how == "two losses" else loss).backward(retain_graph=how == "raising")
+        if how == "raising":
+            handle = next(net.parameters()).register_hook(_stop)
+            with contextlib.suppress(MemoryError):
+                loss.backward()
+            handle.remove()
     return loss
+
+
+def _stop(_: Tensor) -> None:
+    raise MemoryError("within the pass")
 
 
 def optimizers_of(net: nn.Module) -> dict[str, torch.optim.Optimizer]:
@@ -168,8 +177,8 @@ class ByHand:
             self.after_steps()
 
     @torch.no_grad()
-    def begin_anew(self) -> None:
-        """All ranks with the weights and optimizers of rank 0."""
+    def begin_anew(self, counts_on: bool) -> None:
+        """All ranks with the weights and optimizers of rank 0. The algorithm is another one, or else it counts on."""
         for net, optimizers in zip(self.nets[1:], self.optimizers[1:], strict=True):
             net.load_state_dict(self.nets[0].state_dict())
             for name, one in optimizers.items():
@@ -197,9 +206,9 @@ class MeansByHand(ByHand):
         self.passes = self.exchanges = 0
         self.means: dict[str, list[Tensor]] = {}
 
-    def begin_anew(self) -> None:
-        super().begin_anew()
-        self.passes = self.exchanges = 0
+    def begin_anew(self, counts_on: bool) -> None:
+        super().begin_anew(counts_on)
+        self.passes, self.exchanges = self.passes * counts_on, 0
 
     def mixed(self, name: str) -> list[Tensor]:
         means, places = self.node_means(name), len(self.nodes)
@@ -247,9 +256,9 @@ class RingByHand(ByHand):
     def remember(self) -> None:
         self.last = [{name: one.detach().clone() for name, one in self.weights[node[0]].items()} for node in self.nodes]
 
-    def begin_anew(self) -> None:
-        super().begin_anew()
-        self.rounds = 0
+    def begin_anew(self, counts_on: bool) -> None:
+        super().begin_anew(counts_on)
+        self.rounds *= counts_on
         self.remember()
 
     @torch.no_grad()
@@ -427,12 +436,12 @@ class Turns:
             freezes: the others are frozen meanwhile; otherwise no optimizer steps them.
             how: "plain"; "hooks" of the backward pass step; "quiet": in no_sync; "partly": only the weights are
                 stepped, not the biases; "accumulated": after two passes in no_sync; "repeated": after a pass that
-                communicates, too, and is not stepped; "two losses" of one graph; "penalty" of a gradient; "closure":
-                of the first optimizer.
+                communicates, too, and is not stepped; "two losses" of one graph; "raising": the second of them;
+                "penalty" of a gradient; "closure": of the first optimizer.
             skips: the rank whose optimizers do not step, as a GradScaler decides.
             trial: the rank that makes another forward pass before, or ALL_RANKS.
         """
-        if how == "two losses" and isinstance(self.hand, RoundsByHand):
+        if how in ("two losses", "raising") and isinstance(self.hand, RoundsByHand):
             how = "plain"  # each is a step of its own
         if how == "closure" and not (freezes and skips is trial is None):
             how = "plain"  # where all ranks step, and none has begun the exchange before
@@ -514,14 +523,21 @@ class Turns:
         self.owes, self.stepped = False, []
         self.compare()
 
-    def wrap_again(self) -> None:
-        """All begin with what rank 0 has; rounds of local steps, which begin anew, are tested by `load`."""
+    def wrap_again(self, is_same: bool = False) -> None:
+        """All begin with what rank 0 has; rounds of local steps, which begin anew, are tested by `load`.
+
+        Args:
+            is_same: algorithm as before.
+        """
         if not isinstance(self.hand, RoundsByHand):
             for net in (self.net, *self.hand.nets):
                 freeze_all_but(net, PARTS)
-            self.wrap()
-            self.hand.begin_anew()
-            self.owes = False
+            if is_same:
+                self.net.bagua_ddp.initialize_again()
+            else:
+                self.wrap()
+            self.hand.begin_anew(is_same)
+            self.owes, self.stepped = False, []
             self.compare()
 
     def save(self) -> None:

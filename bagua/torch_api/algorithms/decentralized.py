@@ -278,9 +278,10 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             return
         self._missing_forward.note_gradients()
         self._unexchanged.note_trained(bagua_ddp.synchronized_parameters)
-        if self._mean is not None and self._sees_steps and not self._is_stepping and not self._mean.is_over:
-            self._mean.note_parameters()
-            return
+        if self._sees_steps and not self._is_stepping and (self._mean is None or not self._mean.is_over):
+            if self._mean is not None:
+                self._mean.note_parameters()
+            return  # due until a step, or the next forward pass
         if not self._is_stepping:
             self._refuse_changed_parameters()
         self._put_in_place()

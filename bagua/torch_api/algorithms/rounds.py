@@ -78,7 +78,8 @@ class RoundEvent:
         "the exchange has taken effect on the weights",
         {
             RoundState.DUE: RoundState.RESTING,
-            RoundState.DUE_REACHED: RoundState.REACHED,
+            # The other pass raised: it leaves nothing for the next round.
+            RoundState.DUE_REACHED: RoundState.RESTING,
             # An optimizer steps in the middle of a round: after a backward pass in no_sync, or within a closure.
             RoundState.RESTING: RoundState.RESTING,
             RoundState.OPEN: RoundState.OPEN,
