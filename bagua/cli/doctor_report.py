@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bagua.cli.terminal import Terminal
+
 if TYPE_CHECKING:
-    from bagua.cli.terminal import Terminal
     from bagua.net.doctor.finding import Finding, Report
 
 COLOURS = {"ok": "32", "warn": "33", "FAIL": "1;31", "skip": "2"}

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from bagua.cli import tune
+from bagua.cli.parsers import Subcommands
 from bagua.version import __version__
-
-if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
 
 _EPILOG = """\
 The other commands of this package:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from bagua.cli import (
     net_blame,
@@ -23,11 +22,8 @@ from bagua.cli import (
     net_top,
     net_trace,
 )
-from bagua.cli.parsers import run_program
+from bagua.cli.parsers import Subcommands, run_program
 from bagua.version import __version__
-
-if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
 
 _EPILOG = """\
 Ways to use the plugin:

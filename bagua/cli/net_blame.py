@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from bagua.cli.net_stats import none_found
 from bagua.cli.net_top import add_host_options, sources_of
+from bagua.cli.parsers import Subcommands
 from bagua.cli.terminal import Terminal, width_of_stdout
 from bagua.cli.text_table import Column, table
 from bagua.command_exit import EXIT_FAILURE, EXIT_USAGE, CommandError
+from bagua.net.bench.command_line import within
 
 if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
     from bagua.net.blame.verdict import Verdict
     from bagua.net.stats import HostReport
 
@@ -24,8 +25,6 @@ _LEAST_S = 5.0
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.command_line import within
-
     parser = subcommands.add_parser(
         "blame",
         help="name the process that holds a job up",

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bagua.cli.parsers import Subcommands, command_of
+from bagua.cli.terminal import Terminal, width_of_stdout
+from bagua.cli.text_table import Column, table
 from bagua.command_exit import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, CommandError, sigterm_as_interrupt
+from bagua.net.bench.command_line import within
 
 if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
-    from bagua.cli.terminal import Terminal
     from bagua.net.compare.command_run import CommandRun
     from bagua.net.compare.report import Report
     from bagua.net.compare.setting import Setting
@@ -33,8 +35,6 @@ Ctrl-C.
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.command_line import within
-
     parser = subcommands.add_parser(
         "compare",
         help="find out whether a command is faster with the plugin",
@@ -89,10 +89,9 @@ def add_parser(subcommands: Subcommands) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from bagua.cli.terminal import Terminal
     from bagua.net.bench.errors import UsageError
 
-    command = _command(options.command)
+    command = command_of(options.command, "compare", "torchrun train.py")
     try:
         report = _compare(options, command)
     except UsageError as error:
@@ -105,19 +104,6 @@ def execute(options: argparse.Namespace) -> int:
         print(f"bagua-net compare: {report.rounds.error}", file=sys.stderr)
         return EXIT_FAILURE
     return EXIT_INTERRUPTED if report.rounds.interrupted else 0
-
-
-def _command(words: list[str]) -> list[str]:
-    command = words[1:] if words[:1] == ["--"] else words
-    if not command or not command[0]:
-        raise CommandError(
-            "no command given; write it after the options: bagua-net compare -- torchrun train.py", EXIT_USAGE
-        )
-    if command[0].startswith("-"):
-        raise CommandError(
-            f"{command[0]} is neither an option of `compare` nor a command; put `--` before the command", EXIT_USAGE
-        )
-    return command
 
 
 def _settings(texts: list[str] | None) -> tuple[Setting, Setting]:
@@ -189,9 +175,6 @@ def _compare(options: argparse.Namespace, command: list[str]) -> Report:
 
 
 def _rendered(report: Report, terminal: Terminal) -> str:
-    from bagua.cli.terminal import width_of_stdout
-    from bagua.cli.text_table import Column, table
-
     verdict = report.verdict
     # What each run took can be left out of a narrow terminal; the others cannot.
     columns = zip(*report.table(), strict=True)

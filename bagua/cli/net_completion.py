@@ -7,10 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
+from bagua.cli.parsers import Subcommands
 
 SHELLS = ("bash", "zsh", "fish")
 _EPILOG = """\

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from bagua.cli import net_doctor_peer
 from bagua.cli.doctor_report import COLOURS, failed_checks, rendered, warned_checks
+from bagua.cli.parsers import Subcommands
+from bagua.cli.terminal import Terminal
 from bagua.command_exit import EXIT_FAILURE, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
-    from bagua.cli.terminal import Terminal
     from bagua.net.doctor.finding import Report
 
 
@@ -42,7 +42,6 @@ def execute(options: argparse.Namespace) -> int:
         if options.report is not None:
             raise CommandError("--report describes this host alone; give it without --peer and --serve", EXIT_USAGE)
         return net_doctor_peer.execute(options)
-    from bagua.cli.terminal import Terminal
     from bagua.net.activation import original_environment
     from bagua.net.doctor.examination import examine
 

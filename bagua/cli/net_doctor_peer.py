@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
 from bagua.cli.doctor_report import COLOURS, failed_checks, rendered, warned_checks
+from bagua.cli.terminal import Terminal
 from bagua.command_exit import EXIT_FAILURE, EXIT_USAGE, CommandError
 from bagua.host_port import split_host_port
+from bagua.net.bench.command_line import within
 
 if TYPE_CHECKING:
     from bagua.net.doctor.finding import Report
@@ -29,8 +31,6 @@ _LEAST_TOKEN = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from bagua.net.bench.command_line import within
-
     group = parser.add_argument_group("the network to another host")
     ends = group.add_mutually_exclusive_group()
     ends.add_argument(
@@ -131,7 +131,6 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _examine(options: argparse.Namespace) -> int:
-    from bagua.cli.terminal import Terminal
     from bagua.net.activation import original_environment
     from bagua.net.doctor.peer.examination import examine_peer
     from bagua.net.doctor.peer.handshake import check_name, new_token

@@ -6,13 +6,10 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from bagua.cli.parsers import Subcommands
 from bagua.command_exit import CommandError
 from bagua.net import nccl_config_file
-
-if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
 
 
 def add_enable(subcommands: Subcommands) -> None:

@@ -11,13 +11,14 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from bagua.cli.parsers import Subcommands
 from bagua.command_exit import EXIT_USAGE, CommandError
+from bagua.net.bench.command_line import within
 from bagua.version import __version__
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from bagua.cli.parsers import Subcommands
     from bagua.net.exporter.collector import PushAddress
 
 DEFAULT_PORT = 9977
@@ -25,8 +26,6 @@ PUSH_INTERVAL_S = 15.0
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.command_line import within
-
     parser = subcommands.add_parser(
         "exporter",
         help="serve the statistics of this host to Prometheus",

@@ -8,16 +8,14 @@ import os
 import shlex
 import signal
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from bagua.command_exit import EXIT_USAGE, CommandError
+from bagua.cli.parsers import Subcommands, command_of
+from bagua.command_exit import CommandError
 from bagua.net import native, notice, unknown_settings
 from bagua.net.activation import ActivationState, Target, original_environment, plan
 from bagua.net.nccl_config_file import config_files, read_settings
 from bagua.net.secret_file import SECRET_FILE
-
-if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
 
 # As env(1), nohup(1) and the shells do.
 _EXIT_NOT_EXECUTABLE = 126
@@ -41,19 +39,7 @@ def add_run(subcommands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> NoReturn:
-    command: list[str] = options.command
-    if command[:1] == ["--"]:
-        command = command[1:]
-    if not command or not command[0]:
-        raise CommandError(
-            "no command given; write it after the options: bagua-net run -- torchrun train.py", EXIT_USAGE
-        )
-    if command[0].startswith("-"):
-        raise CommandError(
-            f"{command[0]} is neither an option of `run` nor a command; put `--` before the command, and options of "
-            "bagua-net before that",
-            EXIT_USAGE,
-        )
+    command = command_of(options.command, "run", "torchrun train.py", remedy=", and options of bagua-net before that")
     base, changes = launch_changes(by_name=options.by_name)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -6,12 +6,9 @@ import argparse
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from bagua.cli.parsers import Subcommands
 from bagua.command_exit import CommandError
-
-if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
 
 _BYTES = 32
 

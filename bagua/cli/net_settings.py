@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
+from bagua.cli.parsers import Subcommands
+from bagua.cli.terminal import Terminal
 from bagua.command_exit import CommandError
-
-if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
 
 
 def add_parser(subcommands: Subcommands) -> None:
@@ -24,7 +22,6 @@ def add_parser(subcommands: Subcommands) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from bagua.cli.terminal import Terminal
     from bagua.net import native
 
     try:

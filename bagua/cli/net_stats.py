@@ -8,10 +8,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from bagua.cli.parsers import Subcommands
+from bagua.cli.terminal import Terminal, width_of_stdout
 from bagua.command_exit import EXIT_FAILURE, CommandError
+from bagua.net.bench.command_line import within
 
 if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
     from bagua.net.stats import HostReport, Snapshot
 
 _DEFAULT_INTERVAL_S = 1.0
@@ -19,8 +21,6 @@ _CLEAR = "\x1b[H\x1b[J"
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.command_line import within
-
     parser = subcommands.add_parser(
         "stats",
         help="show what the processes of this host do",
@@ -80,7 +80,6 @@ def _show(options: argparse.Namespace, report: HostReport) -> int:
 
 def _show_text(options: argparse.Namespace, report: HostReport) -> None:
     from bagua.cli.stats_table import rendered
-    from bagua.cli.terminal import Terminal, width_of_stdout
 
     terminal = Terminal.of_stdout()
     if report.processes or report.problems:

@@ -7,13 +7,13 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bagua.cli.parsers import Subcommands, command_of
+from bagua.cli.terminal import Terminal, width_of_stdout
+from bagua.cli.text_table import Column, table
 from bagua.command_exit import EXIT_USAGE, CommandError, sigterm_as_interrupt
-
-if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
-    from bagua.cli.terminal import Terminal
+from bagua.net.bench.command_line import within
 
 _EPILOG = """\
 examples (the script is ours; start the command wherever you start the launcher, for torchrun on every node):
@@ -26,8 +26,6 @@ exit status: 0 if the test was done, whatever it says; 1 if a rank failed; 2 if 
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.command_line import within
-
     parser = subcommands.add_parser(
         "test",
         help="try the plugin between nodes: GB/s without and with it",
@@ -64,7 +62,6 @@ def add_parser(subcommands: Subcommands) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from bagua.cli.terminal import Terminal
     from bagua.net import notice
     from bagua.net.activation import original_environment
     from bagua.net.bench.errors import BenchError
@@ -95,15 +92,7 @@ def _say(text: str) -> None:
 def _launcher(words: list[str]) -> list[str]:
     from bagua.net.network_test.command import users_script
 
-    words = words[1:] if words[:1] == ["--"] else words
-    if not words or not words[0]:
-        raise CommandError(
-            "no launcher given; write it after the options: bagua-net test -- torchrun --nnodes 2 ...", EXIT_USAGE
-        )
-    if words[0].startswith("-"):
-        raise CommandError(
-            f"{words[0]} is neither an option of `test` nor a launcher; put `--` before the launcher", EXIT_USAGE
-        )
+    words = command_of(words, "test", "torchrun --nnodes 2 ...", "launcher")
     script = users_script(words)
     if script is not None:
         raise CommandError(
@@ -115,9 +104,6 @@ def _launcher(words: list[str]) -> list[str]:
 
 
 def _rendered(report: Mapping[str, Any], rows: Sequence[Sequence[str]], terminal: Terminal) -> str:
-    from bagua.cli.terminal import width_of_stdout
-    from bagua.cli.text_table import Column, table
-
     names = ("gloo", "gloo") if report["backend"] == "gloo" else ("without", "with")
     titles = ("size", f"{names[0]} GB/s", f"{names[1]} GB/s", "speed-up")
     cells = zip(*rows, strict=True)

@@ -8,16 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bagua.cli.parsers import Subcommands
 from bagua.command_exit import EXIT_FAILURE, EXIT_USAGE, CommandError
+from bagua.net.bench.command_line import within
 
 if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
     from bagua.net.stats.sources import Source
 
 
 def add_parser(subcommands: Subcommands) -> None:
-    from bagua.net.bench.command_line import within
-
     parser = subcommands.add_parser(
         "top",
         help="watch one or several hosts in the terminal",

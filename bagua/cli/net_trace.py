@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from bagua.cli.parsers import Subcommands
 from bagua.command_exit import CommandError
-
-if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
 
 
 def add_parser(subcommands: Subcommands) -> None:

@@ -6,13 +6,12 @@ import argparse
 import difflib
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, TypeAlias
 
 from bagua.command_exit import EXIT_INTERRUPTED, EXIT_USAGE, CommandError, run_with_stdout
 
-if TYPE_CHECKING:
-    # What `add_subparsers` returns, which argparse does not name in public.
-    Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
+# What `add_subparsers` returns, which argparse does not name in public.
+Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run_program(parser: argparse.ArgumentParser, commands: Subcommands, arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +40,21 @@ def run_program(parser: argparse.ArgumentParser, commands: Subcommands, argument
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def command_of(words: list[str], subcommand: str, example: str, noun: str = "command", remedy: str = "") -> list[str]:
+    """The command of the user's that follows the options of a subcommand."""
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command or not command[0]:
+        raise CommandError(
+            f"no {noun} given; write it after the options: bagua-net {subcommand} -- {example}", EXIT_USAGE
+        )
+    if command[0].startswith("-"):
+        raise CommandError(
+            f"{command[0]} is neither an option of `{subcommand}` nor a {noun}; put `--` before the {noun}{remedy}",
+            EXIT_USAGE,
+        )
+    return command
 
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:

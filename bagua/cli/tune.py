@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bagua.cli.parsers import Subcommands
+from bagua.cli.terminal import Terminal, width_of_stdout
+from bagua.cli.text_table import Column, table
 from bagua.command_exit import CommandError
 
 if TYPE_CHECKING:
-    from bagua.cli.parsers import Subcommands
-    from bagua.cli.terminal import Terminal
     from bagua.tuning.memory import Answer
 
 
@@ -36,7 +37,6 @@ def add_parser(subcommands: Subcommands) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from bagua.cli.terminal import Terminal
     from bagua.tuning import memory
     from bagua.tuning.advice import advice
 
@@ -83,9 +83,6 @@ def _head(path: Path, answer: Answer) -> list[str]:
 
 
 def _table(answer: Answer, terminal: Terminal) -> str:
-    from bagua.cli.terminal import width_of_stdout
-    from bagua.cli.text_table import Column, table
-
     tried = sorted(answer.tried, key=lambda one: one.ratio)
     marks = ["* " if one.setting == answer.setting else "  " for one in tried]
     columns = [
