@@ -10,16 +10,13 @@ import functools
 import importlib
 import os
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from bagua.codecs import block_scale_triton
+from bagua.codecs.block_scale import BlockLayout, BlockScaleCodec
 from bagua.kernels.minmax_uint8_triton_launch import KernelLaunch
-
-if TYPE_CHECKING:
-    from bagua.codecs.block_scale import BlockLayout, BlockScaleCodec
 
 # Elements of a tile, and warps (32 threads each) of a program.
 TILE_ELEMENTS, WARPS = 1024, 1

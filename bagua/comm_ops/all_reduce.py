@@ -20,19 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from bagua.collectives import byte_transport
-from bagua.collectives.communicator import under_way
+from bagua.collectives.communicator import BaguaCommunicator, under_way
 from bagua.kernels.scratch_memory import scratch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bagua.collectives.communicator import BaguaCommunicator
 
 # Of all values. With less, the messages' own cost is above what they save.
 DIRECT_BYTES = 1 << 20

@@ -12,18 +12,15 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.averaging_group import AveragingGroup
+from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_memory import misfit
-
-if TYPE_CHECKING:
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.bucket import Bucket
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 

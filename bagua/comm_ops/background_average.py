@@ -6,20 +6,18 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.async_average import BucketAverage
 from bagua.comm_ops.averaging_group import AveragingGroup, create_averaging_group, destroyed_after
 from bagua.comm_ops.averaging_loop import AveragingLoop
 from bagua.comm_ops.averaging_memory import Part
 from bagua.comm_ops.shared_elements import count_once
 from bagua.comm_ops.update_groups import UpdateGroups
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.bucket import Bucket
+from bagua.engine.bucket import Bucket
 
 _logger = logging.getLogger("bagua")
 

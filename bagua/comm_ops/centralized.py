@@ -6,23 +6,17 @@ number of ranks, then all are added.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
-from bagua.engine.bucket import PrescaledOp
+from bagua.engine.bucket import Bucket, PrescaledOp
 from bagua.job import torch_internals
 from bagua.kernels.half_dtypes import HALF_DTYPES
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.bucket import Bucket
 
 
 class AllReduce(PrescaledOp):

@@ -9,20 +9,14 @@ from the receiver: receptions of both exchanges are started with the first, so t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch.distributed as dist
+from torch import Tensor
 
 from bagua.collectives import byte_transport
 from bagua.collectives.byte_transport import as_bytes
-from bagua.collectives.communicator import under_way
+from bagua.collectives.communicator import BaguaCommunicator, under_way
 from bagua.job.torch_internals import all_gather_flat
 from bagua.kernels.scratch_memory import scratch_like
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bagua.collectives.communicator import BaguaCommunicator
 
 # Of all chunks together, on CPU. With less, the messages' own cost is above what they save.
 DIRECT_BYTES = 1 << 20

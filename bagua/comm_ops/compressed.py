@@ -18,23 +18,18 @@ size is in use; buckets run one after the other, so that the largest counts.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from bagua.codecs import Codec, dtype_names, get_codec
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
-from bagua.engine.bucket import PrescaledOp
+from bagua.engine.bucket import Bucket, PrescaledOp
 from bagua.kernels.scratch_memory import scratch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.bucket import Bucket
 
 # What is compressed where nothing else is asked for.
 DEFAULT_CODEC = "int8"

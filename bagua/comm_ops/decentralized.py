@@ -13,10 +13,10 @@ one node both are "all" without a hierarchy.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.peer_selection import check_peer_selection
 from bagua.comm_ops.weight_exchange import (
     MeanOfAll,
@@ -27,11 +27,6 @@ from bagua.comm_ops.weight_exchange import (
     tell_autograd,
 )
 from bagua.engine.bucket import Bucket
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bagua.collectives.process_group import BaguaProcessGroup
 
 
 class PeerWeightAverage:

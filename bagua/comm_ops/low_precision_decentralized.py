@@ -17,23 +17,18 @@ the node, where each rank applies them: all ranks of a node have the same x, W, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from bagua.codecs import Codec, get_codec
 from bagua.collectives import byte_transport
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.compressed import DEFAULT_CODEC
 from bagua.comm_ops.peer_selection import ring_neighbours
 from bagua.comm_ops.weight_exchange import as_real, broadcast_from_leader, mean_on_leader
+from bagua.engine.bucket import Bucket
 from bagua.kernels.scratch_memory import scratch
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.bucket import Bucket
-
 
 # Elements of which the difference is computed at a time on CPU: what is between fits into the caches.
 _PIECE = 1 << 15

@@ -20,18 +20,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bagua.codecs.owed_scale import OwedScale
+from bagua.collectives.communicator import BaguaCommunicator
 from bagua.comm_ops.all_reduce import sum_over_ranks
-from bagua.engine.bucket import PrescaledOp
-
-if TYPE_CHECKING:
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.engine.bucket import Bucket
+from bagua.engine.bucket import Bucket, PrescaledOp
 
 # Two factors are sent if they have at most this part of the matrix's elements.
 _LARGEST_SHARE = 0.5

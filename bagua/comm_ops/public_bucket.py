@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from bagua.codecs import Codec
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.all_reduce import goes_directly
 from bagua.comm_ops.async_average import AsyncModelAverage
 from bagua.comm_ops.centralized import AllReduce, DirectAllReduce, HierarchicalAllReduce, ScatterGatherAllReduce
@@ -13,12 +16,6 @@ from bagua.comm_ops.compressed import CompressedAllReduce
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
 from bagua.engine.bucket import Bucket
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.collectives.process_group import BaguaProcessGroup
 
 
 class BaguaBucket(Bucket):

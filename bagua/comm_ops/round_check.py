@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.engine.bucket import Bucket
 from bagua.job import torch_internals
-
-if TYPE_CHECKING:
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.engine.bucket import Bucket
 
 _COLUMNS = 5  # of what each rank tells
 _UNIT_S = 1e-9

@@ -9,12 +9,10 @@ pass, if somebody has changed them since the one before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from bagua.engine.bucket import Bucket
+from bagua.engine.bucket import Bucket
 
 
 class UpdateGroup:

@@ -9,24 +9,20 @@ Functions and classes without threads of their own; they run where the operation
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from bagua.collectives import byte_transport
 from bagua.collectives.byte_transport import as_bytes
+from bagua.collectives.communicator import BaguaCommunicator
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.comm_ops.peer_selection import shift_one_partner
+from bagua.engine.bucket import Bucket
 from bagua.kernels.half_dtypes import HALF_DTYPES
 from bagua.kernels.scratch_memory import scratch, scratch_like
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.engine.bucket import Bucket
 
 
 def as_real(flat: Tensor) -> Tensor:

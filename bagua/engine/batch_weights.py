@@ -26,23 +26,21 @@ import logging
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.engine.bucket import Bucket
 from bagua.engine.module_hooks import call_at_end
+from bagua.engine.setup import Setup
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named
 from bagua.job.regrouped import Regrouped
 from bagua.misuse import shown
-
-if TYPE_CHECKING:
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.engine.bucket import Bucket
-    from bagua.engine.setup import Setup
-    from bagua.regroup.coordinator import Regrouping
+from bagua.regroup.coordinator import Regrouping
 
 LOSSES = ("mean", "sum")
 

@@ -10,14 +10,12 @@ in the background.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+import torch.distributed as dist
 from torch import Tensor
 
 from bagua.engine.bucket_memory import BucketMemory
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 
 @runtime_checkable

@@ -22,11 +22,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from bagua.collectives.carrier_device import on_stream
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.collectives.tensor import TensorRecord, record_of
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_readiness import BucketReadiness, flag_setter
@@ -36,9 +36,6 @@ from bagua.engine.step_statistics import PassRecorder
 from bagua.job.failure_report import failures_named
 from bagua.job.nccl_watch import watch
 from bagua.job.regrouped import Regrouped
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
 
 # A launched bucket, what waits for it, and whether its results are where they are wanted then.
 _Started = tuple[Bucket, Callable[[], object], bool]

@@ -16,18 +16,16 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.job import gloo_exit, torch_internals
 from bagua.job.failure_report import CollectiveError, is_communication_error, is_named_around, set_named_around
 from bagua.job.regrouped import Regrouped
 from bagua.kernels.scratch_memory import keep_scratch
-
-if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
-
-    from bagua.collectives.process_group import BaguaProcessGroup
 
 _Job = tuple[Callable[[], Any], Future[Any], bool]  # whether the submitter names what fails, and collectives need not
 

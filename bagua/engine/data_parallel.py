@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,8 @@ from bagua.engine.speed_shares import LEAST_STEPS
 from bagua.engine.step_statistics import KEPT, PassRecorder, StepStatistics
 from bagua.job import computing
 from bagua.job.computing import Computing
+from bagua.regroup.job_step import WorldChange
 from bagua.tuning.sampled_steps import median, typical
-
-if TYPE_CHECKING:
-    from bagua.regroup.job_step import WorldChange
 
 _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
 

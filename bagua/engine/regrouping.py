@@ -9,14 +9,18 @@ import copy
 import hashlib
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bagua.engine.parameters import left_out_parameters, replicated_parameters
+from bagua.engine.setup import Setup
 from bagua.engine.state_feed import sendable_options
+from bagua.engine.training_plan import TrainingPlan
+from bagua.job.places import Place
 from bagua.regroup import coordinator
+from bagua.regroup.coordinator import Regrouping
 from bagua.regroup.transfer import Offer
 from bagua.replicas import optimizer_description as described
 from bagua.replicas.replica_check import Replica
@@ -27,12 +31,6 @@ from bagua.replicas.state_broadcast import (
     prepare_entries,
     shapes_difference,
 )
-
-if TYPE_CHECKING:
-    from bagua.engine.setup import Setup
-    from bagua.engine.training_plan import TrainingPlan
-    from bagua.job.places import Place
-    from bagua.regroup.coordinator import Regrouping
 
 
 def regrouping_of(setup: Setup) -> Regrouping | None:

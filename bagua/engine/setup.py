@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.parameters import replicated_parameters
-
-if TYPE_CHECKING:
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.collectives.process_group import BaguaProcessGroup
 
 
 @dataclass(frozen=True, eq=False)

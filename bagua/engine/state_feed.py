@@ -10,16 +10,14 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bagua.engine.parameters import replicated_parameters
+from bagua.engine.setup import Setup
 from bagua.regroup.following import Record
-
-if TYPE_CHECKING:
-    from bagua.engine.setup import Setup
 
 # Of the time of a step, for copies. At least one parameter is copied.
 COPY_SHARE = 0.1

@@ -20,14 +20,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
+from bagua.engine.bucket import Bucket
 from bagua.tuning.sampled_steps import SAMPLE_EVERY, UnreadSamples, is_sampled, median, typical
-
-if TYPE_CHECKING:
-    from bagua.engine.bucket import Bucket
 
 WINDOW = 64  # passes that the figures are of
 KEPT = 4 * WINDOW  # times of steps, by which ranks are compared

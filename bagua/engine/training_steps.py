@@ -19,7 +19,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ from bagua.engine.step_state import PassEvent, PassState
 from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.training_plan import AlgorithmHooks
 from bagua.engine.unused_parameters import accumulates_everywhere
+from bagua.job.places import Place
 from bagua.job.regrouped import Regrouped
 from bagua.job.torch_internals import (
     call_with_gradient,
@@ -60,11 +61,8 @@ from bagua.job.torch_internals import (
     is_autograd_compiled,
     is_in_backward,
 )
-
-if TYPE_CHECKING:
-    from bagua.job.places import Place
-    from bagua.regroup.job_step import Turn, WorldChange
-    from bagua.regroup.transfer import Offer
+from bagua.regroup.job_step import Turn, WorldChange
+from bagua.regroup.transfer import Offer
 
 _end_numbers = itertools.count(1)
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import Node
 
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.engine.comm_thread import in_order
 from bagua.job.failure_report import failures_named
-
-if TYPE_CHECKING:
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.collectives.process_group import BaguaProcessGroup
 
 
 class Presence(enum.IntEnum):

@@ -29,13 +29,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from bagua.collectives.object_collectives import broadcast_object
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.error_text import one_line
 from bagua.job import gloo_exit, presence, torch_internals
 from bagua.job.failure_report import failures_named
@@ -43,6 +44,7 @@ from bagua.job.job_thread import leave_watch_to_others
 from bagua.job.places import place_of_this_process
 from bagua.job.regrouped import Regrouped
 from bagua.job.rendezvous import wait_for_all
+from bagua.job.torch_internals import Store
 from bagua.rank_list import rank_list
 from bagua.regroup import grad_scaler, joining
 from bagua.regroup.detection import Mailbox, Watch
@@ -68,10 +70,6 @@ from bagua.regroup.joining import Guests
 from bagua.regroup.nccl_group import TIMED_OUT, results_deferred
 from bagua.regroup.samplers import FollowingSampler, Position, refuse_fixed_samplers, warn_of_fixed_samplers
 from bagua.regroup.transfer import Fetch, Guest, Offer, StateDoor, StateServer
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.job.torch_internals import Store
 
 LOOK_S = 0.01  # between two looks at the store, while this process regroups
 MAX_LOOK_S = 0.25

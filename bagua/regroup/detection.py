@@ -18,15 +18,12 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from bagua.job import peer_watch
 from bagua.job.gone import EXITED
 from bagua.job.places import Place
 from bagua.rank_list import rank_list
-
-if TYPE_CHECKING:
-    from bagua.regroup.epochs import Epoch, EpochStore, Member
+from bagua.regroup.epochs import Epoch, EpochStore, Member
 
 WATCHED = 16
 CONFIRM_S = 1.25

@@ -28,12 +28,11 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
 
 from bagua.regroup.transfer import MAX_TEXT, bytes_of, receive_into, receive_message, send_message
-
-if TYPE_CHECKING:
-    import torch
 
 # Records of a member that have not been sent, when a process that joins counts as having caught up: of one step, per
 # optimizer.

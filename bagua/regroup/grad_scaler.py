@@ -9,12 +9,10 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import torch
 from torch.amp import grad_scaler
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Steps(Protocol):

@@ -12,21 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from bagua.collectives.group_topology import GroupTopology, topology_of
 from bagua.collectives.process_group import BaguaProcessGroup, adopt, set_default_group
 from bagua.job import torch_internals
+from bagua.job.torch_internals import Store
+from bagua.regroup.epochs import Epoch
 from bagua.regroup.nccl_group import NcclGroup, NcclWatch
 from bagua.regroup.watched_group import OnFailure, WatchedGroup, WhyNot
-
-if TYPE_CHECKING:
-    import torch
-
-    from bagua.job.torch_internals import Store
-    from bagua.regroup.epochs import Epoch
 
 # Connecting takes some milliseconds once all members are there for it, and with NCCL up to some seconds. One that is
 # paused just then is a reason to try again, with all of them.

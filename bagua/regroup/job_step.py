@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from bagua.job.places import Place
-    from bagua.regroup.following import Follower, Source
-    from bagua.regroup.transfer import Offer
+from bagua.job.places import Place
+from bagua.regroup.following import Follower, Source
+from bagua.regroup.transfer import Offer
 
 
 class WorldChange(NamedTuple):

@@ -19,18 +19,16 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bagua.job import peer_watch
 from bagua.regroup.epochs import CANCELLED, Epoch, EpochStore, Member
 from bagua.regroup.following import Followers, Following
 from bagua.regroup.transfer import Guest, StateDoor, receive_message, send_message
-
-if TYPE_CHECKING:
-    import socket
 
 STALL_S = 20.0  # as for connecting: who is there for it has no reason to be slow
 STALL_STEPS = 3

@@ -27,15 +27,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from bagua.job import torch_internals
-
-if TYPE_CHECKING:
-    from bagua.regroup.epochs import Epoch
+from bagua.regroup.epochs import Epoch
 
 MAX_QUEUED = 256
 QUEUE_S = 1.0

@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.env import read_text
+from bagua.job.torch_internals import Store
 from bagua.misuse import shown
-
-if TYPE_CHECKING:
-    import torch
-
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.job.torch_internals import Store
 
 ON_LOSS = ("drop", "repeat")
 

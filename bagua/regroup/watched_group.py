@@ -16,7 +16,7 @@ import contextlib
 import datetime
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,10 +24,7 @@ import torch.distributed as dist
 from bagua.job import torch_internals
 from bagua.job.failure_report import is_communication_error
 from bagua.job.regrouped import Regrouped
-from bagua.regroup.nccl_group import is_waited_for
-
-if TYPE_CHECKING:
-    from bagua.regroup.nccl_group import NcclGroup
+from bagua.regroup.nccl_group import NcclGroup, is_waited_for
 
 OnFailure = Callable[[Exception], None]
 WhyNot = Callable[[], RuntimeError | None]

@@ -16,22 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from bagua.collectives.arguments import repeats_elements
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.job.failure_report import failures_named
 from bagua.replicas.module_buffers import ModuleBuffers
 from bagua.replicas.replica_check import DIGEST_BYTES, Replica
 from bagua.replicas.tensor_broadcast import why_unsendable
-
-if TYPE_CHECKING:
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.collectives.process_group import BaguaProcessGroup
-
 
 _Entry = tuple[str, torch.dtype, torch.Size]
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import nn
 
+from bagua.engine.bucket import Bucket
 from bagua.engine.data_parallel import DataParallelEngine
+from bagua.regroup.job_step import WorldChange
 from bagua.torch_api.wrapping import with_bagua
 
 if TYPE_CHECKING:
-    from bagua.engine.bucket import Bucket
-    from bagua.regroup.job_step import WorldChange
     from bagua.torch_api.algorithms.base import AlgorithmImpl
 
 

@@ -6,15 +6,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from bagua.engine.data_parallel import DataParallelEngine
 from bagua.env import EnvironmentValueError, read_text
 from bagua.net.activation import nccl_finds_plugin
-
-if TYPE_CHECKING:
-    from bagua.engine.data_parallel import DataParallelEngine
 
 _LEVELS = ("debug", "info", "warning", "error")
 

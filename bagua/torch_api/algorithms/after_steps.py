@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.error_text import listed
 from bagua.torch_api.algorithms.base import AlgorithmImpl, communicated
 from bagua.torch_api.algorithms.rounds import Round, RoundEvent, RoundState, Unexchanged, steppers
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 _MOST_NAMES = 10  # that an error lists
 # Of the first steps of a module, in so many no optimizer stepped: more than a GradScaler skips until it has a scale.

@@ -21,11 +21,12 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.averaging_group import AveragingGroup
 from bagua.comm_ops.background_average import Addition, BackgroundAverage
 from bagua.comm_ops.public_bucket import BaguaBucket
@@ -33,9 +34,6 @@ from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, communicated
 from bagua.torch_api.algorithms.rounds import MissingForwardCheck, steppers
 from bagua.torch_api.algorithms.warm_up import WarmUp, check_warm_up
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
 
 __all__ = ["AsyncModelAverageAlgorithm", "AsyncModelAverageAlgorithmImpl", "Staleness"]
 

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bagua.codecs import codec_names, dtype_names
+from bagua.codecs import Codec, codec_names, dtype_names
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.collectives.tensor import Getter, Setter, ensure_record, gradient_of, set_gradient
 from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.training_plan import no_hook
 from bagua.misuse import check_flags, nearest
-
-if TYPE_CHECKING:
-    from bagua.codecs import Codec
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 class AlgorithmImpl:

@@ -14,18 +14,15 @@ dtypes (float64, complex) are communicated as they are, as gradient_allreduce do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from bagua.codecs import Codec, get_codec
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.compressed import DEFAULT_CODEC, compressed_alignment, idle_hierarchy
 from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, idle_codec
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 class ByteGradAlgorithmImpl(AlgorithmImpl):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.peer_selection import check_peer_selection
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
+from bagua.engine.algorithm_facade import AlgorithmFacade
+from bagua.engine.comm_scheduler import CommScheduler
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, communicated
 from bagua.torch_api.algorithms.rounds import (
     Interval,
@@ -35,10 +37,6 @@ from bagua.torch_api.algorithms.rounds import (
     steppers,
 )
 from bagua.torch_api.algorithms.saved_layout import check_layout, check_names, restore_plan, split_flat
-
-if TYPE_CHECKING:
-    from bagua.engine.algorithm_facade import AlgorithmFacade
-    from bagua.engine.comm_scheduler import CommScheduler
 
 
 class PeerWeightBucket(WeightBucket):

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bagua.codecs import Codec
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.collectives.tensor import require_record
 from bagua.comm_ops.compressed import CompressedAllReduce, compressed_alignment
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.comm_ops.round_check import RoundCheck
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.speed_shares import LEAST_STEPS
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
 from bagua.torch_api.algorithms.base import idle_codec
@@ -23,10 +25,6 @@ from bagua.torch_api.algorithms.rounds import group_of_weights
 from bagua.torch_api.algorithms.saved_layout import check_layout, check_names
 from bagua.torch_api.algorithms.step_shares import StepShares
 from bagua.torch_api.algorithms.warm_up import WarmUp
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 class FragmentRounds(ExchangeAfterSteps):

@@ -12,19 +12,17 @@ Owned by an algorithm, which decides when a round begins and ends. Training thre
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.engine.bucket import BucketOp
 from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.step_statistics import PassRecorder
 from bagua.kernels.half_dtypes import HALF_DTYPES
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.step_statistics import PassRecorder
 
 OuterOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 

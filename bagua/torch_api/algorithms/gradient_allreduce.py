@@ -5,14 +5,10 @@ g = 1/n * sum over ranks i of g_i        (average=True)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 class GradientAllReduceAlgorithmImpl(AlgorithmImpl):

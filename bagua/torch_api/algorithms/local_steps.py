@@ -17,19 +17,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from bagua.codecs import Codec, get_codec
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.engine.speed_shares import shares_of
 from bagua.torch_api.algorithms.base import Algorithm
 from bagua.torch_api.algorithms.fragment_rounds import FragmentRounds
 from bagua.torch_api.algorithms.fragments import OuterOptimizer
 from bagua.torch_api.algorithms.warm_up import WarmUp, check_warm_up
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
 
 default_outer_optimizer: OuterOptimizer = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 """Of DiLoCo, as in its paper."""

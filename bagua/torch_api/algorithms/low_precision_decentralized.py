@@ -15,24 +15,22 @@ neighbor and the R of the left one, to the bit.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bagua.codecs import Codec, get_codec
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.averaging_memory import Scratch
 from bagua.comm_ops.compressed import DEFAULT_CODEC, idle_hierarchy
 from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.torch_api.algorithms.after_steps import ExchangeAfterSteps
 from bagua.torch_api.algorithms.base import Algorithm
 from bagua.torch_api.algorithms.rounds import Interval, check_interval
 from bagua.torch_api.algorithms.saved_layout import check_layout, check_names, restore_plan, split_flat
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 class ReplicaBucket(WeightBucket):

@@ -8,19 +8,17 @@ Gradients of float32, float16 and bfloat16 are compressed; factors and what is o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bagua.codecs.codec import FLOAT_DTYPES
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.powersgd import LowRankMemory, PowerSGD, memory_for
 from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.replicas.saved_rank import check_rank
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 class PowerSGDAlgorithmImpl(AlgorithmImpl):

@@ -20,14 +20,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.collectives.tensor import ensure_record, gradient_of, set_gradient
 from bagua.comm_ops.compressed import compressed_alignment, idle_hierarchy
 from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.engine.algorithm_facade import AlgorithmFacade
+from bagua.engine.bucket import Bucket
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.q_adam_optimizer import (
     AveragedMomentum,
@@ -36,11 +39,6 @@ from bagua.torch_api.algorithms.q_adam_optimizer import (
     gradients_for_momentum,
     reciprocal,
 )
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.algorithm_facade import AlgorithmFacade
-    from bagua.engine.bucket import Bucket
 
 __all__ = ["QAdamAlgorithm", "QAdamAlgorithmImpl", "QAdamOptimizer"]
 

@@ -13,17 +13,14 @@ evaluates, makes a trial or is late.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.collectives.purpose_groups import group_for
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.step_state import Event, State
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 # Steps in a row after backward passes to which no forward pass in training belongs. A few may be a loss of another kind
 # now and then; who makes so many does not exchange at all.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from bagua.engine.algorithm_facade import AlgorithmFacade
+from bagua.engine.algorithm_facade import AlgorithmFacade
 
 Groups = Sequence[Sequence[Tensor]]
 

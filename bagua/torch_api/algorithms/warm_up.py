@@ -6,15 +6,11 @@ pass, in `eval()` or in `no_sync` are none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from bagua.codecs import Codec, get_codec
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithmImpl
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithmImpl
-
-if TYPE_CHECKING:
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 class WarmUp:

@@ -14,27 +14,24 @@ import math
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
+from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import to_bagua_process_group
 from bagua.collectives.purpose_groups import group_for
 from bagua.contrib.load_balancing_data_loader import costs_of, order_by_cost
 from bagua.contrib.resumable_sampler import ResumableSampler
-from bagua.engine.data_parallel import own_computing
+from bagua.engine.data_parallel import DataParallelEngine, own_computing
 from bagua.engine.gradient_owners import owners_by_name
 from bagua.engine.speed_shares import LEAST_STEPS, are_known, is_worth, parts_of, shares_of
 from bagua.engine.step_statistics import COMPARABLE
 from bagua.job import torch_internals
 from bagua.job.failure_report import failures_named
 from bagua.misuse import check_flags, check_integers
-
-if TYPE_CHECKING:
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.engine.data_parallel import DataParallelEngine
 
 
 class BalancedSampler(ResumableSampler[list[int]]):

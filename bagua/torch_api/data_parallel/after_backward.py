@@ -8,17 +8,16 @@ backward pass, after the communication.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from bagua.engine.data_parallel import DataParallelEngine
 from bagua.torch_api.data_parallel.arguments import refuse_without_gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import nn
-
-    from bagua.engine.data_parallel import DataParallelEngine
     from bagua.torch_api.algorithms.base import Algorithm
 
 _OPTIMIZERS = "_in_backward_optimizers"

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from bagua.torch_api.algorithms.base import Algorithm
 
 MIB = 1 << 20

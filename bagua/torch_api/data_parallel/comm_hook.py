@@ -9,15 +9,14 @@ import inspect
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from bagua.engine.algorithm_facade import AlgorithmFacade
-    from bagua.engine.bucket import Bucket
+from bagua.engine.algorithm_facade import AlgorithmFacade
+from bagua.engine.bucket import Bucket
 
 
 @dataclass(frozen=True, eq=False)

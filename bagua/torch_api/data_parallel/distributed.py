@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
@@ -34,9 +35,6 @@ from bagua.torch_api.data_parallel.tuned_all_reduce import AllReduceOptions, Tun
 from bagua.torch_api.data_parallel.uneven_inputs import JoinableWrapper, UnevenInputs
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 from bagua.torch_api.wrapping import check_module, check_optimizers, weighted_loss
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["DistributedDataParallel", "to_bagua_process_group"]
 

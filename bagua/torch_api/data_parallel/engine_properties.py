@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from bagua.engine.bucket import Bucket
+from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.parameters import replicated_parameters
+from bagua.regroup.job_step import WorldChange
 
 if TYPE_CHECKING:
-    from bagua.engine.bucket import Bucket
-    from bagua.engine.data_parallel import DataParallelEngine
-    from bagua.regroup.job_step import WorldChange
     from bagua.torch_api.algorithms.base import AlgorithmImpl
 
 

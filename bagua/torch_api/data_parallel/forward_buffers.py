@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bagua.engine.data_parallel import DataParallelEngine
 from bagua.replicas.buffer_broadcast import BufferBroadcast
-
-if TYPE_CHECKING:
-    from bagua.engine.data_parallel import DataParallelEngine
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,8 @@ in the backward pass casts anew.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from torch.utils import _pytree as pytree
 
 from bagua.engine.module_hooks import HookCallable
 from bagua.job.torch_internals import is_in_backward
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 _Place = tuple[nn.Module, str]
 _MODULES_OWN = frozenset(vars(nn.Module()))  # attributes that torch keeps

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bagua.engine.data_parallel import DataParallelEngine
 from bagua.torch_api.data_parallel.arguments import MIB, refuse_without_all_reduce, refuse_without_gradients
 from bagua.torch_api.data_parallel.comm_hook import CommHook, check_comm_hook
 from bagua.torch_api.data_parallel.forward_buffers import BufferHook, ForwardBuffers
 from bagua.torch_api.data_parallel.tuned_all_reduce import AllReduceOptions, TunedAllReduceAlgorithm
 
 if TYPE_CHECKING:
-    from bagua.engine.data_parallel import DataParallelEngine
     from bagua.torch_api.algorithms.base import Algorithm
 
 

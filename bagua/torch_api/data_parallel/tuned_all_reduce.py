@@ -8,22 +8,20 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.bucket import Bucket, PrescaledOp
 from bagua.engine.bucket_plan import plan_buckets
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm, GradientAllReduceAlgorithmImpl
 from bagua.torch_api.data_parallel.comm_hook import CommHook, CommHookOp
-
-if TYPE_CHECKING:
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.comm_ops.public_bucket import BaguaBucket
-    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 @dataclass(frozen=True, eq=False)
