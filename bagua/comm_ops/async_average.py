@@ -136,7 +136,6 @@ class AsyncModelAverage:
     than the one that runs the operation. The host waits for all ranks, with CUDA too.
 
     Args:
-        group: whose ranks average.
         communicator: the group's for the bucket's device; None: for none.
     """
 

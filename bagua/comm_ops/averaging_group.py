@@ -29,7 +29,6 @@ LONGEST_LOOK_S = 0.002
 class AveragingGroup:
     """
     Args:
-        group: whose ranks average.
         owned: the torch group under it, if it was made for this alone: it is kept alive, and `destroy` destroys it.
         communicator: the group's for the module whose parameters are averaged; None: for none.
     """
@@ -136,10 +135,6 @@ def destroyed_after(owner: object, group: AveragingGroup) -> Callable[[], object
 def create_averaging_group(group: BaguaProcessGroup, device: torch.device) -> AveragingGroup:
     """
     Every member calls it.
-
-    Args:
-        group: whose ranks average.
-        device: of the parameters.
 
     Raises:
         RuntimeError: torch was built without gloo.

@@ -76,8 +76,6 @@ class AveragingLoop:
     """
     Args:
         parts: with memory that nobody else uses.
-        ranks: to average with.
-        interval_s: between two turns.
     """
 
     def __init__(self, parts: Sequence[Part], ranks: AveragingGroup, interval_s: float) -> None:
@@ -103,12 +101,7 @@ class AveragingLoop:
         self._thread.start()
 
     def begin(self, parameters: Sequence[Sequence[Sequence[Tensor]]], steps: Sequence[int]) -> None:
-        """This rank trains from now on. When all do, they average.
-
-        Args:
-            parameters: of each bucket of each part.
-            steps: made by each part.
-        """
+        """This rank trains from now on. When all do, they average."""
         with self._condition:
             for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
                 self._memory.copy(part, tensors, step)
@@ -132,11 +125,6 @@ class AveragingLoop:
 
     def safe_point(self, index: int, parameters: Sequence[Sequence[Tensor]], step: int) -> int | None:
         """Now the parameters of a part may change, and may be copied.
-
-        Args:
-            index: of the part.
-            parameters: of each of its buckets.
-            step: made so far.
 
         Returns:
             how many steps were made between the copy and now, if a difference was added; otherwise None.

@@ -52,10 +52,6 @@ class AveragingMemory:
     def give(self, part: Part, parameters: Sequence[Sequence[Tensor]], step: int) -> int | None:
         """Add what the parameters are owed.
 
-        Args:
-            parameters: of each bucket of the part.
-            step: made so far.
-
         Returns:
             how many steps were made since the copy; None: nothing was owed.
         """

@@ -33,9 +33,6 @@ class Addition(NamedTuple):
 class BackgroundAverage:
     """Nothing happens in a group of one rank.
 
-    Args:
-        process_group: the ranks that train together.
-
     Attributes:
         update_groups: of the parameters.
     """
@@ -59,11 +56,7 @@ class BackgroundAverage:
         return self._loop is not None
 
     def prepare(self, device: torch.device) -> None:
-        """Make the group, if there is none. Every rank calls it.
-
-        Args:
-            device: of the parameters.
-        """
+        """Make the group, if there is none. Every rank calls it."""
         if self._group is None and self._process_group.size > 1:
             self._group = create_averaging_group(self._process_group, device)
             self._keep_group = destroyed_after(self, self._group)
@@ -97,9 +90,6 @@ class BackgroundAverage:
 
     def finish_group_update(self, position: int) -> Addition | None:
         """An optimizer has made a step.
-
-        Args:
-            position: of it in the list.
 
         Returns:
             what its parameters were given, if anything.

@@ -32,7 +32,6 @@ from bagua.engine.bucket import Bucket
 class PeerWeightAverage:
     """
     Args:
-        group: whose ranks exchange weights.
         peer_weight: where the mean goes: 1-D, of the length, dtype and device of the bucket. It may be the memory of a
             bucket that does not flatten.
         hierarchical: within nodes first, so that only one rank per node talks to other nodes.
@@ -95,9 +94,6 @@ class PeerWeightAverage:
     @torch.no_grad()
     def copy_back_peer_weight(self, bucket: Bucket) -> None:
         """Make the mean the weights. The exchange has been waited for; on the current stream.
-
-        Args:
-            bucket: That this operation belongs to.
 
         Raises:
             RuntimeError: they were converted or moved, and do not fit any more.

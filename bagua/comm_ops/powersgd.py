@@ -53,7 +53,6 @@ def memory_for(gradient: Tensor, name: str, rank: int, scaler: Any = None) -> Lo
     """Where nothing is owed yet. None: it is not worth two factors.
 
     Args:
-        gradient: of any shape and layout.
         name: of its parameter: the first factor is random, and alike on all ranks.
         rank: of the factors, at least 1.
         scaler: the GradScaler that scales the loss, or None.
@@ -75,7 +74,6 @@ class PowerSGD(PrescaledOp):
     """The lines at the head of this file, for one bucket.
 
     Args:
-        communicator: of the ranks.
         memories: of the bucket's tensors, in their order; None: summed as it is.
     """
 

@@ -21,7 +21,6 @@ class RoundCheck:
     are not in step are named, and their weights not mixed. And how long its steps take, by which shares are agreed on.
 
     Args:
-        communicator: of all ranks.
         number: called when the exchange begins; 1 in the first round.
         names: likewise; of the parameters that are exchanged.
         outer_options: likewise; class and options of the outer optimizer, "" for none.

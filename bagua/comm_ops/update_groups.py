@@ -51,7 +51,6 @@ class UpdateGroups:
 
         Args:
             positions: by the id of a parameter.
-            optimizers: how many there are.
         """
         self._positions, self.rest = positions, optimizers
 

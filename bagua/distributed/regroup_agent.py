@@ -72,11 +72,7 @@ class JobState(NamedTuple):
 
 
 class Job:
-    """What an agent asks and tells in the store. On one thread.
-
-    Args:
-        store: of the job.
-    """
+    """What an agent asks and tells in the store. On one thread."""
 
     def __init__(self, store: Store) -> None:
         self._epochs = EpochStore(PrefixStore(PREFIX, store))
@@ -135,16 +131,9 @@ class Agent:
     """
     Args:
         command: of a rank, for its local number.
-        environment: of all ranks.
-        position: of this node.
-        processes: how many ranks it has.
-        job: in the store.
-        meeting: of the agents.
         is_server: this process serves the store.
         restarts: see [Note: a rank that dies over and over].
         logdir: for files with what ranks print. None: it goes where ours goes.
-        host: the name of this one.
-        say: tells the user.
     """
 
     command: Callable[[int], Sequence[str]]

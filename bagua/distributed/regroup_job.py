@@ -111,11 +111,7 @@ def make_parser(program: str) -> argparse.ArgumentParser:
 def main(program: str, arguments: Sequence[str]) -> int:
     """
     Args:
-        program: for messages.
         arguments: that begin with `--regroup`.
-
-    Returns:
-        the exit status.
 
     Raises:
         CommandError: the job cannot be started.

@@ -40,7 +40,6 @@ class Node:
     """
     Attributes:
         nodes: of the job, as its command says.
-        processes: how many ranks it has.
         node_rank: as its command says.
     """
 
@@ -69,11 +68,8 @@ class Position:
 class Meeting:
     """
     Args:
-        store: of the job.
-        count: of nodes.
         join_s: how long `count.least` nodes are waited for.
         last_call_s: how long more are waited for, from then on.
-        say: tells the user.
     """
 
     def __init__(

@@ -60,7 +60,6 @@ def parse_hosts(text: str, default_port: int | None) -> tuple[RemoteHost, ...]:
 def ssh_command(host: RemoteHost, command: str, timeout_s: int) -> list[str]:
     """
     Args:
-        command: of `remote_command`.
         timeout_s: to connect and to log in.
     """
     options = {
@@ -77,13 +76,7 @@ def ssh_command(host: RemoteHost, command: str, timeout_s: int) -> list[str]:
 
 
 def remote_command(directory: str, variables: Mapping[str, str], launcher: Sequence[str]) -> str:
-    """For the login shell of any kind: only sh reads what is inside.
-
-    Args:
-        directory: in which the launcher runs.
-        variables: set for it.
-        launcher: the command and its arguments.
-    """
+    """For the login shell of any kind: only sh reads what is inside."""
     assignments = [f"{name}={value}" for name, value in variables.items()]
     steps = [
         shlex.join(["echo", READY]),

@@ -58,12 +58,6 @@ def keep_rounds_apart(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """
-    Args:
-        options: of `make_parser`.
-
-    Returns:
-        The exit status.
-
     Raises:
         CommandError: what stopped it, other than a process that failed.
     """

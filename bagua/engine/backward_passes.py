@@ -36,7 +36,6 @@ _PASSES_BETWEEN_LOOKS = 100
 class BackwardPasses:
     """
     Args:
-        active_ranks: which ranks take part.
         weights: what batches count for; None: all ranks alike.
         open_pass: called with the first gradient of a pass; returns whether the pass counts. With each one, if not.
 
@@ -76,13 +75,7 @@ class BackwardPasses:
         self._static: StaticGraph | None = None
 
     def use_plan(self, plan: TrainingPlan, hooks: AlgorithmHooks, trainable: TrainableWatch) -> None:
-        """Communicate by this plan from now on.
-
-        Args:
-            plan: whose scheduler is registered.
-            hooks: of the plan's algorithm.
-            trainable: of the module.
-        """
+        """Communicate by this plan from now on."""
         self._plan, self._hooks, self._trainable = plan, hooks, trainable
         self._ids = frozenset(id(parameter) for _, parameter in plan.parameters)
         self._fewest_used = len(plan.parameters)

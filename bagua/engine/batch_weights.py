@@ -293,10 +293,6 @@ class BatchWeights:
         """By what this rank multiplies its replica, or how far that has moved, before an exchange makes the mean over
         the ranks. Collective. On a GPU a tensor.
 
-        Args:
-            samples: of this rank since the last exchange.
-            communicator: of the exchange.
-
         Raises:
             RuntimeError: as `begin_pass`, of a pass since the last exchange.
         """

@@ -47,7 +47,6 @@ class CommScheduler:
     Args:
         buckets: in launch order, the same on all ranks. None: nothing is communicated.
         group: whose stream carries the operations.
-        recorder: takes the times.
         sees_flags: ready flags are set here. False: buckets are launched by `launch_buckets` alone.
         join_helps: for errors: ranks with fewer batches than others can take part by `join`.
 

@@ -33,10 +33,7 @@ def compression_s_per_byte(
     this is of one thread, and the work does not grow with the ranks.
 
     Args:
-        codec: its name, or the codec itself.
-        device: on which it works.
         ranks: their number; one counts as two.
-        clock: in seconds.
     """
     if device.type == "cpu":
         count, chunk = max(2, min(ranks, _MOST_CHUNKS_ON_CPU)), _CHUNK_ON_CPU

@@ -18,12 +18,7 @@ from bagua.job.torch_internals import hide_from_compiler
 
 def gradient_hook(passes: BackwardPasses, position: int) -> Callable[[Tensor], None]:
     """Calls what the passes have for the parameter at this position of the module: it stays when buckets change. The
-    usual one sets a ready flag, so that this is the shortest way from a gradient to its communication.
-
-    Args:
-        passes: of the module.
-        position: of the parameter in the module.
-    """
+    usual one sets a ready flag, so that this is the shortest way from a gradient to its communication."""
     reference = weakref.ref(passes)
     is_open = PassState.OPEN
 

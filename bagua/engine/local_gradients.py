@@ -13,11 +13,6 @@ from torch import Tensor
 
 
 class LocalGradients:
-    """
-    Args:
-        parameters: that are communicated.
-    """
-
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._copies = {id(one): torch.empty_like(one, requires_grad=False) for one in parameters}
         self._made: set[int] = set()  # ids of parameters that have a gradient in this pass

@@ -164,7 +164,6 @@ def call_at_end(on_end: Callable[[int], Any], number: int, on_exception: Callabl
 
     Args:
         on_end: called at the end, with `number`.
-        number: of the pass.
         on_exception: called instead, if the pass has ended with an exception, with what is returned here; only as long
             as that lives.
     """

@@ -35,8 +35,6 @@ class PlanMaker:
     """
     Args:
         setup: what the first plan follows from.
-        facade: what algorithms are told of the engine.
-        recorder: takes the times of the plans.
         keeps_local: gradients are kept before they are communicated.
 
     Attributes:

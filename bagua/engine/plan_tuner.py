@@ -64,7 +64,6 @@ class PlanTuner:
     Args:
         setup: the default, which other settings are compared with.
         plan: of the setup; in use.
-        recorder: takes the times of the steps.
         algorithms: that may be used, by label: the present one first.
         allows_others: some of them have other results.
     """

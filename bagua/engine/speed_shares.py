@@ -59,12 +59,7 @@ def steps_of(most: int, shares: Sequence[float]) -> list[int]:
 
 
 def is_worth(parts: Sequence[int], times: Sequence[float]) -> bool:
-    """Whether other parts make all faster by enough.
-
-    Args:
-        parts: of the ranks.
-        times: that they compute.
-    """
+    """Whether other parts make all faster by enough."""
     balanced = sum(parts) / sum(part / seconds for part, seconds in zip(parts, times, strict=True))
     return max(times) > (1 + _WORTH) * balanced
 

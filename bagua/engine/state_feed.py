@@ -31,7 +31,6 @@ class StateFeed:
     Of a model, for one process that joins, by a member.
 
     Args:
-        setup: of the model.
         share: the number of the share of the parameters, of `of` that are about as large.
 
     Attributes:
@@ -100,11 +99,7 @@ class StateFeed:
 
 
 class StateFollower:
-    """Of a model of the process that joins.
-
-    Args:
-        setup: of the model.
-    """
+    """Of a model of the process that joins."""
 
     def __init__(self, setup: Setup) -> None:
         self._optimizers = setup.optimizers

@@ -38,10 +38,6 @@ class StaticGraph:
     def count(self, key: int, name: str) -> bool:
         """A gradient was accumulated.
 
-        Args:
-            key: of the parameter.
-            name: likewise, for the error.
-
         Returns:
             whether it is complete now.
 
@@ -57,9 +53,6 @@ class StaticGraph:
 
     def end_pass(self, names: Mapping[int, str]) -> None:
         """All gradients have been accumulated.
-
-        Args:
-            names: of the parameters, by their keys.
 
         Raises:
             RuntimeError: some have come less often than in the first pass.

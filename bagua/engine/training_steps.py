@@ -70,11 +70,6 @@ _end_numbers = itertools.count(1)
 class TrainingSteps:
     """Of one module, from `start` to `detach`.
 
-    Args:
-        setup: how the module is trained.
-        facade: what algorithms are told of the engine.
-        active_ranks: which ranks take part in a step.
-
     Attributes:
         plans: the plan in use, and its makers.
         passes: the backward passes.

@@ -27,10 +27,8 @@ def fingerprint_of(
 ) -> Fingerprint:
     """
     Args:
-        setup: of the module.
         parameters: (name, parameter) that are synchronized.
         algorithms: labels of those that may be used.
-        device: of the gradients.
     """
     group = setup.group
     try:

@@ -39,12 +39,10 @@ class CompressedAllGather:
     """
     Args:
         sharded: whose weights; its mode decides whether they are compressed.
-        codec: of the weights.
         plain: torch's all-gather that stood here before, for exact weights.
         model: the module's; it counts the passes.
         exact_every: every so many passes have exact weights; None: none in training.
         nodes: of the group over which they are sharded.
-        traffic: counts what is sent.
         reference: the weights that all ranks have, where differences are sent; None: weights are sent.
         told: dtypes that a warning has named, of all modules of the model.
     """
@@ -84,7 +82,6 @@ class CompressedAllGather:
         Args:
             output_tensor: [ranks * elements].
             input_tensor: [elements], this rank's part of `output_tensor`.
-            group: whose ranks gather.
             async_op: return at once; the result waits for the gathered bytes and decompresses them.
 
         Raises:

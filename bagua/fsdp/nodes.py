@@ -43,7 +43,6 @@ class Nodes:
     """The nodes of one group.
 
     Args:
-        group: over which a module is sharded.
         nodes: global ranks, those of one node in the order of the group.
     """
 

@@ -30,12 +30,8 @@ from bagua.job.torch_internals import reduce_scatter_flat
 class CompressedReduceScatter:
     """
     Args:
-        codec: of the gradients.
-        nodes: of the group that reduces.
-        traffic: counts what is sent.
         hops: of `nodes`; None: one exchange between all ranks.
         residual: error feedback, or None.
-        title: of the module, for messages.
     """
 
     def __init__(
@@ -64,7 +60,6 @@ class CompressedReduceScatter:
         Args:
             output_tensor: [elements], a dtype of the codec.
             input_tensor: [ranks * elements], of the same dtype; it is overwritten.
-            group: whose ranks reduce.
             op: AVG, SUM or PREMUL_SUM.
             async_op: without effect: on CUDA the result is there for the current stream, on CPUs it is there.
 

@@ -30,10 +30,7 @@ class ReplicaAllReduce:
     """
     Args:
         group: the ranks that hold the same shard.
-        codec: of the gradients.
-        traffic: counts what is sent.
         residual: error feedback of what the ranks send to be averaged, or None.
-        title: of the module, for messages.
     """
 
     def __init__(
@@ -85,7 +82,6 @@ class ReplicaHook:
     """FSDP's all-reduce hook on a mesh of shards alone.
 
     Args:
-        reduction: between the replicas.
         divides_by_factor: whether `set_gradient_divide_factor` is in force: gradients of all ranks, those of other
             replicas included, are then added up and divided by that factor alone, as torch does on a mesh of replicas.
     """

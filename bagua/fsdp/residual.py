@@ -26,7 +26,6 @@ class Residual:
     """Of the gradients that one module's ranks reduce together.
 
     Args:
-        name: the module's, for messages.
         trained: says which of its parameters are trained now; None: always the same ones.
         scaler: the GradScaler that scales the loss, or None.
 

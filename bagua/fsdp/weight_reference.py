@@ -20,11 +20,7 @@ from bagua.job.torch_internals import all_gather_flat
 
 
 class WeightReference:
-    """Of one module. It takes as much memory on each rank as all the module's weights in the dtype of the gather.
-
-    Args:
-        group: the ranks over which the module is sharded.
-    """
+    """Of one module. It takes as much memory on each rank as all the module's weights in the dtype of the gather."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group

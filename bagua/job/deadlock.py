@@ -147,12 +147,7 @@ class OperationOrder:
         return self.begun
 
     def log(self, thread: int, length: int) -> Log:
-        """As others may know it.
-
-        Args:
-            thread: the number of `self.thread`.
-            length: of the log, at most.
-        """
+        """As others may know it."""
         names = list(self._names)[-length:]
         return Log(self.begun, self.done, thread, tuple(zlib.crc32(told(name).encode()) for name in names))
 

@@ -40,8 +40,6 @@ _KEYS = {roll_call.CALL: roll_call.NO_CALL, long_waits.INQUIRY: long_waits.NO_IN
 class JobThread:
     """
     Args:
-        store: of the job.
-        rank: this one.
         watched: the rank that this one watches.
 
     Attributes:

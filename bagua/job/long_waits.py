@@ -63,11 +63,6 @@ _logger = logging.getLogger("bagua")
 
 
 class LongWaits:
-    """
-    Args:
-        rank: this one.
-    """
-
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._seen, self._seen_at = "", 0.0  # the last inquiry, which was answered
@@ -87,7 +82,6 @@ class LongWaits:
         Args:
             text: of the inquiry, as it is in the store.
             answer: what this process says of itself.
-            waits: of this process.
             now: time.monotonic().
         """
         number = int(text.partition(":")[0])
@@ -110,11 +104,7 @@ class LongWaits:
             self.look(client, text, answer, waits, now)
 
     def note(self, verdict: Different, waits: Sequence[Waiting]) -> None:
-        """Tells the user, if a thread of this process is meant, and it still waits.
-
-        Args:
-            waits: of this process.
-        """
+        """Tells the user, if a thread of this process is meant, and it still waits."""
         self._verdicts.add(verdict)
         mine = {what for what, ranges in verdict.sides if is_in(self._rank, ranges)}
         for wait in outermost(waits).values():

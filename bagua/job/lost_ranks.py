@@ -28,8 +28,6 @@ _logger = logging.getLogger("bagua")
 class LostRanks:
     """
     Args:
-        store: of the job.
-        waits: of this process.
         watched: the rank that this one watches; None: there is none.
         stop: set when torch is shut down.
     """

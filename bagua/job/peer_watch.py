@@ -111,7 +111,6 @@ class PeerWatch:
     Watches one other process until it ends or is found to be gone. Owns a daemon thread.
 
     Args:
-        door: of the process.
         name: for log lines: "rank 3 (host b)".
         on_gone: called, on the thread, with how: "exited", for example.
         has_failed: whether it is known otherwise that the process has ended; for one that cannot be reached at first.

@@ -85,9 +85,6 @@ class Roll:
 class RollCall:
     """
     Args:
-        store: of the job.
-        rank: this one.
-        verdicts: of this process.
         stop: set when torch is shut down.
     """
 
@@ -261,7 +258,6 @@ class RollCall:
 
         Args:
             text: of the call, as it is in the store.
-            wait: what this process is in.
         """
         number, caller = parse_call(text)
         if caller is None or (self._last is not None and self._last[0] == number):

@@ -10,9 +10,6 @@ from bagua.job.torch_internals import Store
 class StoreClient:
     """
     Of one process. Any thread.
-
-    Args:
-        store: of the job.
     """
 
     def __init__(self, store: Store) -> None:

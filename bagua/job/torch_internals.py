@@ -247,10 +247,7 @@ def connected_gloo(
 
     Args:
         store: of which nobody else uses the client meanwhile.
-        rank: of this process in the group.
-        world_size: how many processes there are.
         connect_timeout: after which it raises.
-        timeout: of the collectives.
     """
     backend = dist.ProcessGroupGloo(store, rank, world_size, timeout=connect_timeout)
     backend._set_default_timeout(timeout)
@@ -270,9 +267,6 @@ def unconnected_nccl(store: Store, rank: int, world_size: int, timeout: datetime
 
     Args:
         store: of which nobody else uses the client meanwhile.
-        rank: of this process in the group.
-        world_size: how many processes there are.
-        timeout: of `abort`.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
@@ -316,7 +310,6 @@ def register_group(
         gloo: its backend for CPUs, connected.
         nccl: its backend for GPUs, connected, if it has one.
         name: that no other group of this process has.
-        store: of the group.
         is_default: it becomes the default group. There is none.
     """
     _give_backends(group, gloo, nccl)

@@ -48,10 +48,6 @@ class Different(NamedTuple):
 
 
 def add_gone(client: Store, gone: Gone, token: str) -> None:
-    """
-    Args:
-        token: of the process that is gone.
-    """
     add_line(client, KEY, json.dumps({"gone": gone, "token": token}))
 
 
@@ -77,11 +73,7 @@ class VerdictReader:
 
     def new(self, client: Store, text: str) -> Iterator[Gone | Deadlocked | Different]:
         """What this process does not know yet. Not the ranks that have left: others may still be in what those gave
-        them, so no wait ends for them.
-
-        Args:
-            text: what is under the key.
-        """
+        them, so no wait ends for them."""
         lines = text.splitlines()
         unread, self._lines = lines[self._lines :], len(lines)
         for verdict in map(json.loads, filter(None, unread)):

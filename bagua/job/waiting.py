@@ -76,7 +76,6 @@ class Waiting:
     dictionary is one step. May be entered again for the next one of the same kind.
 
     Args:
-        all_of_them: of the process.
         ranks: global, that take part.
         what: is waited for.
         group: which carries it, and is aborted to end the wait. None: no thread waits in it; others watch over it.

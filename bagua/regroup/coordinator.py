@@ -100,15 +100,11 @@ class Options(Protocol):
 class Regrouping:
     """
     Args:
-        options: of the user.
         server: client of the job's store, for the training thread alone.
-        epoch: the first one.
-        token: of this process.
         timeout: of the collectives, and of a regroup.
         device: the GPU of this process, on which NCCL communicates; None: gloo alone.
 
     Attributes:
-        epoch: the present one.
         repeats: a step in which a rank is lost is repeated, and not dropped.
     """
 
@@ -1166,10 +1162,6 @@ class _Looks:
 
     def pause(self, epoch: Epoch, missing: list[Member], what: str) -> None:
         """
-        Args:
-            missing: who is waited for.
-            what: of theirs.
-
         Raises:
             RuntimeError: they have not come within the timeout.
         """

@@ -39,7 +39,6 @@ class Watch:
     """Of the members that this process watches. Any thread.
 
     Args:
-        token: of this process.
         on_lost: called with a member, and how it is gone, on the thread that has found out.
         confirms: a refused connection is no proof yet: see [Note: proof].
     """
@@ -71,10 +70,6 @@ class Watch:
             one.stop(waits=False)  # it may still look for a proof of what an agent has told
 
     def stop(self, waits: bool = True) -> None:
-        """
-        Args:
-            waits: for the end of its threads.
-        """
         self._is_stopped.set()
         with self._lock:
             watches, self._watches = self._watches, {}
@@ -121,7 +116,6 @@ class Mailbox:
 
     Args:
         store: with a client of its own, which waits most of the time.
-        token: of this process.
         on_mail: called with an epoch, and why it is over.
         unreachable: a sentence for the log, if the store is gone.
     """

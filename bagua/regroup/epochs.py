@@ -184,7 +184,6 @@ def decide(
     """The epoch after this one. A pure function, so that all members come to the same.
 
     Args:
-        epoch: the present one.
         reports: of its members so far, by token.
         lost: tokens of processes that are gone, whether they have reported or not.
         min_ranks: with how many the job may go on; None: more than half.

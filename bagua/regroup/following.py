@@ -100,12 +100,7 @@ class Follower(Protocol):
 
 
 class Followers:
-    """All models of this process, which joins.
-
-    Args:
-        models: by their numbers.
-        optimizers: by their numbers.
-    """
+    """All models of this process, which joins."""
 
     def __init__(self, models: Sequence[Follower], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._models, self._optimizers = models, optimizers
@@ -233,7 +228,6 @@ class Following:
 
     Args:
         connections: to all members, by their shares; closed by whoever has made them.
-        followers: what is done with records.
     """
 
     def __init__(self, connections: Sequence[socket.socket], followers: Followers) -> None:

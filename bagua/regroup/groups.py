@@ -47,11 +47,7 @@ class Connecting:
 
     Args:
         server: of the job's store, to which the thread makes connections of its own.
-        epoch: of the groups.
-        rank: of this process in it.
-        timeout: of collectives.
         device: the GPU of this process; None: without NCCL.
-        names: of the groups.
         limit: to connect gloo.
     """
 
@@ -166,8 +162,6 @@ class Groups:
     """Of the present epoch. On the training thread.
 
     Args:
-        server: of the job's store.
-        timeout: of collectives.
         device: the GPU of this process, on which NCCL communicates; None: without NCCL.
         on_failure: as of WatchedGroup, with the epoch of the group in front.
         why_not: as of WatchedGroup.

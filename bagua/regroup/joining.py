@@ -62,7 +62,6 @@ class Guests:
         Before a step, on the training thread.
 
         Args:
-            step: the number of steps that are done.
             decides: this is rank 0.
 
         Returns:
@@ -128,7 +127,6 @@ def ask(
     Ask the members of the present epoch, and of those after it, until one has this process in it.
 
     Args:
-        member: this process.
         description: of its models, for comparison.
         followers: makes what takes the state of the job, while that goes on.
         pause: waits for so long, and raises at the deadline; is told the epoch, and what it is waited for.

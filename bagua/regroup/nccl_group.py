@@ -58,8 +58,6 @@ class NcclGroup:
     """
     Args:
         backend: NCCL's of torch. Its communicator may still be on its way.
-        device: the GPU of this process.
-        timeout: of a collective.
     """
 
     def __init__(self, backend: Any, device: torch.device, timeout: datetime.timedelta) -> None:

@@ -312,7 +312,6 @@ class Fetch:
     """Takes the state of a step from several processes. On one thread, which has others work.
 
     Args:
-        step: of the state.
         doors: of those that have it.
         prepare: makes of a description the tensors to fill, in the offer's order: contiguous.
         compares: most of the tensors may be as they should be. Only those are taken that differ.

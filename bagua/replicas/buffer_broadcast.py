@@ -40,9 +40,6 @@ class BufferBroadcast:
     Args:
         module: its buffers are dense, of one device that the group has a backend for, and alike on all ranks when this
             is made. Later they may change, see [Note: buffers that change].
-        ignored: names of buffers that are left alone.
-        group: whose ranks have the same buffers.
-        communicator: the group's for the module.
     """
 
     def __init__(

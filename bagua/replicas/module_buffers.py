@@ -21,12 +21,6 @@ _values_of = operator.methodcaller("values")
 
 
 class ModuleBuffers:
-    """
-    Args:
-        module: whose buffers, and those of its children.
-        ignored: names of buffers that are left out.
-    """
-
     def __init__(self, module: nn.Module, ignored: Collection[str]) -> None:
         self._module = module
         self._ignored = frozenset(ignored)

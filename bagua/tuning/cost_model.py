@@ -68,7 +68,6 @@ class CostModel:
         tensor_bytes: sizes of what is communicated, in the order in which it becomes ready.
         default_bytes: what a `bucket_bytes` of None stands for.
         starts_small: whether the first bucket is a small one also where everything fits into one (not on CPUs).
-        turns: of some settings, by setting, with buckets.
     """
 
     def __init__(

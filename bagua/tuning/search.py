@@ -61,7 +61,6 @@ class Search:
     """
     Args:
         settings: the default first.
-        layout: of the model; None: nothing is estimated.
         remembered: what an earlier run has chosen, to be checked first.
         seed: of the order of turns.
 

@@ -105,7 +105,6 @@ def verdict(
 ) -> Verdict:
     """
     Args:
-        reports: of all hosts that were looked at.
         least_s: shorter waits are normal.
         silent: hosts that were asked for a report and gave none.
         members: hosts and pids, as the processes name them, of which one must wait: only jobs that have one are

@@ -53,7 +53,6 @@ def run_command(
 ) -> CommandRun:
     """
     Args:
-        folder: for the output and NCCL's logs.
         on_line: called for each line, and with "" about once a second.
 
     Raises:

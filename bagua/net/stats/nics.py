@@ -23,7 +23,6 @@ class _Carried:
 def nic_reports(earlier: Page | None, later: Page, elapsed_s: float | None, now_ms: int) -> list[NicReport]:
     """
     Args:
-        elapsed_s: between the pages.
         now_ms: of the monotonic clock.
     """
     carried = _carried(later)

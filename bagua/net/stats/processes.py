@@ -27,10 +27,6 @@ class Search:
 def find_pages(proc: Path = Path("/proc"), pid: int | None = None) -> Search:
     """A forked child holds its parent's page too: only the page itself tells whose it is.
 
-    Args:
-        proc: where procfs is mounted.
-        pid: look at this process alone.
-
     Raises:
         FileNotFoundError: there is no such process.
     """

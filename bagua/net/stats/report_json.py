@@ -25,10 +25,6 @@ _SIZES = len(SIZE_CLASSES) + 1
 
 def report_from_json(text: str | bytes, where: str) -> HostReport:
     """
-    Args:
-        text: one report.
-        where: who sent it, for errors.
-
     Raises:
         StatsError: it is not a report, or one of another version.
     """

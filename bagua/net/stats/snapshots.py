@@ -42,10 +42,6 @@ class Snapshot:
 def snapshot(pid: int | None = None, proc: Path = PROC) -> Snapshot:
     """All processes of this host that use Bagua-Net and that the caller may look at, by rank.
 
-    Args:
-        pid: only this process.
-        proc: where procfs is mounted.
-
     Raises:
         StatsError: process `pid` does not exist, or the caller may not look at it.
     """

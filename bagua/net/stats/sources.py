@@ -126,7 +126,6 @@ class EndpointSource(_Threaded):
     """
     Args:
         endpoint: HOST:PORT of a `bagua-net exporter`, or its URL.
-        interval_s: between two reports.
 
     Raises:
         ValueError: it is neither.
@@ -173,8 +172,6 @@ class EndpointSource(_Threaded):
 class SshSource(_Threaded):
     """
     Args:
-        host: as ssh takes it.
-        interval_s: between two reports.
         command: how `bagua-net` is called there.
         ssh: the program and its options.
     """

@@ -50,11 +50,7 @@ def merge(files: Sequence[TraceFile]) -> Merged:
     Files of the same host and rank are of the same processes, as those of Bagua-Net and torch.profiler of one rank.
     Process ids that different ranks share become different ones: the same number on two hosts, or the numbers of GPUs
     in torch's files. Where a file does not name its host or rank, it is taken for that of the others. A process that
-    several files name keeps Bagua-Net's name, which has its rank.
-
-    Args:
-        files: one or more.
-    """
+    several files name keeps Bagua-Net's name, which has its rank."""
     base_ns = files[0].base_ns
     owners: dict[object, TraceFile] = {}
     renamed: dict[tuple[int, object], object] = {}

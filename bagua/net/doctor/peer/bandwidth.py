@@ -76,7 +76,6 @@ def measure_bandwidth(
     """
     Args:
         transfer_s: how long a transfer should take.
-        counts: of connections.
         addresses: of the two ends; "": those of their places.
     """
     found = Bandwidth()
