@@ -14,13 +14,10 @@ An integer argument that is 1 may be a number of Python's when a kernel is compi
 import triton
 import triton.language as tl
 
+from bagua.kernels.minmax_uint8_triton_tiles import load, store
+
 SMALLEST_SCALE = tl.constexpr(2.0**-126)
 NAN_BITS = tl.constexpr(0x7FC0)
-
-
-@triton.jit
-def larger(one, other):
-    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -31,22 +28,6 @@ def scale_of(largest, UNIT: tl.constexpr):
     finite = largest < float("inf")
     inverse = tl.where(scale > 0.0, tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale), 0.0)
     return finite, inverse, tl.where(finite, scale.to(tl.int32, bitcast=True) >> 16, NAN_BITS)
-
-
-@triton.jit
-def load(pointers, mask, MASKED: tl.constexpr):
-    if MASKED:
-        return tl.load(pointers, mask=mask, other=0)
-    else:  # noqa: RET505 (a branch that is not taken must not be compiled)
-        return tl.load(pointers)
-
-
-@triton.jit
-def store(pointers, values, mask, MASKED: tl.constexpr):
-    if MASKED:
-        tl.store(pointers, values, mask=mask)
-    else:
-        tl.store(pointers, values)
 
 
 @triton.jit

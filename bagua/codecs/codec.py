@@ -16,9 +16,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bagua.kernels.argument_checks import check_bytes, check_vector, rows_of
-
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+from bagua.kernels.argument_checks import (
+    FLOAT_DTYPES,
+    bytes_to_write,
+    check_bytes,
+    check_vector,
+    elements_of_chunks,
+    rows_of,
+)
 
 
 def dtype_names(dtypes: Iterable[torch.dtype]) -> str:
@@ -84,15 +89,8 @@ class Codec(ABC):
         check_vector("source", source, self.dtypes)
         if chunks < 1:
             raise ValueError(f"chunks is {chunks}; give 1 or more")
-        elements, rest = divmod(source.numel(), chunks)
-        if rest:
-            raise ValueError(f"source has {source.numel()} elements, which {chunks} chunks do not divide; pad it")
-        shape = (chunks, self.compressed_bytes(elements))
-        device = source.device
-        if out is None:
-            out = torch.empty(shape, dtype=torch.uint8, device=device)
-        else:
-            check_bytes("out", out, shape, device)
+        elements = elements_of_chunks("source", source, chunks)
+        out = bytes_to_write("out", out, (chunks, self.compressed_bytes(elements)), source.device)
         if elements:
             self._compress(source, elements, out)
         return out
@@ -111,9 +109,7 @@ class Codec(ABC):
         """
         check_vector("target", target, self.dtypes)
         chunks = rows_of("compressed", compressed)
-        elements, rest = divmod(target.numel(), chunks)
-        if rest:
-            raise ValueError(f"target has {target.numel()} elements, which the {chunks} chunks do not divide")
+        elements = elements_of_chunks("target", target, chunks, may_be_padded=False)
         check_bytes("compressed", compressed, (chunks, self.compressed_bytes(elements)), target.device)
         if elements:
             self._decompress(compressed, elements, target, accumulate)
@@ -142,12 +138,8 @@ class Codec(ABC):
         """
         size = self.compressed_bytes(elements)
         versions = rows_of("received", received)
-        device = received.device
-        check_bytes("received", received, (versions, size), device)
-        if out is None:
-            out = torch.empty(size, dtype=torch.uint8, device=device)
-        else:
-            check_bytes("out", out, (size,), device)
+        check_bytes("received", received, (versions, size), received.device)
+        out = bytes_to_write("out", out, (size,), received.device)
         if elements:
             self._decompress_reduce_compress(received, elements, average, out)
         return out

@@ -7,14 +7,8 @@ arithmetic gives the same bits."""
 import triton
 import triton.language as tl
 
-from bagua.codecs.block_scale_triton import (
-    larger,
-    load,
-    load_scales,
-    scale_of,
-    store,
-    store_scales,
-)
+from bagua.codecs.block_scale_triton import load_scales, scale_of, store_scales
+from bagua.kernels.minmax_uint8_triton_tiles import larger, load, store
 
 BLOCK = tl.constexpr(128)
 PARTS = 1  # of a tile, see fused_triton

@@ -12,10 +12,17 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from bagua.codecs.codec import FLOAT_DTYPES, Codec
+from bagua.codecs.codec import Codec
 from bagua.codecs.names import get_codec
-from bagua.codecs.portable import has_triton
-from bagua.kernels.argument_checks import check_bytes, check_vector, rows_of
+from bagua.kernels.argument_checks import (
+    FLOAT_DTYPES,
+    bytes_to_write,
+    check_bytes,
+    check_vector,
+    elements_of_chunks,
+    rows_of,
+)
+from bagua.kernels.minmax_uint8_triton_launch import has_triton
 
 # How `compress_rest` stores.
 REST_CODEC = "int8"
@@ -79,16 +86,13 @@ def compress_rest(codec: Codec, values: Tensor, sent: Tensor, exact: int, out: T
     """
     check_vector("values", values, FLOAT_DTYPES)
     chunks = rows_of("sent", sent)
-    elements = _elements_of("values", values, chunks)
+    elements = elements_of_chunks("values", values, chunks)
     if not 0 <= exact < chunks:
         raise ValueError(f"exact is {exact}; {chunks} chunks are 0 to {chunks - 1}")
     check_bytes("sent", sent, (chunks, codec.compressed_bytes(elements)), values.device)
     stored = get_codec(REST_CODEC)
     shape = (chunks, stored.compressed_bytes(elements))
-    if out is None:
-        out = torch.empty(shape, dtype=torch.uint8, device=values.device)
-    else:
-        check_bytes("out", out, shape, values.device)
+    out = bytes_to_write("out", out, shape, values.device)
     if not elements:
         return out
     if (kernels := _kernels(codec, values)) is not None:
@@ -119,7 +123,7 @@ def add_differences(codec: Codec, differences: Tensor, reference: Tensor, out: T
     check_vector("reference", reference, FLOAT_DTYPES)
     check_vector("out", out, (reference.dtype,))
     chunks = rows_of("differences", differences)
-    elements = _elements_of("reference", reference, chunks)
+    elements = elements_of_chunks("reference", reference, chunks)
     check_bytes("differences", differences, (chunks, codec.compressed_bytes(elements)), reference.device)
     if out.numel() != reference.numel():
         raise ValueError(f"out has {out.numel()} elements, and reference has {reference.numel()}; give as many")
@@ -130,14 +134,6 @@ def add_differences(codec: Codec, differences: Tensor, reference: Tensor, out: T
         return out
     reference.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     return out.copy_(codec.decompress(differences, reference, accumulate=True))
-
-
-def _elements_of(name: str, values: Tensor, chunks: int) -> int:
-    """Of a chunk."""
-    elements, rest = divmod(values.numel(), chunks)
-    if rest:
-        raise ValueError(f"{name} has {values.numel()} elements, which {chunks} chunks do not divide; pad it")
-    return elements
 
 
 def _kernels(codec: Codec, tensor: Tensor) -> ModuleType | None:

@@ -18,8 +18,7 @@ bagua.codecs.block_scale_triton, and give the bits of the operations that they s
 import triton
 import triton.language as tl
 
-from bagua.kernels.minmax_uint8_triton_formula import quantized, scale_and_bias
-from bagua.kernels.minmax_uint8_triton_tiles import load, store, store_ends, store_padding
+from bagua.kernels.minmax_uint8_triton_tiles import load, quantized, scale_and_bias, store, store_ends, store_padding
 
 # Of a range of int8: what is stored of a chunk of which nothing was taken.
 RANGE = tl.constexpr(1024)

@@ -12,14 +12,8 @@ upper halves another. Sums work on words, [ROWS, 4] of eight levels each: a leve
 import triton
 import triton.language as tl
 
-from bagua.codecs.block_scale_triton import (
-    larger,
-    load,
-    load_scales,
-    scale_of,
-    store,
-    store_scales,
-)
+from bagua.codecs.block_scale_triton import load_scales, scale_of, store_scales
+from bagua.kernels.minmax_uint8_triton_tiles import larger, load, store
 
 BLOCK = tl.constexpr(32)
 PAYLOAD = tl.constexpr(16)

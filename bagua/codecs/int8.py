@@ -13,6 +13,7 @@ from bagua.kernels import minmax_uint8
 from bagua.kernels.argument_checks import check_vector
 from bagua.kernels.minmax_uint8 import BLOCK_ELEMENTS
 from bagua.kernels.minmax_uint8_layout import ChunkLayout, chunk_layout
+from bagua.kernels.minmax_uint8_reference import by_ranges
 
 
 class Int8(Codec):
@@ -36,7 +37,7 @@ class Int8(Codec):
         if not source.numel():
             return source.float()
         layout = self._layout(source.numel() // chunks)
-        by_range = _by_range(source.detach().view(chunks, -1).double(), layout)
+        by_range = by_ranges(source.detach().view(chunks, -1).double(), layout)
         low, high = by_range.amin(dim=2, keepdim=True), by_range.amax(dim=2, keepdim=True)
         kind = torch.finfo(source.dtype)
         rounding = 4 * (kind.eps * torch.maximum(low.abs(), high.abs()) + kind.smallest_normal)
@@ -56,11 +57,3 @@ class Int8(Codec):
     def _decompress_reduce_compress(self, received: Tensor, elements: int, average: bool, out: Tensor) -> None:
         layout = self._layout(elements)
         minmax_uint8._implementation_for(received).decompress_reduce_compress(received, average, layout, out)
-
-
-def _by_range(values: Tensor, layout: ChunkLayout) -> Tensor:
-    """[chunks, elements] as [chunks, ranges, block]; a shorter last range repeats its last element."""
-    missing = layout.ranges * layout.block - layout.elements
-    if missing:
-        values = torch.nn.functional.pad(values.unsqueeze(1), (0, missing), mode="replicate").squeeze(1)
-    return values.reshape(values.shape[0], layout.ranges, layout.block)

@@ -6,9 +6,8 @@
 import triton
 import triton.language as tl
 
-from bagua.kernels.minmax_uint8_triton_formula import larger, smaller
 from bagua.kernels.minmax_uint8_triton_tiles import decoded as decoded_numbers
-from bagua.kernels.minmax_uint8_triton_tiles import load_version
+from bagua.kernels.minmax_uint8_triton_tiles import larger, load_version, smaller
 
 BLOCK = tl.constexpr(1024)
 PARTS = 1  # of a tile, see fused_triton

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-import warnings
 from abc import abstractmethod
 from types import ModuleType
 from typing import ClassVar
@@ -13,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from bagua.codecs.codec import Codec
-from bagua.kernels.minmax_uint8_triton_launch import aligned, aligned_like
+from bagua.kernels.minmax_uint8_triton_launch import aligned, aligned_like, has_triton
 
 
 class PortableCodec(Codec):
@@ -69,17 +67,3 @@ class PortableCodec(Codec):
 def _kernels(name: str) -> ModuleType | None:
     """None where Triton is not installed."""
     return importlib.import_module(f"bagua.codecs.{name}") if has_triton() else None
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether Triton is installed; if not, a warning says so once."""
-    if importlib.util.find_spec("triton"):
-        return True
-    warnings.warn(
-        "Triton is not installed. Without it, compression on CUDA takes about ten times as long."
-        " Install the triton that this torch asks for.",
-        RuntimeWarning,
-        stacklevel=3,
-    )
-    return False

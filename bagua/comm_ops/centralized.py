@@ -16,7 +16,7 @@ from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.engine.bucket import Bucket, PrescaledOp
 from bagua.job import torch_internals
-from bagua.kernels.half_dtypes import HALF_DTYPES
+from bagua.kernels.argument_checks import HALF_DTYPES
 
 
 class AllReduce(PrescaledOp):

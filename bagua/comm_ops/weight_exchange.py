@@ -21,7 +21,7 @@ from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.comm_ops.peer_selection import shift_one_partner
 from bagua.engine.bucket import Bucket
-from bagua.kernels.half_dtypes import HALF_DTYPES
+from bagua.kernels.argument_checks import HALF_DTYPES
 from bagua.kernels.scratch_memory import scratch, scratch_like
 
 

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+# Sums and squares of these are computed in float32.
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+# What can be compressed and decompressed.
+FLOAT_DTYPES = (torch.float32, *HALF_DTYPES)
+
 
 def check_vector(name: str, tensor: object, dtypes: Sequence[torch.dtype]) -> None:
     """
@@ -22,6 +27,19 @@ def check_vector(name: str, tensor: object, dtypes: Sequence[torch.dtype]) -> No
         raise TypeError(f"{name} is {_described(tensor)}; give {wanted}")
     if tensor.dim() != 1 or not tensor.is_contiguous():
         raise ValueError(f"{name} is {_described(tensor)}; give a contiguous tensor of one dimension, e.g. view(-1)")
+
+
+def elements_of_chunks(name: str, tensor: Tensor, chunks: int, may_be_padded: bool = True) -> int:
+    """Of each.
+
+    Raises:
+        ValueError: the chunks do not divide the tensor.
+    """
+    elements, rest = divmod(tensor.numel(), chunks)
+    if rest:
+        shares = f"{chunks} chunks do not divide; pad it" if may_be_padded else f"the {chunks} chunks do not divide"
+        raise ValueError(f"{name} has {tensor.numel()} elements, which {shares}")
+    return elements
 
 
 def rows_of(name: str, tensor: Tensor) -> int:
@@ -46,6 +64,14 @@ def check_bytes(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch
     _check_is_bytes(name, tensor)
     if tensor.shape != shape or not tensor.is_contiguous() or tensor.device != device:
         raise ValueError(f"{name} is {_described(tensor)}; give a contiguous torch.uint8 {list(shape)} on {device}")
+
+
+def bytes_to_write(name: str, out: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """`out`, which is checked as by `check_bytes`; None: a new tensor."""
+    if out is None:
+        return torch.empty(shape, dtype=torch.uint8, device=device)
+    check_bytes(name, out, shape, device)
+    return out
 
 
 def _check_is_bytes(name: str, tensor: object) -> None:

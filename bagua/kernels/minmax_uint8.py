@@ -19,23 +19,25 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import warnings
 from typing import Protocol, cast
 
-import torch
 from torch import Tensor
 
-from bagua.kernels.argument_checks import check_bytes, check_vector, rows_of
-from bagua.kernels.half_dtypes import HALF_DTYPES
+from bagua.kernels.argument_checks import (
+    FLOAT_DTYPES,
+    bytes_to_write,
+    check_bytes,
+    check_vector,
+    elements_of_chunks,
+    rows_of,
+)
 from bagua.kernels.minmax_uint8_layout import ChunkLayout, chunk_layout
+from bagua.kernels.minmax_uint8_triton_launch import has_triton
 
 __all__ = ["BLOCK_ELEMENTS", "compress", "compressed_bytes", "decompress", "decompress_reduce_compress"]
 
 BLOCK_ELEMENTS = 1024
 """Elements that share a range unless the caller says otherwise; docs/design/compression.md says why this many."""
-
-DTYPES = (torch.float32, *HALF_DTYPES)
-"""What can be compressed and decompressed."""
 
 
 class _Implementation(Protocol):
@@ -72,19 +74,11 @@ def compress(
         TypeError: an argument is no tensor, or of a dtype that is not supported.
         ValueError: a shape, size, layout or device does not fit.
     """
-    check_vector("source", source, DTYPES)
+    check_vector("source", source, FLOAT_DTYPES)
     if chunks < 1:
         raise ValueError(f"chunks is {chunks}; give 1 or more")
-    elements, rest = divmod(source.numel(), chunks)
-    if rest:
-        raise ValueError(f"source has {source.numel()} elements, which {chunks} chunks do not divide; pad it")
-    layout = chunk_layout(elements, block_elements)
-    shape = (chunks, layout.total_bytes)
-    device = source.device
-    if out is None:
-        out = torch.empty(shape, dtype=torch.uint8, device=device)
-    else:
-        check_bytes("out", out, shape, device)
+    layout = chunk_layout(elements_of_chunks("source", source, chunks), block_elements)
+    out = bytes_to_write("out", out, (chunks, layout.total_bytes), source.device)
     _implementation_for(source).compress(source, layout, out)
     return out
 
@@ -105,14 +99,10 @@ def decompress(
         TypeError: an argument is no tensor, or of a dtype that is not supported.
         ValueError: a shape, size, layout or device does not fit.
     """
-    check_vector("target", target, DTYPES)
+    check_vector("target", target, FLOAT_DTYPES)
     chunks = rows_of("compressed", compressed)
-    elements, rest = divmod(target.numel(), chunks)
-    if rest:
-        raise ValueError(f"target has {target.numel()} elements, which the {chunks} chunks do not divide")
-    layout = chunk_layout(elements, block_elements)
-    device = target.device
-    check_bytes("compressed", compressed, (chunks, layout.total_bytes), device)
+    layout = chunk_layout(elements_of_chunks("target", target, chunks, may_be_padded=False), block_elements)
+    check_bytes("compressed", compressed, (chunks, layout.total_bytes), target.device)
     _implementation_for(target).decompress(compressed, target, accumulate, layout)
     return target
 
@@ -144,12 +134,8 @@ def decompress_reduce_compress(
     """
     layout = chunk_layout(elements, block_elements)
     versions = rows_of("received", received)
-    device = received.device
-    check_bytes("received", received, (versions, layout.total_bytes), device)
-    if out is None:
-        out = torch.empty(layout.total_bytes, dtype=torch.uint8, device=device)
-    else:
-        check_bytes("out", out, (layout.total_bytes,), device)
+    check_bytes("received", received, (versions, layout.total_bytes), received.device)
+    out = bytes_to_write("out", out, (layout.total_bytes,), received.device)
     _implementation_for(received).decompress_reduce_compress(received, average, layout, out)
     return out
 
@@ -163,15 +149,8 @@ def _implementation_for(tensor: Tensor) -> _Implementation:
 def _implementation(device_type: str) -> _Implementation:
     if device_type == "cpu" and importlib.util.find_spec("bagua.kernels._minmax_uint8"):
         return _module("minmax_uint8_native")
-    if device_type == "cuda":
-        if importlib.util.find_spec("triton"):
-            return _module("minmax_uint8_triton")
-        warnings.warn(
-            "Triton is not installed, and MinMaxUInt8 on CUDA takes some ten times as long without it; install the "
-            "triton that this torch asks for",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    if device_type == "cuda" and has_triton():
+        return _module("minmax_uint8_triton")
     return _module("minmax_uint8_reference")
 
 

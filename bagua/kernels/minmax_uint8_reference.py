@@ -59,7 +59,7 @@ def compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
     """`source` of a float type, chunks * elements, contiguous -> `out` uint8 [chunks, total_bytes]."""
     if layout.ranges == 0:
         return
-    values = _by_range(source.view(out.shape[0], -1).float(), layout)
+    values = by_ranges(source.view(out.shape[0], -1).float(), layout)
     finite = values.isfinite().all(dim=2, keepdim=True)
     lowest, highest = _canonical(values.amin(dim=2, keepdim=True), values.amax(dim=2, keepdim=True), finite)
     scale, bias = _scale_and_bias(lowest, highest)
@@ -182,7 +182,7 @@ def _read(compressed: Tensor, layout: ChunkLayout) -> tuple[Tensor, Tensor, Tens
     header = compressed[:, : RANGE_BYTES * layout.ranges].clone(memory_format=torch.contiguous_format)
     ends = header.view(torch.float32).view(compressed.shape[0], layout.ranges, 2)
     levels = compressed[:, layout.header_bytes : layout.header_bytes + layout.elements].float()
-    return ends[:, :, :1], ends[:, :, 1:], _by_range(levels, layout)
+    return ends[:, :, :1], ends[:, :, 1:], by_ranges(levels, layout)
 
 
 def _write(lowest: Tensor, highest: Tensor, levels: Tensor, layout: ChunkLayout, out: Tensor) -> None:
@@ -195,7 +195,7 @@ def _write(lowest: Tensor, highest: Tensor, levels: Tensor, layout: ChunkLayout,
     out[:, layout.header_bytes : layout.header_bytes + layout.elements] = elements
 
 
-def _by_range(values: Tensor, layout: ChunkLayout) -> Tensor:
+def by_ranges(values: Tensor, layout: ChunkLayout) -> Tensor:
     """[chunks, elements] as [chunks, ranges, block]; a shorter last range repeats its last element."""
     chunks = values.shape[0]
     missing = layout.ranges * layout.block - layout.elements

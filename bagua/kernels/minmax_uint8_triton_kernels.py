@@ -17,12 +17,16 @@ An integer argument that is 1 may be a number of Python's when a kernel is compi
 import triton
 import triton.language as tl
 
-from bagua.kernels.minmax_uint8_triton_formula import canonical, larger, quantized, scale_and_bias, smaller
 from bagua.kernels.minmax_uint8_triton_tiles import (
+    canonical,
     decoded,
+    larger,
     load,
     load_version,
     lowest_and_highest,
+    quantized,
+    scale_and_bias,
+    smaller,
     store,
     store_ends,
     store_padding,

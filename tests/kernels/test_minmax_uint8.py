@@ -22,6 +22,7 @@ from bagua.kernels.minmax_uint8 import (
     decompress,
     decompress_reduce_compress,
 )
+from bagua.kernels.minmax_uint8_triton_launch import has_triton
 
 # Hypothesis draws where a kernel may go wrong; of what is not finite and of one number in all versions, too.
 blocks = st.sampled_from([None, 1, 31, 32, 100, 512, 20000])
@@ -222,6 +223,7 @@ def test_other_devices_run_the_reference() -> None:
 
 def test_cpu_without_the_compiled_module_runs_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr(minmax_uint8, "has_triton", has_triton.__wrapped__)
     implementation = minmax_uint8._implementation.__wrapped__
     assert implementation("cpu").__name__ == "bagua.kernels.minmax_uint8_reference"
     with pytest.warns(RuntimeWarning, match="Triton is not installed"):

@@ -22,7 +22,7 @@ from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.engine.bucket import BucketOp
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.step_statistics import PassRecorder
-from bagua.kernels.half_dtypes import HALF_DTYPES
+from bagua.kernels.argument_checks import HALF_DTYPES
 
 OuterOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 

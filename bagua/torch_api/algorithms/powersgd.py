@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from bagua.codecs.codec import FLOAT_DTYPES
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_ops.powersgd import LowRankMemory, PowerSGD, memory_for
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.algorithm_facade import AlgorithmFacade
+from bagua.kernels.argument_checks import FLOAT_DTYPES
 from bagua.replicas.saved_rank import check_rank
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from bagua.collectives.tensor import record_of
-from bagua.kernels.half_dtypes import HALF_DTYPES
+from bagua.kernels.argument_checks import HALF_DTYPES
 
 # On CPUs a call is about so many bytes of parameters, or about one: what it computes on the way takes as many.
 _BYTES_AT_A_TIME = 1 << 20
