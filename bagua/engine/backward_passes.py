@@ -6,6 +6,7 @@ Owned by the module's TrainingSteps, which say when a pass begins and ends. Grad
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -27,6 +28,7 @@ from bagua.engine.static_graph import StaticGraph
 from bagua.engine.step_state import PassEvent, PassState
 from bagua.engine.training_plan import AlgorithmHooks, TrainingPlan
 from bagua.engine.unused_parameters import Presence, agree_on_unused, forget_unused
+from bagua.job.torch_internals import hide_from_compiler
 
 # In the first backward pass and then in each one of so many, parameters are looked for that the module did not have
 # when it was wrapped. That goes through the module's tree, which takes as long as some ten hooks.
@@ -312,3 +314,33 @@ class BackwardPasses:
                 has_other_parameters=self._trainable.is_outdated(),
             )
         )
+
+
+def gradient_hook(passes: BackwardPasses, position: int) -> Callable[[Tensor], None]:
+    """Calls what the passes have for the parameter at this position of the module: it stays when buckets change. The
+    usual one sets a ready flag, so that this is the shortest way from a gradient to its communication. On autograd's
+    thread.
+
+    The hooks refer to the passes weakly. A tensor's hooks are held by C++ where Python's collector does not look:
+    through a strong reference they, and with them the engine and the module that it trains, would never be freed."""
+    reference = weakref.ref(passes)
+    is_open = PassState.OPEN
+
+    def hook(parameter: Tensor) -> None:
+        passes = reference()
+        if passes is None:
+            return
+        if not passes.communicates:
+            if passes.weights is not None:
+                passes.weights.note_gradient()
+            return
+        on_gradient = passes.on_gradient[position]
+        if on_gradient is None:
+            passes.refuse_unsynchronized(position, parameter)
+            return
+        if passes.state is is_open or passes.open_pass():
+            on_gradient(parameter)
+
+    # Compiled code may run backward passes, in which hooks are called by Python as any other function.
+    hide_from_compiler(hook)
+    return hook

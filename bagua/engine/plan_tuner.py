@@ -8,31 +8,140 @@ the same pass, each time by a replan that they agree on.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
+import os
+import platform
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from bagua.codecs import Codec, get_codec
 from bagua.collectives.object_collectives import broadcast_object
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKET_BYTES_ON_CPU, plan_buckets
-from bagua.engine.compression_cost import compressed_share, compression_s_per_byte
 from bagua.engine.setup import Setup
 from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.training_plan import TrainingPlan
-from bagua.engine.tuning_fingerprint import fingerprint_of
+from bagua.env import read_text
 from bagua.job.failure_report import CollectiveError, failures_named
 from bagua.tuning import memory
 from bagua.tuning.advice import PROPOSALS, advice
-from bagua.tuning.outcome import Outcome
+from bagua.tuning.memory import Fingerprint
 from bagua.tuning.search import ModelLayout, Search
 from bagua.tuning.setting import Bucket as TimedBucket
-from bagua.tuning.setting import Setting, Turn, settings_for
+from bagua.tuning.setting import Outcome, Setting, Turn, settings_for
+
+# On a GPU, with fewer elements launches would take the time.
+_ELEMENTS = 1 << 20
+# On CPUs, chunks whose operations torch runs on one thread, as those of less than 32768 elements: where the cores are
+# busy, several threads wait for each other a hundred times as long as they work, in each of some hundred operations. A
+# few chunks cost as much for each byte as many.
+_CHUNK_ON_CPU = 1 << 14
+_MOST_CHUNKS_ON_CPU = 4
+_REPETITIONS = 3
+
+
+def compressed_share(codec: str) -> float:
+    """Of the bytes of float32 gradients that the codec sends."""
+    return get_codec(codec).compressed_bytes(_ELEMENTS) / (4 * _ELEMENTS)
+
+
+def compression_s_per_byte(
+    codec: str | Codec, device: torch.device, ranks: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds per byte of float32 gradients, of one exchange among so many ranks: all is compressed, what comes for
+    this rank's part is summed and compressed again, and all is decompressed. The fastest of a few repetitions. On CPUs
+    this is of one thread, and the work does not grow with the ranks.
+
+    Args:
+        ranks: their number; one counts as two.
+    """
+    if device.type == "cpu":
+        count, chunk = max(2, min(ranks, _MOST_CHUNKS_ON_CPU)), _CHUNK_ON_CPU
+    else:
+        count = max(2, ranks)
+        chunk = max(1, _ELEMENTS // count)
+    values = torch.ones(chunk * count, dtype=torch.float32, device=device)
+    result = torch.empty_like(values)
+    made = get_codec(codec)
+
+    def exchange() -> None:
+        sent = made.compress(values, count)
+        made.decompress_reduce_compress(sent, chunk, average=True)
+        made.decompress(sent, result)
+
+    def seconds() -> float:
+        begin = clock()
+        exchange()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return clock() - begin
+
+    seconds()  # allocations, and kernels that are compiled
+    return min(seconds() for _ in range(_REPETITIONS)) / values.nbytes
+
+
+def fingerprint_of(
+    setup: Setup,
+    parameters: Sequence[tuple[str, Tensor]],
+    algorithms: Sequence[str],
+    default: Setting,
+    device: torch.device,
+) -> Fingerprint:
+    """
+    Args:
+        parameters: (name, parameter) that are synchronized.
+        algorithms: labels of those that may be used.
+    """
+    group = setup.group
+    try:
+        nodes = len(group.topology.nodes)
+    except (RuntimeError, ValueError):  # the launcher's variables contradict each other
+        nodes = 0
+    tensors = [(name, tuple(one.shape), str(one.dtype)) for name, one in parameters]
+    digest = hashlib.sha256(repr(tensors).encode()).hexdigest()[:12]
+    backend = "none" if group.torch_group is None else str(dist.get_backend(group.torch_group))
+    return Fingerprint(
+        model=f"{type(setup.module).__name__} {digest}",
+        world=f"{group.size} ranks on {nodes} node{'s' * (nodes != 1)}",
+        hardware=_hardware(device),
+        network=f"{backend}, {'one node' if nodes == 1 else _network()}",
+        space=f"{', '.join(sorted(algorithms))}; default: {default}",
+    )
+
+
+def _hardware(device: torch.device) -> str:
+    cpus = f"{len(os.sched_getaffinity(0))} CPUs, {platform.machine()}"
+    return f"{torch.cuda.get_device_name(device)}, {cpus}" if device.type == "cuda" else f"cpu, {cpus}"
+
+
+def _network() -> str:
+    """The interface that gloo or NCCL is told to use, or else that of the default route, and its speed."""
+    named = read_text(os.environ, "GLOO_SOCKET_IFNAME") or read_text(os.environ, "NCCL_SOCKET_IFNAME")
+    interface = named.split(",")[0].lstrip("=^") if named else _default_interface()
+    try:
+        speed = Path("/sys/class/net", interface, "speed").read_text().strip()
+    except (OSError, ValueError):
+        speed = "unknown"
+    return f"{interface[:32]} at {speed} Mb/s"
+
+
+def _default_interface() -> str:
+    try:
+        lines = Path("/proc/net/route").read_text().splitlines()[1:]
+    except OSError:
+        return "unknown"
+    fields = [line.split() for line in lines]
+    return next((one[0] for one in fields if len(one) > 1 and one[1] == "00000000"), "unknown")
+
 
 STEPS_PER_TURN = 2
 WARMUP_STEPS = 5  # of training, before the first turn

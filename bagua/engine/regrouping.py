@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from bagua.engine.parameters import left_out_parameters, replicated_parameters
+from bagua.engine.plan_maker import PlanMaker
 from bagua.engine.setup import Setup
-from bagua.engine.state_feed import sendable_options
+from bagua.engine.state_feed import StateFeed, StateFollower, sendable_options
 from bagua.engine.training_plan import TrainingPlan
 from bagua.job.places import Place
 from bagua.regroup import coordinator
 from bagua.regroup.coordinator import Regrouping
 from bagua.regroup.transfer import Offer
-from bagua.replicas import optimizer_description as described
+from bagua.replicas import optimizer_description
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.state_broadcast import (
     broadcast_optimizer_state,
@@ -87,134 +88,128 @@ def refuse_other_parameters() -> None:
     )
 
 
-def kept_state(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[], None]:
-    """What puts parameters and optimizer states back as they are now."""
-    values = [(one, one.detach().clone()) for one in module.parameters()]
-    states: list[Any] = [copy.deepcopy(one.state_dict()) for one in optimizers]
+class FollowingModel:
+    """The model's part of a training that follows: see bagua.regroup.job_step.Participant."""
 
-    def put_back() -> None:
+    plans: PlanMaker
+
+    def keep_state(self) -> Callable[[], None]:
+        setup = self.plans.setup
+        values = [(one, one.detach().clone()) for one in setup.module.parameters()]
+        states: list[Any] = [copy.deepcopy(one.state_dict()) for one in setup.optimizers]
+
+        def put_back() -> None:
+            with torch.no_grad():
+                for parameter, value in values:
+                    parameter.copy_(value)
+            for optimizer, state in zip(setup.optimizers, states, strict=True):
+                optimizer.load_state_dict(state)
+
+        return put_back
+
+    def share_state(self) -> None:
+        setup = self.plans.setup
+        broadcast_parameters(self.plans.parameters, setup.communicator)
+        left_out = left_out_parameters(setup.module, setup.ignored)
+        for optimizer in setup.optimizers:
+            broadcast_optimizer_state(optimizer, setup.communicator, left_out)
+
+    def described(self) -> dict[str, Any]:
+        plan, setup = self.plans.current, self.plans.setup
+        assert plan is not None
+        left_out = left_out_parameters(setup.module, setup.ignored)
+        return {
+            "trained": plan.replica.lists,
+            "others": _others(plan, setup).lists,
+            "groups": [optimizer_description.shapes_of(one, left_out) for one in setup.optimizers],
+        }
+
+    def why_not(self, described: dict[str, Any], place: Place, rank: int) -> str | None:
+        plan, setup = self.plans.current, self.plans.setup
+        assert plan is not None
+        left_out = left_out_parameters(setup.module, setup.ignored)
+        problem = plan.replica.difference_of(described["trained"], rank)
+        problem = problem or _others(plan, setup).difference_of(described["others"], rank)
+        # The lists of optimizers are compared with the parameters.
+        for optimizer, said_groups in zip(setup.optimizers, described["groups"], strict=False):
+            theirs: list[list[optimizer_description.Shape]] = [
+                [None if shape is None else tuple(shape) for shape in group] for group in said_groups
+            ]
+            groups = optimizer_description.shapes_of(optimizer, left_out)
+            if problem is None and theirs != groups:
+                problem = f"rank {rank} has an optimizer with {shapes_difference(theirs, groups)}."
+        current = coordinator.current()
+        assert current is not None
+        hosts = {one.place.host for one in current.epoch.members}
+        if problem is None and getattr(setup.algorithm, "hierarchical", False) and hosts != {place.host}:
+            problem = f"{setup.algorithm_name} with hierarchical=True on several nodes is not supported under regroup."
+        return problem and f"This process cannot join the job, as rank {rank}.\n{problem}"
+
+    def give_state(self, step: int) -> Offer:
+        setup = self.plans.setup
+        left_out = left_out_parameters(setup.module, setup.ignored)
+        tensors: list[Tensor] = [one for _, one in replicated_parameters(setup.module, setup.ignored)]
+        descriptions, slots = [], []
+        for optimizer in setup.optimizers:
+            description, of_optimizer = optimizer_description.describe(optimizer, left_out)
+            tensors += of_optimizer
+            descriptions.append(description)
+            slots.append([] if isinstance(description, str) else [(one.entry, one.name) for one in description.slots])
+        return Offer(
+            step,
+            pickle.dumps(descriptions),
+            hashlib.sha256(repr(slots).encode()).hexdigest(),
+            [one.detach().contiguous() for one in tensors],
+        )
+
+    def take_state(self, description: bytes) -> tuple[Sequence[Tensor], Callable[[], None]]:
+        """
+        Raises:
+            RuntimeError: the state of an optimizer cannot be sent.
+            ValueError: an optimizer is another one.
+        """
+        setup = self.plans.setup
+        left_out = left_out_parameters(setup.module, setup.ignored)
+        targets = [one.detach() for _, one in replicated_parameters(setup.module, setup.ignored)]
+        prepared = []
+        for optimizer, said in zip(setup.optimizers, pickle.loads(description), strict=True):
+            if isinstance(said, str):
+                raise RuntimeError(f"This process cannot join: the optimizer's state cannot be sent ({said}).")
+            entries, tensors = prepare_entries(optimizer, said, left_out, setup.communicator)
+            prepared.append((optimizer, entries))
+            targets += tensors
+        filled = [one.contiguous() for one in targets]
+
+        def put_into_place() -> None:
+            for target, values in zip(targets, filled, strict=True):
+                if target is not values:
+                    target.copy_(values)
+            for optimizer, entries in prepared:
+                install_entries(optimizer, entries, left_out)
+
+        return filled, put_into_place
+
+    def feed(self, share: int, of: int) -> StateFeed:
+        return StateFeed(self.plans.setup, share, of)
+
+    def follower(self) -> StateFollower:
+        return StateFollower(self.plans.setup)
+
+    def give_rest(self) -> dict[str, Any]:
+        setup = self.plans.setup
+        return {
+            "options": [sendable_options(one) for one in setup.optimizers],
+            "buffers": {name: one.cpu() for name, one in _buffers(setup)},
+        }
+
+    def take_rest(self, rest: dict[str, Any]) -> None:
+        setup = self.plans.setup
+        for optimizer, of_groups in zip(setup.optimizers, rest["options"], strict=True):
+            for group, options in zip(optimizer.param_groups, of_groups, strict=True):
+                group.update(options)
         with torch.no_grad():
-            for parameter, value in values:
-                parameter.copy_(value)
-        for optimizer, state in zip(optimizers, states, strict=True):
-            optimizer.load_state_dict(state)
-
-    return put_back
-
-
-def share_state(parameters: Sequence[tuple[str, Tensor]], setup: Setup) -> None:
-    """Collective: all have parameters and optimizer states of group rank 0.
-
-    Raises:
-        Regrouped: another rank was lost.
-    """
-    broadcast_parameters(parameters, setup.communicator)
-    left_out = left_out_parameters(setup.module, setup.ignored)
-    for optimizer in setup.optimizers:
-        broadcast_optimizer_state(optimizer, setup.communicator, left_out)
-
-
-# --- a rank joins: see bagua.regroup.job_step.Participant ---------------------------------------------------------
-
-
-def model_description(plan: TrainingPlan, setup: Setup) -> dict[str, Any]:
-    """
-    Args:
-        plan: of what is trained.
-    """
-    left_out = left_out_parameters(setup.module, setup.ignored)
-    return {
-        "trained": plan.replica.lists,
-        "others": _others(plan, setup).lists,
-        "groups": [described.shapes_of(one, left_out) for one in setup.optimizers],
-    }
-
-
-def why_not(plan: TrainingPlan, setup: Setup, said: dict[str, Any], place: Place, rank: int) -> str | None:
-    """Why a process with the model `said` cannot join, at this place, as this rank."""
-    left_out = left_out_parameters(setup.module, setup.ignored)
-    problem = plan.replica.difference_of(said["trained"], rank)
-    problem = problem or _others(plan, setup).difference_of(said["others"], rank)
-    # The lists of optimizers are compared with the parameters.
-    for optimizer, said_groups in zip(setup.optimizers, said["groups"], strict=False):
-        theirs: list[list[described.Shape]] = [
-            [None if shape is None else tuple(shape) for shape in group] for group in said_groups
-        ]
-        groups = described.shapes_of(optimizer, left_out)
-        if problem is None and theirs != groups:
-            problem = f"rank {rank} has an optimizer with {shapes_difference(theirs, groups)}."
-    current = coordinator.current()
-    assert current is not None
-    hosts = {one.place.host for one in current.epoch.members}
-    if problem is None and getattr(setup.algorithm, "hierarchical", False) and hosts != {place.host}:
-        problem = f"{setup.algorithm_name} with hierarchical=True on several nodes is not supported under regroup."
-    return problem and f"This process cannot join the job, as rank {rank}.\n{problem}"
-
-
-def given_state(setup: Setup, step: int) -> Offer:
-    """All parameters that replicas share, and the states of the optimizers."""
-    left_out = left_out_parameters(setup.module, setup.ignored)
-    tensors: list[Tensor] = [one for _, one in replicated_parameters(setup.module, setup.ignored)]
-    descriptions, slots = [], []
-    for optimizer in setup.optimizers:
-        description, of_optimizer = described.describe(optimizer, left_out)
-        tensors += of_optimizer
-        descriptions.append(description)
-        slots.append([] if isinstance(description, str) else [(one.entry, one.name) for one in description.slots])
-    return Offer(
-        step,
-        pickle.dumps(descriptions),
-        hashlib.sha256(repr(slots).encode()).hexdigest(),
-        [one.detach().contiguous() for one in tensors],
-    )
-
-
-def taken_state(setup: Setup, description: bytes) -> tuple[Sequence[Tensor], Callable[[], None]]:
-    """
-    Returns:
-        the tensors of an offer, to be filled, and what puts them into place.
-
-    Raises:
-        RuntimeError: the state of an optimizer cannot be sent.
-        ValueError: an optimizer is another one.
-    """
-    left_out = left_out_parameters(setup.module, setup.ignored)
-    targets = [one.detach() for _, one in replicated_parameters(setup.module, setup.ignored)]
-    prepared = []
-    for optimizer, said in zip(setup.optimizers, pickle.loads(description), strict=True):
-        if isinstance(said, str):
-            raise RuntimeError(f"This process cannot join: the optimizer's state cannot be sent ({said}).")
-        entries, tensors = prepare_entries(optimizer, said, left_out, setup.communicator)
-        prepared.append((optimizer, entries))
-        targets += tensors
-    filled = [one.contiguous() for one in targets]
-
-    def put_into_place() -> None:
-        for target, values in zip(targets, filled, strict=True):
-            if target is not values:
-                target.copy_(values)
-        for optimizer, entries in prepared:
-            install_entries(optimizer, entries, left_out)
-
-    return filled, put_into_place
-
-
-def given_rest(setup: Setup) -> dict[str, Any]:
-    """Options of the optimizers and persistent buffers, which users may change between two steps."""
-    return {
-        "options": [sendable_options(one) for one in setup.optimizers],
-        "buffers": {name: one.cpu() for name, one in _buffers(setup)},
-    }
-
-
-def take_rest(setup: Setup, rest: dict[str, Any]) -> None:
-    """As another process has it."""
-    for optimizer, of_groups in zip(setup.optimizers, rest["options"], strict=True):
-        for group, options in zip(optimizer.param_groups, of_groups, strict=True):
-            group.update(options)
-    with torch.no_grad():
-        for name, buffer in _buffers(setup):
-            buffer.copy_(rest["buffers"][name])
+            for name, buffer in _buffers(setup):
+                buffer.copy_(rest["buffers"][name])
 
 
 def _others(plan: TrainingPlan, setup: Setup) -> Replica:

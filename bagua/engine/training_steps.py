@@ -26,33 +26,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from bagua.collectives.tensor import drop_record, record_of
-from bagua.engine.backward_passes import BackwardPasses
+from bagua.engine.backward_passes import BackwardPasses, gradient_hook
 from bagua.engine.batch_weights import BatchWeights
-from bagua.engine.gradient_hooks import gradient_hook
 from bagua.engine.incomplete_step import compiled_autograd, failed_reinitialization, step_in_backward
 from bagua.engine.module_hooks import ModuleHooks, call_at_end, tensors_with_gradient
 from bagua.engine.plan_maker import PlanMaker
 from bagua.engine.plan_tuner import PlanTuner
-from bagua.engine.regrouping import (
-    given_rest,
-    given_state,
-    kept_state,
-    model_description,
-    refuse_other_parameters,
-    refuse_world,
-    regrouping_of,
-    share_state,
-    take_rest,
-    taken_state,
-    why_not,
-)
+from bagua.engine.regrouping import FollowingModel, refuse_other_parameters, refuse_world, regrouping_of
 from bagua.engine.setup import ActiveRanks, Setup
-from bagua.engine.state_feed import StateFeed, StateFollower
 from bagua.engine.step_state import PassEvent, PassState
 from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.training_plan import AlgorithmHooks
 from bagua.engine.unused_parameters import accumulates_everywhere
-from bagua.job.places import Place
 from bagua.job.regrouped import Regrouped
 from bagua.job.torch_internals import (
     call_with_gradient,
@@ -62,12 +47,11 @@ from bagua.job.torch_internals import (
     is_in_backward,
 )
 from bagua.regroup.job_step import Turn, WorldChange
-from bagua.regroup.transfer import Offer
 
 _end_numbers = itertools.count(1)
 
 
-class TrainingSteps:
+class TrainingSteps(FollowingModel):
     """Of one module, from `start` to `detach`.
 
     Attributes:
@@ -573,43 +557,9 @@ class TrainingSteps:
         self.plans.follow_world()
         self._follow_plan()
 
-    def keep_state(self) -> Callable[[], None]:
-        return kept_state(self._module, self.plans.setup.optimizers)
-
-    def share_state(self) -> None:
-        share_state(self.plans.parameters, self.plans.setup)
-
     def tell_users(self, change: WorldChange) -> None:
         for callback in tuple(self.on_regroup):
             callback(change)
-
-    def described(self) -> dict[str, Any]:
-        plan = self.plans.current
-        assert plan is not None
-        return model_description(plan, self.plans.setup)
-
-    def why_not(self, described: dict[str, Any], place: Place, rank: int) -> str | None:
-        plan = self.plans.current
-        assert plan is not None
-        return why_not(plan, self.plans.setup, described, place, rank)
-
-    def give_state(self, step: int) -> Offer:
-        return given_state(self.plans.setup, step)
-
-    def take_state(self, description: bytes) -> tuple[Sequence[Tensor], Callable[[], None]]:
-        return taken_state(self.plans.setup, description)
-
-    def feed(self, share: int, of: int) -> StateFeed:
-        return StateFeed(self.plans.setup, share, of)
-
-    def follower(self) -> StateFollower:
-        return StateFollower(self.plans.setup)
-
-    def give_rest(self) -> dict[str, Any]:
-        return given_rest(self.plans.setup)
-
-    def take_rest(self, rest: dict[str, Any]) -> None:
-        take_rest(self.plans.setup, rest)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 

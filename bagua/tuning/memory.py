@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua.env import read_text
-from bagua.tuning.outcome import Outcome, Remembered, Tried
-from bagua.tuning.setting import Setting
+from bagua.tuning.setting import Outcome, Remembered, Setting, Tried
 
 SCHEMA = 2
 _MAX_BYTES = 1 << 20  # a file of ours has some kilobytes

@@ -24,8 +24,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bagua.tuning.cost_model import CostModel, Link
-from bagua.tuning.outcome import Outcome, Remembered, Tried
-from bagua.tuning.setting import MIB, Setting, Turn
+from bagua.tuning.setting import MIB, Outcome, Remembered, Setting, Tried, Turn
 
 MIN_GAIN = 0.02
 # If a smaller part of a step is exposed communication, no other setting can gain MIN_GAIN.
@@ -133,7 +132,7 @@ class Search:
 
         Args:
             share: of the bytes that are sent then.
-            compression_s_per_byte: what compressing takes on this device, see bagua.engine.compression_cost.
+            compression_s_per_byte: what compressing takes on this device, see bagua.engine.plan_tuner.
         """
         model = self._model([one for one in self._measured if one.algorithm == self._default.algorithm])
         link = None if model is None else model.link(self._default.algorithm)

@@ -13,7 +13,7 @@ from support.minmax_data import DTYPES, KINDS, numbers
 from torch import Tensor
 
 from bagua.codecs import Codec, block_scale, codec_names, fused, get_codec
-from bagua.engine.compression_cost import compression_s_per_byte
+from bagua.engine.plan_tuner import compression_s_per_byte
 from bagua.kernels import minmax_uint8
 
 NAMES = codec_names()

@@ -30,7 +30,7 @@ from bagua.torch_api.algorithms.base import resolve_algorithm
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 from bagua.torch_api.data_parallel import DistributedDataParallel
-from bagua.tuning import memory, outcome, search, setting
+from bagua.tuning import memory, search, setting
 
 STEPS = 300
 
@@ -359,8 +359,8 @@ def test_a_file_that_is_no_answer_is_a_miss(tmp_path: Path, monkeypatch: Any, ca
     assert memory.folder() == tmp_path / "bagua" / "tuning"
     chosen = setting.Setting("bytegrad", 1 << 20, None)
     fingerprint = memory.Fingerprint("Net", "2 ranks on 1 node", "cpu", "gloo", "all")
-    tried = (outcome.Tried(chosen, 0.1, 0.05, float("nan"), 1.0, 3),)
-    answer = memory.Answer.of(outcome.Outcome(chosen, 1.5, "faster", tried), fingerprint, 100)
+    tried = (setting.Tried(chosen, 0.1, 0.05, float("nan"), 1.0, 3),)
+    answer = memory.Answer.of(setting.Outcome(chosen, 1.5, "faster", tried), fingerprint, 100)
     assert memory.look_up(fingerprint) is None
     path = memory.store(answer)
     assert path is not None

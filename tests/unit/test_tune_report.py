@@ -16,8 +16,7 @@ from bagua.cli.main import main
 from bagua.tuning import memory
 from bagua.tuning.advice import advice
 from bagua.tuning.memory import Answer, Fingerprint
-from bagua.tuning.outcome import Outcome, Tried
-from bagua.tuning.setting import MIB, Setting
+from bagua.tuning.setting import MIB, Outcome, Setting, Tried
 
 DEFAULT = Setting("gradient_allreduce", None, MIB)
 FAST = Setting("gradient_allreduce", 5 * MIB, None)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from bagua.tuning.cost_model import bucket_sizes
-from bagua.tuning.outcome import Outcome, Remembered
 from bagua.tuning.search import MIN_GAIN, ModelLayout, Search
-from bagua.tuning.setting import MIB, Bucket, Setting, Turn, settings_for
+from bagua.tuning.setting import MIB, Bucket, Outcome, Remembered, Setting, Turn, settings_for
 
 STEPS_PER_TURN = 3  # one of them is not counted
 DEFAULT = Setting("plain", None, MIB)
