@@ -14,7 +14,7 @@ if _TOOLS not in sys.path:
     sys.path.append(_TOOLS)  # behind everything else: `tools` holds programs, not an installed package
 
 from check import selection  # noqa: E402
-from check.__main__ import changed_since, lint_commands, main, test_commands  # noqa: E402
+from check.__main__ import changed_since, test_commands  # noqa: E402
 from check.lines import LINES  # noqa: E402
 
 from bagua.net.bench.errors import BenchError  # noqa: E402
@@ -91,21 +91,6 @@ def test_a_change_selects_what_it_reaches(
     assert left_out & names == set()
 
 
-def test_the_reason_names_rooms_on_the_way(arrows: selection.Arrows) -> None:
-    (reason,) = selection.select(["bagua/comm_ops/centralized.py"], arrows).reasons
-    changed, above, tests = reason.split(" -> ")
-    assert changed == "bagua/comm_ops"
-    assert "bagua/torch_api" in above
-    assert "bagua/engine" not in above
-    assert "tests/distributed (" in tests
-
-
-def test_a_changed_cpp_test_is_selected_alone(arrows: selection.Arrows) -> None:
-    (source,) = (REPOSITORY / "tests" / "cpp").rglob("wire_test.cc")
-    found = selection.select([str(source.relative_to(REPOSITORY))], arrows)
-    assert (found.tests, found.cpp_tests) == ([], ["wire_test"])
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -145,22 +130,6 @@ def test_a_folder_without_a_line_is_an_error(arrows: selection.Arrows, monkeypat
         selection.select(["bagua/engine/bucket.py"], arrows)
 
 
-def test_commands_build_what_the_tests_need() -> None:
-    page = selection.Selection(tests=["tests/docs/test_api_pages.py"])
-    native = selection.Selection(cpp_tests=["wire_test", "comm_test"])
-    assert [command[0] for command in commands_of(page, [])] == [str(Path(sys.executable).parent / "pytest")]
-    build, pytest_command = commands_of(native, ["-n", "2"])
-    assert build[-1] == "cpp-tests"
-    assert pytest_command[-5:] == ["-n", "2", "tests/cpp/test_cpp.py", "-k", "wire_test or comm_test"]
-
-
-def test_only_changed_files_are_linted() -> None:
-    linted = lint_commands(["bagua/env.py", "net_plugin/wire/no_more.cc", "docs/index.md"])
-    assert [Path(command[0]).name for command in linted] == ["ruff", "ruff", "lint-imports", "mypy"]
-    assert linted[0][-1] == "bagua/env.py"
-    assert lint_commands(["docs/index.md"]) == []
-
-
 def test_changed_are_committed_and_other_files_of_the_tree(tmp_path: Path) -> None:
     repository = Repository(tmp_path / "repository")
     for name in ("same", "edited", "committed", "deleted", "old name"):
@@ -182,8 +151,3 @@ def test_changed_are_committed_and_other_files_of_the_tree(tmp_path: Path) -> No
     for wrong in ("", "no-such-branch", "-x"):
         with pytest.raises(BenchError, match=rf"BASE is '{wrong}', which names no commit .*\n.*make check BASE=main"):
             changed_since(repository.root, wrong)
-
-
-def test_a_wrong_base_is_a_message_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--base=no-such-branch"]) == 2
-    assert capsys.readouterr().err.startswith("make check: BASE is 'no-such-branch', which names no commit")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.processes import is_alive, living_pids, wait_until
-from support.ranks import MAX_KEPT, run_ranks
+from support.processes import living_pids, wait_until
+from support.ranks import run_ranks
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 
@@ -58,19 +58,6 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_ranks(2, read_environment, "X", env={"X": "both"}) == [["both"], ["both"]]
     each = [{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, {"LOCAL_RANK": "0"}]
     assert run_ranks(2, read_environment, "LOCAL_RANK", "LOCAL_WORLD_SIZE", env=each) == [["0", "1"], ["0", "2"]]
-
-
-def test_ranks_without_a_gpu_each_share_one_if_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BAGUA_TEST_DEVICE", "cuda")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert run_ranks(2, read_environment, "NCCL_HOSTID") == [[None], [None]]
-    with pytest.raises(pytest.skip.Exception, match="needs 3 GPUs, one per rank; here are 2"):
-        run_ranks(3, read_environment, "NCCL_HOSTID")
-    monkeypatch.setenv("BAGUA_TEST_SHARE_GPUS", "1")
-    assert run_ranks(2, read_environment, "NCCL_HOSTID") == [[None], [None]]
-    hosts = run_ranks(3, read_environment, "NCCL_HOSTID", "NCCL_SOCKET_IFNAME")
-    assert len({host for host, _ in hosts}) == 3
-    assert {interface for _, interface in hosts} == {"lo"}
 
 
 def leave_pid(folder: str) -> None:
@@ -120,31 +107,6 @@ def test_a_rank_that_dies(tmp_path: Path, how: str) -> None:
     assert living_pids(tmp_path) == []
 
 
-def dies_before_its_child(file: str) -> None:
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    Path(file).write_text(str(child))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_rank_has_ended_although_a_process_that_it_forked_has_not(tmp_path: Path) -> None:
-    file = tmp_path / "child"
-    try:
-        assert run_ranks(1, dies_before_its_child, str(file), expect_death={0}, timeout=10) == [None]
-    finally:
-        os.kill(int(file.read_text()), signal.SIGKILL)
-
-
-def raise_where_death_is_allowed() -> None:
-    raise ValueError("wrong")
-
-
-def test_an_exception_is_no_death() -> None:
-    with pytest.raises(AssertionError, match="ValueError: wrong"):
-        run_ranks(1, raise_where_death_is_allowed, expect_death={0})
-
-
 def wait_for_ever(folder: str) -> None:
     leave_pid(folder)
     threading.Thread(target=threading.Event().wait, name="beside").start()
@@ -187,41 +149,5 @@ def test_other_failures() -> None:
         run_ranks(2, warn, env=[{}])
 
 
-def stay_until_all_are_done(folder: str) -> int:
-    """Rank 0, which would serve the others' store, returns at once; its process has to stay."""
-    if rank() == 0:
-        leave_pid(folder)
-        return -1
-    wait_until(lambda: any(Path(folder).iterdir()), "rank 0 has begun")
-    (pid,) = (int(path.name) for path in Path(folder).iterdir())
-    os.kill(pid, 0)
-    return pid
-
-
-def test_a_rank_stays_until_all_are_done(tmp_path: Path) -> None:
-    results = run_ranks(3, stay_until_all_are_done, str(tmp_path))
-    assert results == [-1, results[1], results[1]]
-    assert living_pids(tmp_path) == []
-
-
 def modules() -> list[str]:
     return [name for name in ("torch", "torch._dynamo") if name in sys.modules]
-
-
-def test_ranks_start_with_torch_imported() -> None:
-    assert run_ranks(1, modules) == [["torch", "torch._dynamo"]]
-
-
-def own_pid() -> int:
-    return os.getpid()
-
-
-def test_ranks_of_several_kinds_are_kept() -> None:
-    """Those that were used last, whatever ran in ranks of their own in between."""
-    kinds: list[dict[str, str]] = [{"KIND": str(number)} for number in range(MAX_KEPT)]
-    first = [run_ranks(1, own_pid, env=kind, reuse=True) for kind in kinds]
-    (own,) = run_ranks(1, own_pid, env=kinds[0])
-    assert [run_ranks(1, own_pid, env=kind, reuse=True) for kind in kinds] == first
-    assert [own] not in first
-    assert run_ranks(1, own_pid, env={"KIND": "another"}, reuse=True) not in first
-    assert [is_alive(pid) for (pid,) in first] == [False] + [True] * (MAX_KEPT - 1)

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 from support.bench_command import outside_a_launcher
-from support.forked_launcher import run_launcher
-from support.ports import free_port
 from support.processes import is_alive, wait_until
 
 from bagua.cli.net_bench import main
@@ -23,7 +21,6 @@ pytest.importorskip("torch", reason="needs PyTorch: the workers are its processe
 
 DEADLINE_S = 240.0
 STAND_IN = ["--backend", "gloo", "--device", "cpu"]
-QUICK = ["-n", "3", "-w", "1", "--repeats", "2", "--tuned", "none"]
 
 
 @pytest.fixture
@@ -94,21 +91,6 @@ def test_all_collectives_and_settings_run_and_are_verified_and_exported(tmp_path
     with (out / "nccl.csv").open() as file:
         table = list(csv.DictReader(line for line in file if not line.startswith("#")))
     assert len(table) == len(result.figures)
-
-
-# Ranks of torchrun without NCCL are in test_bench_launched.py.
-@pytest.mark.deep
-@pytest.mark.timeout(300)
-def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path) -> None:
-    launcher = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    launcher += ["-m", "bagua.cli.net_bench", "--nccl"]
-    result = tmp_path / "run.json"
-    words = [*STAND_IN, "--library", str(library), *QUICK, "-b", "8", "-e", "8", "--json", str(result)]
-    words += ["--port", str(free_port())]
-    done = run_launcher("torch.distributed.run", [*launcher, *words], tmp_path, outside_a_launcher(), DEADLINE_S)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert [one.case["ranks"] for one in read_result(result).select("time")] == [2, 2]
-    assert done.stdout.count("all_reduce: time in us") == 1, "rank 0 alone reports"
 
 
 @pytest.mark.deep

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from support.processes import is_alive, living_pids, wait_until
 from bagua.cli import net_bench
 from bagua.command_exit import sigterm_as_interrupt
 from bagua.net import native
-from bagua.net.bench.driver import DriverRequest, DriverSettings, NetworkPath, choose_path
+from bagua.net.bench.driver import NetworkPath, choose_path
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.machine import check_memory
 from bagua.net.bench.process_tree import descendants, running, start_command
@@ -140,35 +139,6 @@ def test_more_ranks_and_sizes_that_are_too_small_for_raw(bench: Bench) -> None:
     assert finished.returncode == 0, finished.stderr
     for told in ("4 ranks x 3 channels", "4 ring connections share it", "raw TCP limit: 8.00 GB/s", "64 MiB  raw x2"):
         assert told in finished.stdout
-
-
-@pytest.mark.deep
-def test_rounds_of_fresh_processes_give_verdicts(bench: Bench, slow: Path, tmp_path: Path) -> None:
-    """A baseline that takes 1.25 times as long, and then the other way round, which is an exit code of its own."""
-    path = tmp_path / "run.json"
-    words = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "1", "--fresh-processes", "11"]
-    faster = bench.run(*words, "--baseline-library", str(slow), "--fail-on-slower", "--json", str(path))
-    assert faster.returncode == 0, faster.stderr
-    assert "faster: 3 of 3 rows: 1 KiB, 64 KiB, 4 MiB\n" in faster.stdout
-    result = read_result(path)
-    for size in SIZES:
-        labels = {"baseline": "baseline", "size_bytes": size, "channels": 2}
-        times = [result.find(metric, **labels) for metric in ("time_ratio", "cpu_ratio")]
-        assert [(one.low, one.median, one.repetitions) for one in times] == [(pytest.approx(0.8),) * 2 + (12,)] * 2
-        assert result.find("time_ratio", baseline="bare", size_bytes=size).median == pytest.approx(1.0)
-    slower = bench.run(*words, "--library", str(slow), "--baseline-library", str(bench.library), "--fail-on-slower")
-    assert slower.returncode == 3, slower.stderr
-    assert "slower: 3 of 3 rows" in slower.stdout
-    assert "more CPU: 3 of 3 rows" in slower.stdout
-
-
-def test_the_time_budget_is_kept(bench: Bench) -> None:
-    finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "60", "--backends", "bare")
-    assert finished.returncode == 0, finished.stderr
-    # The fake driver answers at once whatever it is asked for: the plan is what is tested. Starting took some of it.
-    planned = re.search(r"about (\d+) s for 7 repetitions of 3 sizes by 1 backend", finished.stderr)
-    assert planned is not None, finished.stderr
-    assert 1 <= int(planned.group(1)) <= 60
 
 
 # --- data and drivers that fail ---------------------------------------------------------------------------------------
@@ -421,14 +391,3 @@ def test_one_path_for_every_backend(
     else:
         with pytest.raises(UsageError, match=path):
             chosen()
-
-
-def test_a_driver_on_one_interface_is_joined_with_no_other() -> None:
-    switched_off = {"ENABLE_BAGUA_NET": "0", **JOINS}  # by the job, of which this is not a part
-    common = {"driver": Path("/d"), "library": Path("/l.so"), "channels": 2, "address": "127.0.0.1", "local_ranks": 2}
-    for interface, left in (("lo", {"NCCL_SOCKET_IFNAME": "=lo"}), ("", JOINS)):
-        settings = DriverSettings(**common, timeout_s=10, interface=interface, environment=switched_off)  # type: ignore[arg-type]
-        variables = settings.process_environment(DriverRequest("plugin", 0, 2))
-        assert variables == {"LOCAL_WORLD_SIZE": "2", **left}
-        variables = settings.process_environment(DriverRequest("plugin-1", 0, 2))
-        assert variables == {"LOCAL_WORLD_SIZE": "2", "BAGUA_NET_NSTREAMS": "1", **left}

@@ -22,7 +22,6 @@ LINES: dict[str, tuple[str, ...]] = {
     "unit": (),
     "unit/test_docs.py": ("bagua.*", "docs", "examples", "net_plugin/config", "tools/*"),  # pages, and what they name
     "unit/test_error_remedies.py": ("bagua.*",),  # reads the sources of the package
-    "unit/test_help_texts.py": ("examples", "tools/*"),
     "unit/test_torch_env.py": ("bagua.*",),
     "unit/test_training_page.py": ("bagua.*", "docs"),
 }
