@@ -67,13 +67,6 @@ def _many_steps(case: Case, count: int) -> None:
     train_with(case, rank, device, _steps_of(pulling(rank, count, device)))
 
 
-@pytest.mark.deep
-@every_algorithm
-def test_many_steps(case: Case) -> None:
-    """More than the tests below make of them."""
-    run_ranks(2, _many_steps, case, 50, reuse=True)
-
-
 @pytest.mark.parametrize(
     ("case", "ranks"), [(case, ranks) for ranks in (1, 3) for case in CASES if ranks == 1 or not case.even], ids=str
 )

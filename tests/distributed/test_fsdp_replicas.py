@@ -179,37 +179,6 @@ def _group_of_replicas() -> None:
     assert len(told.splitlines()) <= 3
 
 
-def _training_with_a_group() -> None:
-    rank, device, mesh = _begin()
-    shards, replicas = mesh["shard"], mesh.get_group("replicate")
-    for options in ({}, {"error_feedback": True, "compress_shard": True}):
-        torch.manual_seed(rank // 2)  # replicas begin with other weights
-        net = layers().to(device)
-        ours = shard(net, device, shards)
-        handle = compress_communication(ours, replicas=replicas, **options)
-        plain = shard(layers().to(device), device, mesh)  # as torch does it
-        full = weights_of(ours)
-        with torch.no_grad():
-            for name, one in plain.named_parameters():
-                one.copy_(distribute_tensor(full[name], one.device_mesh, one.placements))
-        batch = batches(rank, 1, device)[0]
-        for model in (ours, plain):
-            loss_of(model, batch).backward()
-        check_near(gradients_of(ours), gradients_of(plain), 3 / 250, f"replicas {options}")
-        for model in (ours, plain):
-            model.zero_grad()
-            train_sharded(model, [torch.optim.SGD(model.parameters(), lr=0.05)], batches(rank, 5, device))
-        mine = weights_of(ours)
-        for name, one in mine.items():
-            check_tensor_on_ranks(one, f"replicas: {name}")
-        check_near(mine, weights_of(plain), 0.02, f"weights of replicas {options}")
-        assert handle.statistics["gradients"]["saved"] > 0
-        residuals = set(handle.state_dict()["residuals"])
-        assert residuals == ({"0", "1", "2", "0@replicas", "1@replicas", "2@replicas"} if len(options) == 2 else set())
-        handle.remove()
-        assert all(one._all_reduce_hook is None for one in param_groups(ours))
-
-
 def _refusals_and_errors() -> None:
     rank, device, mesh = _begin()
     ours, plain = _twins(device, mesh)
@@ -250,7 +219,6 @@ CASES = (
     _native_settings,
     _factors,
     _group_of_replicas,
-    _training_with_a_group,
     _refusals_and_errors,
 )
 

@@ -4,13 +4,12 @@ compress_communication and after it, gradients are where the codec's error allow
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from support.ranks import run_ranks
-from support.sharded import check_near, gradients_of, layers, param_groups, shard, train_sharded, twins, weights_of
+from support.sharded import check_near, gradients_of, layers, param_groups, train_sharded, twins, weights_of
 from support.training import batches, begin, loss_of, message_of
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -105,35 +104,6 @@ def _memory_of_the_group() -> None:
     _each(ours, ONLY_BEFORE, False)
 
 
-def _microbatches() -> None:
-    rank, device = begin()
-    ours, plain = twins(device)
-    compress_communication(ours)
-    data = batches(rank, 3, device)
-    for number, batch in enumerate(data):
-        for model in (ours, plain):
-            model.set_is_last_backward(number == len(data) - 1)
-            model.set_reshard_after_backward(number == len(data) - 1)
-            loss_of(model, batch).backward()
-    check_near(gradients_of(ours), gradients_of(plain), SHARE, "microbatches")
-
-
-def _broken_off() -> None:
-    """A forward pass that raises on all ranks, and `reset_iter_state`."""
-    rank, device = begin()
-    ours, plain = twins(device)
-    if not hasattr(ours, "reset_iter_state"):
-        return
-    handle = compress_communication(ours, weights="int8", exact_weights_every=1)
-    for model in (ours, plain):
-        with pytest.raises(RuntimeError, match="shapes"):
-            model(torch.ones(3, 5, device=device))
-        model.reset_iter_state()
-        loss_of(model, batches(rank, 1, device)[0]).backward()
-    check_near(gradients_of(ours), gradients_of(plain), SHARE, "reset_iter_state")
-    assert handle.state_dict()["forward_passes"] == 1, "it had no backward pass"
-
-
 def _options_of_fully_shard() -> None:
     rank, device = begin()
 
@@ -169,26 +139,6 @@ def _options_of_fully_shard() -> None:
     check_near(gradients_of(models[0]), gradients_of(models[1]), SHARE, "ignored_params")
     assert not hasattr(models[0][0].weight, "full_tensor")
     assert torch.allclose(models[0][0].weight.grad, models[1][0].weight.grad, rtol=1e-5)
-
-
-def _forward_methods() -> None:
-    from torch.distributed.fsdp import register_fsdp_forward_method
-
-    rank, device = begin()
-    models = []
-    for compressed in (True, False):
-        torch.manual_seed(1)
-        net = layers().to(device)
-        net[1].other = partial(nn.Sequential.forward, net[1])
-        model = shard(net, device)
-        register_fsdp_forward_method(net[1], "other")
-        if compressed:
-            compress_communication(model, weights="int8", exact_weights_every=1)
-        x, y = batches(rank, 1, device)[0]
-        model[0](x)
-        (model[2](model[1].other(model[0](x))) - y).square().mean().backward()
-        models.append(model)
-    check_near(gradients_of(models[0]), gradients_of(models[1]), SHARE, "forward method")
 
 
 def _weights_of_one_kind() -> None:
@@ -228,10 +178,7 @@ def _later_changes() -> None:
 CASES: tuple[Callable[[], None], ...] = (
     _setters,
     _memory_of_the_group,
-    _microbatches,
-    _broken_off,
     _options_of_fully_shard,
-    _forward_methods,
     _weights_of_one_kind,
     _later_changes,
 )

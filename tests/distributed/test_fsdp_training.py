@@ -1,5 +1,6 @@
 """Models under FSDP2 whose communication Bagua compresses, next to the same models without: what FSDP2 offers works on,
-and gradients and weights are where the codec's error allows."""
+and gradients and weights are where the codec's error allows. What is frozen, compiled or accumulated:
+test_sharded_programs.py."""
 
 from __future__ import annotations
 
@@ -76,19 +77,6 @@ def _divide_factor(device: torch.device) -> None:
     check_near(gradients_of(ours), expected, SHARE["int8"], "divide factor")
 
 
-def _frozen(device: torch.device) -> None:
-    def make() -> nn.Module:
-        net = layers()
-        net[0].requires_grad_(False)
-        net[1][1].bias.requires_grad_(False)
-        return net
-
-    ours, plain = twins(device, make)
-    compress_communication(ours)
-    _one_step(ours, plain, device, "frozen")
-    assert ours[0].weight.grad is None
-
-
 def _frozen_in_turn(device: torch.device) -> None:
     """What one layer is owed is not given to another of its size. Frozen for good, error feedback goes on."""
 
@@ -121,20 +109,6 @@ def _shared(device: torch.device) -> None:
     compress_communication(ours)
     _one_step(ours, plain, device, "shared")
     assert ours.head.weight is ours.embedding.weight
-
-
-def _compiled(device: torch.device) -> None:
-    warnings.simplefilter("ignore")  # of torch.compile
-    for replaced in (False, True):
-        ours, plain = twins(device)
-        compress_communication(ours, weights="int8", exact_weights_every=1)
-        for model in (ours, plain):
-            for number in (0, 1, 2):
-                if replaced:
-                    model[number] = torch.compile(model[number], backend="eager")
-                else:
-                    model[number].compile(backend="eager")
-        _one_step(ours, plain, device, "compiled")
 
 
 def _separate_group(device: torch.device) -> None:
@@ -180,19 +154,6 @@ def _prefetched(device: torch.device) -> None:
             module.unshard(async_op=True)
     _one_step(ours, twin, device, "prefetched", 0)
     del plain
-
-
-def _two_optimizers(device: torch.device) -> None:
-    ours, plain = twins(device)
-    compress_communication(ours, error_feedback=True)
-    for model in (ours, plain):
-        optimizers = [
-            torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9),
-            torch.optim.AdamW(model[1].parameters(), lr=0.001),
-            torch.optim.AdamW([{"params": [model[2].weight], "lr": 0.002}, {"params": [model[2].bias]}], lr=0.001),
-        ]
-        train_sharded(model, optimizers, batches(dist.get_rank(), 6, device), clip=0.5)
-    check_near(weights_of(ours), weights_of(plain), 0.02, "two optimizers")
 
 
 def _differences_of_nothing(device: torch.device) -> None:
@@ -258,52 +219,20 @@ def _mixed_dtypes(device: torch.device) -> None:
     assert "bytes of several dtypes" in told[0]
 
 
-def _quality(device: torch.device) -> None:
-    """After the same steps the loss is within 1 % of what it is without compression."""
-    losses = {}
-    for name, options in {
-        "plain": None,
-        "int8": {},
-        "int8 with error feedback": {"error_feedback": True},
-        "int8 weights": {"weights": "int8"},
-    }.items():
-        model, _ = twins(device)
-        if options is not None:
-            compress_communication(model, **options)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        generator = torch.Generator().manual_seed(dist.get_rank())
-        for _ in range(60):
-            x = torch.randn(64, 2, generator=generator).to(device)
-            y = torch.stack([x[:, 0].sin(), x[:, 1].cos(), x.prod(1), x.sum(1)], 1)
-            train_sharded(model, [optimizer], [(x, y)])
-        model.eval()
-        x = torch.randn(512, 2, generator=torch.Generator().manual_seed(99)).to(device)
-        y = torch.stack([x[:, 0].sin(), x[:, 1].cos(), x.prod(1), x.sum(1)], 1)
-        with torch.no_grad():
-            losses[name] = float(loss_of(model, (x, y)))
-    assert losses["plain"] < 0.1, losses
-    for name, loss in losses.items():
-        assert abs(loss / losses["plain"] - 1) < 0.01, (name, losses)
-
-
 CASES: dict[str, Callable[[torch.device], None]] = {
     "codecs": _codecs,
     "mixed precision": _mixed_precision,
     "divide factor": _divide_factor,
-    "frozen": _frozen,
     "frozen in turn": _frozen_in_turn,
     "shared": _shared,
-    "compiled": _compiled,
     "separate group": _separate_group,
     "offloaded": _offloaded,
     "resharded": _resharded,
     "prefetched": _prefetched,
-    "two optimizers": _two_optimizers,
     "differences of nothing": _differences_of_nothing,
     "differences": _differences,
     "inference": _inference,
     "mixed dtypes": _mixed_dtypes,
-    "quality": _quality,
 }
 
 
@@ -313,14 +242,10 @@ def _run(case: str) -> None:
 
 
 # Sums of four ranks are in test_fsdp_collectives.py. By default what is about groups of ranks runs on four, and in
-# `make deep` all that can run on four.
-ON_TWO_RANKS = ("quality", "compiled")
+# `make deep` all.
 ON_FOUR_RANKS = ("separate group", "resharded")
-PLACES = [(ranks, case) for ranks in (2, 4) for case in CASES if ranks == 2 or case not in ON_TWO_RANKS]
-# "quality" trains four models to the end; `measure convergence` has the figures.
-BY_DEFAULT = [
-    number for number, (ranks, case) in enumerate(PLACES) if case != "quality" and (ranks == 2 or case in ON_FOUR_RANKS)
-]
+PLACES = [(ranks, case) for ranks in (2, 4) for case in CASES]
+BY_DEFAULT = [number for number, (ranks, case) in enumerate(PLACES) if ranks == 2 or case in ON_FOUR_RANKS]
 
 
 @pytest.mark.parametrize(("ranks", "case"), rest_is_deep(PLACES, *BY_DEFAULT))

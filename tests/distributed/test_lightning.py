@@ -362,49 +362,6 @@ def test_halves_in_turn_that_exchange_weights(tmp_path: Path) -> None:
             assert apart < (1e-6 if algorithm == "async" else 0.05), f"{what}: {apart}"
 
 
-def _norms(folder: str) -> tuple[float, float, int]:
-    pl = lightning_of()
-    from bagua.lightning import BaguaStrategy
-
-    class Layer(pl.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(32, 2)
-            self.layer = nn.Linear(32, 32)
-            self.steps = 0
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.layer(inputs)
-
-        def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
-            self.steps = self.bagua_train_step_counter
-            output = self(batch)
-            return {"loss": nn.functional.mse_loss(output, torch.ones_like(output))}
-
-        def validation_step(self, batch: Tensor, _: int) -> None:
-            self(batch)
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.layer.parameters(), lr=0.1)
-
-        def train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(torch.randn(64, 32))
-
-        val_dataloader = train_dataloader
-
-    torch.manual_seed(13)
-    net = Layer()
-    before = net.layer.weight.norm().item()
-    trainer_of(pl, BaguaStrategy(), folder, max_epochs=1).fit(net)
-    return before, net.layer.weight.norm().item(), net.steps
-
-
-def test_the_norms_of_the_first_strategy(tmp_path: Path) -> None:
-    """And a step counts once, though it calls the module."""
-    ((before, after, steps),) = run_ranks(1, _norms, str(tmp_path), lightning=True)
-    assert (before, after, steps) == (pytest.approx(3.19956, abs=1e-5), pytest.approx(2.48194, abs=1e-5), 64)
-
-
 @on_ranks(2, lightning=True, joined=False)
 def test_averaging_that_could_not_end_is_an_error(tmp_path: Path) -> None:
     """And no warning: the replicas differ."""

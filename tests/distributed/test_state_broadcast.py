@@ -165,17 +165,6 @@ def test_state_is_created_and_removed(ranks_with_state: tuple[int, ...]) -> None
     assert (options["lr"], options["amsgrad"], options["eps"]) == (0.01, True, 1e-5)
 
 
-@on_ranks(2, joined=False)
-def test_state_that_rank_0_lacks_is_removed() -> None:
-    rank, device, communicator = start()
-    model = mlp(rank, device)
-    optimizer = make_optimizer("Adam", {}, model, 0.01)
-    if rank != 0:
-        train(model, optimizer, seed=rank, steps=1, device=device)
-    broadcast_optimizer_state(optimizer, communicator)
-    assert len(optimizer.state) == 0
-
-
 class OddOptimizer(torch.optim.Optimizer):
     """State of every shape that Python offers."""
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 from typing import Any
 
-import pytest
 import torch
 from support.logged import Lines
 from support.rank_tests import on_ranks
@@ -59,13 +57,6 @@ def test_the_function_and_the_method_train_as_torch_ddp_does(rank: int, device: 
     check_ranks_equal(first)
     check_equal(first, second)
     check_equal(first, third)
-
-
-def test_the_method_is_the_function() -> None:
-    method: Any = nn.Module.with_bagua
-    assert method is bagua.with_bagua is bagua.BaguaModule.with_bagua
-    module: Any = nn.Linear(1, 1)
-    assert list(inspect.signature(module.with_bagua).parameters)[:2] == ["optimizers", "algorithm"]
 
 
 @on_ranks(2)
@@ -217,8 +208,3 @@ def test_unused_parameters_as_with_torch_ddp(rank: int, device: torch.device) ->
     assert "pass find_unused_parameters=True to with_bagua() or to" in message_of(RuntimeError, one.step)
     # What any rank used in the last pass.
     assert not [name for name, _ in ours.bagua_build_params() if name.startswith("never")]
-
-
-@pytest.mark.parametrize("name", ["find_unused_parameters", "autotune", "allow"])
-def test_what_0_9_did_not_have_is_keyword_only(name: str) -> None:
-    assert inspect.signature(bagua.with_bagua).parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
