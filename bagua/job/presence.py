@@ -10,21 +10,19 @@ look at it by bagua.job.peer_watch.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from bagua import launch_environment
 from bagua.job import computing, gloo_exit
+from bagua.network_interfaces import interface_addresses, source_address
 
 ACCEPT_PAUSE_S = 1.0
 STOP_S = 1.0
@@ -32,7 +30,6 @@ MAX_CONNECTIONS = 64  # to a listener; more are others' than ranks'
 MAX_ADDRESSES = 8
 MAX_LINE = 4096
 LEFT = b"left\n"  # the last that is sent
-_SIOCGIFADDR = 0x8915
 
 
 class Door(NamedTuple):
@@ -130,30 +127,13 @@ def listen() -> socket.socket:
 def own_addresses() -> Iterator[str]:
     """Those that others may know us by, the likeliest first, without asking a name server."""
     found: list[str] = []
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without address
-                packed = fcntl.ioctl(datagrams, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(packed[20:24]))
     with contextlib.suppress(OSError):
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0]))
-            if not address.startswith("fe80"):
-                found.append(address)
-    master = _route_to(launch_environment.master_address())
+        found = [address for addresses in interface_addresses().values() for address in addresses]
+    found.sort(key=lambda address: ":" in address)
+    master = source_address(launch_environment.master_address())
     if master in found:
         found.insert(0, found.pop(found.index(master)))
     yield from sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
-
-
-def _route_to(address: str) -> str | None:
-    """This machine's address on the way to that one; nothing is sent."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as datagrams:
-        socket.inet_pton(family, address)  # a name would have to be looked up
-        datagrams.connect((address, 9))
-        return str(datagrams.getsockname()[0])
-    return None
 
 
 _presence: Presence | None = None

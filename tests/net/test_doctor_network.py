@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua import network_interfaces
 from bagua.net import native
 from bagua.net.doctor import network_check
 from bagua.net.doctor.choice import EXPECTATIONS, PAGE, check_choice
@@ -100,12 +101,12 @@ def test_a_nic_without_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_flags_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up without RUNNING; up and RUNNING; switched off."""
-    assert not network_check.has_lost_carrier("lo")
-    assert not network_check.has_lost_carrier("no-such-nic")
+    assert not network_interfaces.has_lost_carrier("lo")
+    assert not network_interfaces.has_lost_carrier("no-such-nic")
     for flags, lost in ((0x1003, True), (0x1043, False), (0x1002, False)):
         answer = struct.pack("16sH", b"eth1", flags) + bytes(238)
-        monkeypatch.setattr(network_check.fcntl, "ioctl", lambda *_, answer=answer: answer)
-        assert network_check.has_lost_carrier("eth1") is lost
+        monkeypatch.setattr(network_interfaces.fcntl, "ioctl", lambda *_, answer=answer: answer)
+        assert network_interfaces.has_lost_carrier("eth1") is lost
 
 
 def test_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:

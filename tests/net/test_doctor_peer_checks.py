@@ -19,9 +19,8 @@ from bagua.net.doctor.peer.checks import (
     check_versions,
     is_same_host,
 )
-from bagua.net.doctor.peer.facts import HostFacts, InterfaceFacts
+from bagua.net.doctor.peer.facts import HostFacts, InterfaceFacts, TcpFacts, tcp_facts
 from bagua.net.doctor.peer.reach import reach_of
-from bagua.net.doctor.peer.tcp_facts import TcpFacts, tcp_facts
 
 ETH = InterfaceFacts("eth0", ("10.0.0.1",), 1500, 10_000, used=True)
 HERE = HostFacts(

@@ -7,11 +7,8 @@ The traffic is NCCL's: slices of up to 1 MiB, four under way on each connection,
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import os
-import socket
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +18,7 @@ from bagua.net import native
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.launch_environment import LOOPBACK
 from bagua.net.library import MissingFileError, driver_path, library_path
+from bagua.network_interfaces import interface_addresses
 
 SLICE_BYTES = 1 << 20
 DEPTH = 4
@@ -33,39 +31,11 @@ def ring_memory_bytes(size_bytes: int, ranks: int, channels: int) -> int:
     return channels * _SLOTS_PER_CHANNEL * min(SLICE_BYTES, share)
 
 
-_SIOCGIFADDR = 0x8915
-_INTERFACE_NAME_BYTES = 15
-_INET6_SCOPE_LINK = 0x20
-
-
 @dataclass(frozen=True)
 class NetworkPath:
     address: str
     # "eth0", or "eth0,eth1" where BAGUA_NET_JOIN_NICS joins them; "" leaves NCCL_SOCKET_IFNAME to the user.
     interface: str
-
-
-def interface_addresses() -> dict[str, list[str]]:
-    """Every interface with its addresses: the first IPv4 one, then IPv6 (none with link scope, which needs a zone)."""
-    addresses: dict[str, list[str]] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        for _, name in socket.if_nameindex():
-            addresses[name] = []
-            request = struct.pack("16s240x", name.encode()[:_INTERFACE_NAME_BYTES])
-            try:
-                answer = fcntl.ioctl(control.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue  # It has no IPv4 address.
-            addresses[name].append(socket.inet_ntoa(answer[20:24]))
-    try:
-        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        digits, _, _, scope, _, name = line.split()
-        if int(scope, 16) != _INET6_SCOPE_LINK and name in addresses:
-            addresses[name].append(str(ipaddress.IPv6Address(bytes.fromhex(digits))))
-    return addresses
 
 
 def _known(addresses: Mapping[str, list[str]]) -> str:

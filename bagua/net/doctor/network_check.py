@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import socket
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bagua.net import native
 from bagua.net.doctor.finding import Finding, Section, Status, ok, split_message, warn
+from bagua.network_interfaces import has_lost_carrier
 
 # Bridges to containers and virtual machines of the same host. Their usual addresses are the same everywhere.
 _BRIDGES = ("docker", "virbr", "lxcbr", "podman", "cni-podman")
@@ -18,9 +16,6 @@ _JOIN_REMEDY = (
     "name in BAGUA_NET_JOIN_NICS and NCCL_SOCKET_IFNAME the interfaces to join, and have them up before the job starts"
 )
 _FILTERS = ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY")
-_SIOCGIFFLAGS = 0x8913
-_IFF_UP = 0x1
-_IFF_RUNNING = 0x40
 _FORCE_MERGE, _MERGE_LEVEL = "NCCL_NET_FORCE_MERGE", "NCCL_NET_MERGE_LEVEL"
 
 
@@ -195,16 +190,3 @@ def check_rdma(
             f"start the container with --device={device_files} to use RDMA, or set NCCL_IB_DISABLE=1 if TCP is wanted",
         )
     return Section("rdma", "RDMA", (finding,), {"ports": [port.as_json() for port in ports]})
-
-
-def has_lost_carrier(name: str) -> bool:
-    """Switched on, and without a link, as the kernel says (netdevice(7)). One that it does not know, or that is
-    switched off, has lost nothing."""
-    request = struct.pack("16s240x", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        try:
-            answer = fcntl.ioctl(control.fileno(), _SIOCGIFFLAGS, request)
-        except OSError:
-            return False
-    flags = int(struct.unpack_from("H", answer, 16)[0])
-    return bool(flags & _IFF_UP) and not flags & _IFF_RUNNING

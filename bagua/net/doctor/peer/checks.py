@@ -8,9 +8,8 @@ from dataclasses import asdict
 
 from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, skip, split_message, warn
 from bagua.net.doctor.peer.bandwidth import RECEIVED, SENT, Bandwidth, Rate
-from bagua.net.doctor.peer.facts import HostFacts
+from bagua.net.doctor.peer.facts import HostFacts, TcpFacts
 from bagua.net.doctor.peer.reach import Reach, best_of, gbit
-from bagua.net.doctor.peer.tcp_facts import TcpFacts
 
 _ETHERNET_MTU = 1500
 _ASYMMETRY = 1.25

@@ -29,12 +29,11 @@ from bagua.net.doctor.peer.checks import (
     check_versions,
     is_same_host,
 )
-from bagua.net.doctor.peer.facts import HostFacts, facts_of_this_host, parse_facts, resolved
+from bagua.net.doctor.peer.facts import HostFacts, facts_of_this_host, parse_facts, resolved, tcp_facts
 from bagua.net.doctor.peer.handshake import STEP_S, connect, introduce
 from bagua.net.doctor.peer.joined import STREAMS, NicPair, check_joined, joined_pairs, together
 from bagua.net.doctor.peer.reach import reach_of
 from bagua.net.doctor.peer.serving import driver_settings
-from bagua.net.doctor.peer.tcp_facts import tcp_facts
 from bagua.net.library import driver_path
 from bagua.progress import Progress
 from bagua.version import __version__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import socket
@@ -13,16 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from bagua.net import native, secret_file
-from bagua.net.bench.driver import interface_addresses
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.rendezvous import host_identity
 from bagua.net.nccl_library import find_nccl_libraries, find_torch
+from bagua.network_interfaces import interface_addresses, mtu_of
 from bagua.version import __version__
 
-_SIOCGIFMTU = 0x8921
 _MAX_TEXT = 200
 _MAX_LINE = 2000  # an error lists the interfaces
 _MAX_ITEMS = 1024  # a host of containers has hundreds of interfaces
+# linux/in.h and linux/in6.h; Python has no names for them.
+_IP_MTU = 14
+_IPV6_MTU = 24
+# struct tcp_info of linux/tcp.h: eight bytes, 24 integers of 32 bits, four of 64, then integers of 32 again.
+_RETRANSMITS_AT = 100
+_MIN_RTT_AT = 148
+_INFO_BYTES = 152
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ def _interfaces(environment: Mapping[str, str]) -> tuple[tuple[InterfaceFacts, .
             InterfaceFacts(
                 name,
                 tuple(dict.fromkeys([*addresses, *([row.address] if row and row.address else [])])),
-                _mtu(name),
+                mtu_of(name),
                 max(0, row.speed_mbps) if row else 0,
                 bool(row and row.used),
                 bool(row and row.loopback) or name == "lo",
@@ -163,16 +168,6 @@ def _interfaces(environment: Mapping[str, str]) -> tuple[tuple[InterfaceFacts, .
             )
         )
     return tuple(facts), error
-
-
-def _mtu(name: str) -> int:
-    """Asked of the kernel, not of /sys, which shows the interfaces of the namespace that mounted it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        try:
-            answer = fcntl.ioctl(control.fileno(), _SIOCGIFMTU, struct.pack("16s240x", name.encode()[:15]))
-        except OSError:
-            return 0
-    return int(struct.unpack_from("i", answer, 16)[0])
 
 
 def _words(path: str, count: int) -> list[str]:
@@ -238,3 +233,34 @@ def _texts(value: object) -> tuple[str, ...]:
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48 else 0
+
+
+@dataclass(frozen=True)
+class TcpFacts:
+    """
+    Attributes:
+        min_rtt_s: the smallest round trip so far; None where the kernel does not tell.
+        path_mtu: in bytes, of what has been sent so far.
+        retransmits: segments sent again.
+    """
+
+    min_rtt_s: float | None
+    path_mtu: int | None
+    retransmits: int
+
+
+def tcp_facts(connection: socket.socket) -> TcpFacts:
+    """Of a connected socket."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    min_rtt_us = struct.unpack_from("I", info, _MIN_RTT_AT)[0] if len(info) >= _INFO_BYTES else 0
+    retransmits = struct.unpack_from("I", info, _RETRANSMITS_AT)[0] if len(info) > _RETRANSMITS_AT + 3 else 0
+    level, option = (
+        (socket.IPPROTO_IPV6, _IPV6_MTU) if connection.family == socket.AF_INET6 else (socket.IPPROTO_IP, _IP_MTU)
+    )
+    try:
+        path_mtu: int | None = connection.getsockopt(level, option)
+    except OSError:
+        path_mtu = None
+    # The kernel's "not known" is the largest integer.
+    known = 0 < min_rtt_us < 0xFFFFFFFF
+    return TcpFacts(min_rtt_us / 1e6 if known else None, path_mtu, retransmits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +9,7 @@ from bagua.net.doctor.finding import Section, ok, skip, warn
 from bagua.net.doctor.peer.bandwidth import RECEIVED, SENT, Bandwidth
 from bagua.net.doctor.peer.facts import HostFacts, InterfaceFacts
 from bagua.net.doctor.peer.reach import Reach, gbit
+from bagua.network_interfaces import source_address
 
 # Connections of each pair.
 STREAMS = 4
@@ -48,7 +48,7 @@ def joined_pairs(local: str, remote: str, here: HostFacts, there: HostFacts) -> 
     pairs = [NicPair(ours.name, local, theirs.name, remote)]
     for interface in peers:
         address = _address_like(remote, interface)
-        source = _source_of(address) if address and interface != theirs else ""
+        source = source_address(address) if address and interface != theirs else ""
         pairs += [NicPair(one.name, source, interface.name, address) for one in own if source in one.addresses]
     return pairs
 
@@ -57,17 +57,6 @@ def _address_like(address: str, interface: InterfaceFacts) -> str:
     """The first of its family; "": none that other hosts can name."""
     found = [one for one in interface.addresses if (":" in one) == (":" in address)]
     return next((one for one in found if not one.lower().startswith("fe80")), "")
-
-
-def _source_of(address: str) -> str:
-    """Of packets to there; "": there is no route. Nothing is sent."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
 
 
 def check_joined(pairs: Sequence[NicPair], local: str, remote: str, here: HostFacts, there: HostFacts) -> Section:
