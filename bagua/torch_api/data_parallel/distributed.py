@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.utils import _pytree as pytree
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
@@ -26,15 +27,41 @@ from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms.base import Algorithm, resolve_algorithm
 from bagua.torch_api.data_parallel import arguments
 from bagua.torch_api.data_parallel.after_backward import leave_out_unused_after_first_pass, take_over_optimizers
-from bagua.torch_api.data_parallel.engine_properties import EngineProperties
 from bagua.torch_api.data_parallel.forward_buffers import ForwardBuffers
 from bagua.torch_api.data_parallel.mixed_precision import MixedPrecision
-from bagua.torch_api.data_parallel.split_graphs import SplitGraphs
 from bagua.torch_api.data_parallel.torch_methods import Reducer, TorchMethods
 from bagua.torch_api.data_parallel.tuned_all_reduce import AllReduceOptions, TunedAllReduceAlgorithm
 from bagua.torch_api.data_parallel.uneven_inputs import JoinableWrapper, UnevenInputs
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 from bagua.torch_api.wrapping import check_module, check_optimizers, weighted_loss
+
+
+class SplitGraphs:
+    """torch.compile of a whole wrapper: its graph is cut where a bucket is full, as torch does for its own wrapper.
+
+    A compiled graph returns all its gradients at its end. So one graph for the whole model would send the first bucket
+    when the backward pass is nearly over. torch's compiler asks torch's wrapper class whether a forward pass of a
+    wrapper runs, and how large its buckets are (`torch._dynamo.config.optimize_ddp`, on by default).
+
+    Attributes:
+        bucket_bytes_cap: the name that the compiler reads: parameters of so many bytes make a graph.
+        call: `call(module, inputs, kwargs)` is `module(*inputs, **kwargs)`.
+    """
+
+    def __init__(self, bucket_bytes: int) -> None:
+        self.bucket_bytes_cap = max(bucket_bytes, FIRST_BUCKET_BYTES)  # the compiler takes no smaller one
+        # This call runs as it is, so that what it sets is there when the compiler meets the module.
+        self.call: Any = torch.compiler.disable(self._call, recursive=False)  # type: ignore[no-untyped-call]
+
+    def _call(self, module: nn.Module, inputs: Any, kwargs: Any) -> Any:
+        ddp: Any = TorchDDP
+        outer = ddp._active_ddp_module
+        ddp._active_ddp_module = self
+        try:
+            return module(*inputs, **kwargs)
+        finally:
+            ddp._active_ddp_module = outer
+
 
 __all__ = ["DistributedDataParallel", "to_bagua_process_group"]
 
@@ -48,7 +75,7 @@ _OF_THIS_OBJECT = frozenset(
 )
 
 
-class DistributedDataParallel(TorchMethods, EngineProperties, nn.Module, JoinableWrapper):
+class DistributedDataParallel(TorchMethods, nn.Module, JoinableWrapper):
     """Trains `module` in parallel with the same module of the other ranks, each on one device.
 
     Parameters and buffers are broadcast from group rank 0 when the wrapper is made. Buffers are broadcast again before
