@@ -6,11 +6,13 @@ communicators that are made on first use are made under a lock, by all their mem
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import operator
 import threading
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -19,10 +21,68 @@ import torch.distributed as dist
 from bagua.collectives import group_topology
 from bagua.collectives.carrier_device import gpus_of, refuse_other_gpus
 from bagua.collectives.communicator import BaguaCommunicator, CommMember, TorchGroupReference
-from bagua.collectives.member_group import create_member_group
 from bagua.job import gloo_exit, places, torch_internals
-from bagua.job.deadlock import OperationOrder
-from bagua.job.job_thread import current_job_thread
+from bagua.job.deadlock import EVERYWHERE, OperationOrder
+from bagua.job.failure_report import explain_failure
+from bagua.job.job_thread import current_job_thread, waiting_for
+from bagua.job.waiting import Members
+from bagua.rank_list import rank_list
+
+# Never reset, also not when torch is shut down and set up again: a name that was used once leaves addresses in the
+# store that would mislead the next group of that name.
+_attempts: dict[tuple[int, ...], OperationOrder] = {}
+_used_numbers = 0
+
+
+def create_member_group(whole: Members, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup:
+    """A torch group, created by its members alone: nobody else has to call. By one thread of each member at a time.
+
+    torch can do that (`use_local_synchronization`), but it names the group after the members and the number of groups
+    that the process has, and processes with different numbers, which is what groups of some ranks lead to, would wait
+    for each other under different names. So the members first agree, through the store, on a number, the largest of
+    theirs. It is above those of their earlier groups too, so that no name comes twice.
+
+    Args:
+        whole: a group that has all of these ranks, for its timeout and for messages.
+        ranks: global, ascending, this process among them. Every one of them calls this, in the same order for the
+            same ranks.
+        backend: as torch.distributed.new_group has it; None: that of the default group.
+
+    Raises:
+        CollectiveError: a member did not call within the timeout; it says what others do.
+    """
+    global _used_numbers
+    members = tuple(ranks)
+    what = f"making a group of {rank_list(members)}"
+    attempts = _attempts.get(members)
+    if attempts is None:
+        names = "_".join(map(str, members))
+        attempts = _attempts[members] = OperationOrder(f"{EVERYWHERE}{len(members)}/{zlib.crc32(names.encode())}")
+    current_job_thread().count(attempts)
+    attempt = attempts.begin(what)
+    store = torch_internals.PrefixStore(
+        f"bagua/member_group/{'_'.join(map(str, members))}/{attempt}", torch_internals.default_store()
+    )
+    store.set(str(dist.get_rank()), str(max(torch_internals.registered_groups(), _used_numbers)))
+    keys = [str(rank) for rank in members]
+    # Not as a wait that can be ended: the one who makes a communicator holds the lock that `abort` needs.
+    waiting = waiting_for(members, what, whole, attempts, attempt, is_ended_by_abort=False)
+    with waiting or contextlib.nullcontext():
+        try:
+            store.wait(keys, whole.timeout)
+        except dist.DistStoreError as error:
+            failure = explain_failure(error, whole, what, members)
+            raise failure from error
+        number = max(map(int, store.multi_get(keys)))
+        with torch_internals.no_bound_device(), torch_internals.registered_groups_raised_to(number):
+            group = dist.new_group(
+                list(members), timeout=whole.timeout, backend=backend, use_local_synchronization=True
+            )
+    _used_numbers = number + 1
+    attempts.done = attempt
+    assert isinstance(group, dist.ProcessGroup), "this process is a member"
+    return group
+
 
 DEFAULT_TIMEOUT = datetime.timedelta(minutes=30)
 STREAM_PRIORITY = -1  # above the default: communication is what the next step waits for
@@ -450,3 +510,31 @@ def to_bagua_process_group(process_group: BaguaProcessGroup | dist.ProcessGroup 
     if not isinstance(process_group, dist.ProcessGroup):
         raise TypeError(f"process_group is {process_group!r}, must be a Bagua or torch process group or None")
     return from_torch_group(process_group)
+
+
+_made: weakref.WeakKeyDictionary[BaguaProcessGroup, dict[str, BaguaProcessGroup]] = weakref.WeakKeyDictionary()
+
+
+def group_for(purpose: str, group: BaguaProcessGroup, backend: str | None = None) -> BaguaProcessGroup:
+    """The duplicate of a group that serves this purpose; for a group of one rank, itself. Collective, the first time.
+
+    Args:
+        purpose: a name that is always used with the same backend.
+        backend: as in `duplicate_group`, whose errors these are, too.
+
+    Raises:
+        NotImplementedError: the group follows when ranks are lost, and its duplicate would not.
+    """
+    if group.follows:
+        raise NotImplementedError(
+            f"regroup: {purpose} cannot be exchanged between {group.size} ranks under regroup: that needs a group of"
+            " its own, which would not follow when a rank is lost.\n"
+            "Leave out the layer or sampler that exchanges them, or leave regroup out of init_process_group()."
+        )
+    if group.size == 1:
+        return group
+    by_purpose = _made.setdefault(group, {})
+    own = by_purpose.get(purpose)
+    if own is None or not own.is_alive:  # torch was shut down since
+        own = by_purpose[purpose] = duplicate_group(group, backend)
+    return own

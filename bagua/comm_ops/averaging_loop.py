@@ -28,28 +28,32 @@ fails; `failure` has what happened, and the training thread raises it.
 An end needs all ranks: a rank that has asked for it alone goes on taking part. So the thread starts where all ranks are
 at the same place, wrapping or the end of a warm-up, before any of them has begun to train: whatever a rank does later,
 even nothing, the others find it. The thread is a daemon, and when the process exits without an end, it gets some
-seconds to find the others exiting as well, and is cut off after that (bagua.comm_ops.averaging_exit).
+seconds to find the others exiting as well, and is cut off after that (`end_with_the_process`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from bagua.comm_ops.averaging_exit import running
 from bagua.comm_ops.averaging_group import AveragingGroup
 from bagua.comm_ops.averaging_memory import AveragingMemory, Part, Scratch
+from bagua.job import gloo_exit
 
 # For a copy. Longer than most steps, or ranks that train would contribute old copies; and no longer, because all others
 # wait as long once when a rank begins to evaluate or saves a checkpoint. After that its turns do not wait.
 PATIENCE_S = 1.0
 NAMED_S = 10.0  # of waiting for the end, before a log line
+EXIT_S = 5.0  # for the other ranks to exit, too, when the process ends
+CUT_OFF_S = 1.0
 QUIET_PAUSE_S = 0.05  # at least, after a turn in which no rank had a new copy
 
 _logger = logging.getLogger("bagua")
@@ -299,3 +303,26 @@ def _shut_down(cause: BaseException | None) -> RuntimeError:
     )
     error.__cause__ = cause
     return error
+
+
+running: weakref.WeakSet[AveragingLoop] = weakref.WeakSet()
+
+
+@gloo_exit.before_pause
+def end_with_the_process() -> None:
+    """Of threads that still average. One that is in gloo while the interpreter is taken down can end the process with a
+    signal. On the thread that ends the process."""
+    deadline = time.monotonic() + (0.0 if gloo_exit.is_failing() else EXIT_S)
+    loops = list(running)
+    for loop in loops:
+        loop.leave()
+    for loop in loops:
+        loop.wait(max(0.0, deadline - time.monotonic()))
+        if loop.is_alive:
+            _logger.warning(
+                "this process ends while others still average parameters with it; call"
+                " model.bagua_algorithm.abort(model) on every rank when training is done"
+            )
+            with contextlib.suppress(Exception):
+                loop.cut_off()
+            loop.wait(CUT_OFF_S)

@@ -25,8 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from bagua.collectives.process_group import BaguaProcessGroup, is_initialized, to_bagua_process_group
-from bagua.collectives.purpose_groups import group_for
+from bagua.collectives.process_group import BaguaProcessGroup, group_for, is_initialized, to_bagua_process_group
 from bagua.contrib.sync_batchnorm_kernels import Kernels, Reduction, Statistics, kernels_for, statistics_dtype
 from bagua.job.torch_internals import all_gather_flat, hide_from_compiler
 

@@ -28,9 +28,8 @@ from torch import Tensor
 from bagua.codecs import Codec
 from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.model import ShardedModel
-from bagua.fsdp.nodes import Nodes
+from bagua.fsdp.nodes import Nodes, Traffic
 from bagua.fsdp.torch_internals import ShardedModule
-from bagua.fsdp.traffic import Traffic
 from bagua.fsdp.weight_reference import WeightReference
 from bagua.job.torch_internals import all_gather_flat, is_in_backward
 

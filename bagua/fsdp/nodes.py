@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua.collectives.group_topology import topology_of
-from bagua.collectives.member_group import create_member_group
-from bagua.collectives.process_group import from_torch_group
+from bagua.collectives.process_group import create_member_group, from_torch_group
 from bagua.job.places import Place
 
 
@@ -114,3 +113,29 @@ class Nodes:
 
 # The groups of the hops live as long as the group that they are of.
 _made: weakref.WeakKeyDictionary[dist.ProcessGroup, Hops] = weakref.WeakKeyDictionary()
+
+
+class Traffic:
+    """What one rank sends for one purpose: to other nodes, or in a job of one node, to other ranks. Written by the
+    threads that communicate, forward's and autograd's, one at a time.
+
+    Attributes:
+        sent: bytes that were sent.
+        saved: bytes that torch's own collective would have sent on top of these; negative where it would send less.
+    """
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.saved = 0
+
+    def count(self, sent: int, plain: int) -> None:
+        """
+        Args:
+            sent: bytes that this rank has sent.
+            plain: bytes that it would have sent without compression.
+        """
+        self.sent += sent
+        self.saved += plain - sent
+
+    def as_dict(self) -> dict[str, int]:
+        return {"sent": self.sent, "saved": self.saved}

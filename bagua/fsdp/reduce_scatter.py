@@ -21,9 +21,8 @@ from torch import Tensor
 from bagua.codecs import Codec
 from bagua.codecs.fused import decompress_reduce
 from bagua.fsdp.collective_errors import named_errors
-from bagua.fsdp.nodes import Hops, Nodes
+from bagua.fsdp.nodes import Hops, Nodes, Traffic
 from bagua.fsdp.residual import Residual
-from bagua.fsdp.traffic import Traffic
 from bagua.job.torch_internals import reduce_scatter_flat
 
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from bagua.codecs import Codec
 from bagua.fsdp.collective_errors import named_errors
+from bagua.fsdp.nodes import Traffic
 from bagua.fsdp.reduce_scatter import factor_of, reduce_scatter
 from bagua.fsdp.residual import Residual
-from bagua.fsdp.traffic import Traffic
 from bagua.job.torch_internals import all_gather_flat
 
 

@@ -24,8 +24,7 @@ from bagua.net import nccl_config_file, notice
 from bagua.net.blame import start_in_job
 from bagua.net.library import initial_environment, library_path, loader_search_path
 from bagua.net.nccl_config_file import ConfigSetting
-from bagua.net.nccl_release import NcclRelease
-from bagua.net.nccl_wheel import wheel_release
+from bagua.net.nccl_release import NcclRelease, wheel_release
 from bagua.net.plugin_setting import PLUGIN_NAME, default_name_finds, is_our_name, names_library, plugin_value
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.library import loader_search_path
-from bagua.net.nccl_release import NcclRelease
-from bagua.net.nccl_wheel import wheel_release
+from bagua.net.nccl_release import NcclRelease, wheel_release
 
 _SONAME = "libnccl.so.2"
 _ASK_TIMEOUT_S = 20.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 OLDEST_TABLE = 5
@@ -82,3 +85,14 @@ class NcclRelease(NamedTuple):
     def forgets_plugin_name(self) -> bool:
         """After the last communicator these open the default libnccl-net.so, and not NCCL_NET_PLUGIN, again."""
         return self[:2] in ((2, 28), (2, 29))
+
+
+def wheel_release(search_path: Iterable[str] | None = None) -> tuple[str, NcclRelease] | None:
+    """Name and release of the NCCL wheel that torch brings, by its metadata: this runs in `import torch`."""
+    for directory in sys.path if search_path is None else search_path:
+        for metadata in sorted(Path(directory or ".").glob("nvidia_nccl_cu*.dist-info")):
+            name, _, version = metadata.name.removesuffix(".dist-info").partition("-")
+            release = NcclRelease.from_text(version)
+            if release is not None:
+                return name.replace("_", "-"), release
+    return None

@@ -19,8 +19,7 @@ from bagua.distributed.options import (
     positive,
     processes,
 )
-from bagua.distributed.remote_host import RemoteHost, parse_hosts, remote_command, ssh_command
-from bagua.distributed.ssh_job import SshJob
+from bagua.distributed.ssh_job import RemoteHost, SshJob, parse_hosts, remote_command, ssh_command
 from bagua.version import __version__
 
 _SSH_PORT = 22

@@ -19,8 +19,7 @@ from support.sweeps import each_value_once, rest_is_deep
 
 from bagua.contrib.caching.cache_loader import CacheLoader
 from bagua.contrib.caching.lmdb_store import LmdbStore
-from bagua.contrib.caching.redis_server import start_redis_server_cli
-from bagua.contrib.caching.redis_store import RedisStore
+from bagua.contrib.caching.redis_store import RedisStore, start_redis_server_cli
 from bagua.contrib.caching.store import ClusterStore, MemoryStore, Retries, Store, StoreError, StoreFullError
 
 MIB = 1 << 20
@@ -367,7 +366,7 @@ def test_a_server_that_is_slow_to_start_is_waited_for(
     program.chmod(0o755)
     os.mkfifo(begun)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("bagua.contrib.caching.redis_server._SLOW_START_S", 0.0)
+    monkeypatch.setattr("bagua.contrib.caching.redis_store._SLOW_START_S", 0.0)
     made: list[RedisStore] = []
     thread = threading.Thread(target=lambda: made.append(RedisStore(capacity_per_node=3 * MIB)))
     thread.start()

@@ -14,7 +14,7 @@ import pytest
 from support.ports import free_port
 from support.processes import living_pids, wait_until
 
-from bagua.distributed.remote_host import READY
+from bagua.distributed.ssh_job import READY
 
 TIMEOUT_S = 240
 BAGUARUN = [sys.executable, "-m", "bagua.script.baguarun"]

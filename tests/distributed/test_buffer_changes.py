@@ -14,7 +14,7 @@ from support.ranks import run_ranks
 from support.training import NormNet, batches, begin, check_tensor_on_ranks, message_of, mlp, torch_ddp
 from torch import Tensor, nn
 
-from bagua.replicas.module_buffers import ModuleBuffers
+from bagua.replicas.buffer_broadcast import ModuleBuffers
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 

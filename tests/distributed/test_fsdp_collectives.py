@@ -16,11 +16,10 @@ from support.training import TWO_NODES_OF_TWO, begin, check_tensor_on_ranks, mes
 from torch import Tensor
 
 from bagua.codecs import Codec, codec_names, get_codec
-from bagua.fsdp.nodes import Nodes
+from bagua.fsdp.nodes import Nodes, Traffic
 from bagua.fsdp.reduce_scatter import CompressedReduceScatter, factor_of
 from bagua.fsdp.replica_all_reduce import ReplicaAllReduce
 from bagua.fsdp.residual import Residual
-from bagua.fsdp.traffic import Traffic
 from bagua.job.places import place_of_this_process
 
 SIZES = (0, 1, 3, 31, 64, 1023, 1025, 5000)

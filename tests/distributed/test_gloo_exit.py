@@ -12,7 +12,7 @@ from support.ports import free_port
 # (what is imported first, how long what is under way is waited for). With 0 it takes longer, as on a slow network.
 CASES = [
     ("bagua.job.job_thread", 5),
-    ("bagua.comm_ops.averaging_exit bagua.engine.comm_thread", 5),
+    ("bagua.comm_ops.averaging_loop bagua.engine.comm_thread", 5),
     ("bagua", 0),
 ]
 

@@ -9,8 +9,7 @@ from support.fresh_process import BuildLibrary, BuildNccl
 
 from bagua.net import nccl_library
 from bagua.net.nccl_library import find_nccl_libraries, find_torch
-from bagua.net.nccl_release import NcclRelease
-from bagua.net.nccl_wheel import wheel_release
+from bagua.net.nccl_release import NcclRelease, wheel_release
 
 
 @pytest.mark.parametrize(

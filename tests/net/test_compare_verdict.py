@@ -14,8 +14,7 @@ from bagua.net.bench.traffic import Traffic, TrafficMeter
 from bagua.net.compare import job_traffic
 from bagua.net.compare.command_run import CommandRun, RunError
 from bagua.net.compare.job_traffic import JobTraffic, bytes_of_connections, sockets_of
-from bagua.net.compare.rounds import Rounds, run_rounds
-from bagua.net.compare.run_figure import RunFigure, figure_of
+from bagua.net.compare.rounds import Rounds, RunFigure, figure_of, run_rounds
 from bagua.net.compare.setting import Setting, parse_setting
 from bagua.net.compare.step_sources import StepSource, WallTime, choose_source, default_sources, source_of_pattern
 from bagua.net.compare.verdict import Outcome, judge

@@ -23,9 +23,9 @@ from bagua.cli.terminal import Terminal
 from bagua.net import native
 from bagua.net.stats import HostReport, ProcessReport, Snapshot, StatsError, layout, report, snapshot
 from bagua.net.stats.peers import peer_names, traffic_by_peer
-from bagua.net.stats.processes import find_pages
 from bagua.net.stats.quantities import bytes_text, rate_text, seconds_text
 from bagua.net.stats.report_json import report_from_json
+from bagua.net.stats.snapshots import find_pages
 
 RunStats = Callable[..., Completed]
 
@@ -36,7 +36,7 @@ import json, os, sys
 sys.path[:] = {path!r}
 from pathlib import Path
 from bagua.net.stats import StatsError, snapshot
-from bagua.net.stats.processes import find_pages
+from bagua.net.stats.snapshots import find_pages
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
@@ -228,7 +228,7 @@ class TestOfBadPages:
         def denied(_: object) -> object:
             raise PermissionError
 
-        monkeypatch.setattr("bagua.net.stats.processes.os.scandir", denied)
+        monkeypatch.setattr("bagua.net.stats.snapshots.os.scandir", denied)
         with pytest.raises(StatsError, match="belongs to another user"):
             snapshot(os.getpid())
 

@@ -17,7 +17,7 @@ needs_redis = pytest.mark.skipif(
 @contextlib.contextmanager
 def redis_server(capacity_bytes: int = 64 << 20) -> Iterator[Any]:
     """A RedisServer of this process."""
-    from bagua.contrib.caching.redis_server import RedisServer
+    from bagua.contrib.caching.redis_store import RedisServer
 
     server = RedisServer("127.0.0.1", capacity_bytes)
     try:

@@ -18,7 +18,7 @@ from support.processes import wait_until
 from torch import Tensor
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
-from bagua.comm_ops import averaging_exit, averaging_loop
+from bagua.comm_ops import averaging_loop
 from bagua.comm_ops.averaging_loop import Phase
 
 
@@ -266,12 +266,12 @@ def test_an_end_waits_for_an_exchange_no_longer_than_it_may() -> None:
 
 def test_the_end_of_the_process_waits_for_others_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = _start(2, [(0.0,), (8.0,)])
-    averaging_exit.end_with_the_process()
+    averaging_loop.end_with_the_process()
     assert [rank.loop.failure for rank in ranks] == [None, None], "all at once"
-    monkeypatch.setattr(averaging_exit, "EXIT_S", 0.05)
+    monkeypatch.setattr(averaging_loop, "EXIT_S", 0.05)
     ranks = _start(2, [(0.0,), (8.0,)])
-    averaging_exit.running.discard(ranks[1].loop)  # of another process
-    averaging_exit.end_with_the_process()
+    averaging_loop.running.discard(ranks[1].loop)  # of another process
+    averaging_loop.end_with_the_process()
     assert not ranks[0].loop.is_alive
     _wait_until(lambda: ranks[1].loop.failure is not None)
 

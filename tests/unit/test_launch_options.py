@@ -13,7 +13,7 @@ import pytest
 
 from bagua.distributed import launch, options
 from bagua.distributed import run as bagua_run
-from bagua.distributed.remote_host import RemoteHost, parse_hosts, remote_command, ssh_command
+from bagua.distributed.ssh_job import RemoteHost, parse_hosts, remote_command, ssh_command
 from bagua.script import baguarun
 
 _PLUGIN = "--enable_bagua_net"

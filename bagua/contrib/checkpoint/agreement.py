@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from bagua.collectives.object_collectives import all_gather_object, broadcast_object
-from bagua.collectives.process_group import BaguaProcessGroup, is_initialized, to_bagua_process_group
-from bagua.collectives.purpose_groups import group_for
+from bagua.collectives.process_group import BaguaProcessGroup, group_for, is_initialized, to_bagua_process_group
 from bagua.job.failure_report import failures_named
 
 _Value = TypeVar("_Value")

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from bagua.collectives import collectives
 from bagua.collectives.communicator import BaguaCommunicator
-from bagua.collectives.process_group import is_initialized, to_bagua_process_group
-from bagua.collectives.purpose_groups import group_for
+from bagua.collectives.process_group import group_for, is_initialized, to_bagua_process_group
 
 
 class Exchange:

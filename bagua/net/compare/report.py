@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bagua.net.bench.machine import MachineFacts
-from bagua.net.compare.rounds import Rounds
-from bagua.net.compare.run_figure import RunFigure
+from bagua.net.compare.rounds import Rounds, RunFigure
 from bagua.net.compare.setting import Setting
 from bagua.net.compare.step_sources import TrafficTime, WallTime
 from bagua.net.compare.verdict import Verdict, networks_of

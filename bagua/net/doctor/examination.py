@@ -20,7 +20,7 @@ from bagua.net.doctor.self_test import check_loopback
 from bagua.net.doctor.settings_check import check_settings
 from bagua.net.library import MissingFileError, library_path, loader_search_path
 from bagua.net.nccl_library import find_nccl_libraries, find_torch
-from bagua.net.nccl_wheel import wheel_release
+from bagua.net.nccl_release import wheel_release
 from bagua.version import __version__
 
 

@@ -13,8 +13,7 @@ from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import MISSING, format_bandwidth
 from bagua.net.bench.traffic import NO_TRAFFIC, Traffic
 from bagua.net.compare.command_run import CommandRun
-from bagua.net.compare.rounds import Rounds
-from bagua.net.compare.run_figure import RunFigure
+from bagua.net.compare.rounds import Rounds, RunFigure
 from bagua.net.compare.setting import Setting
 from bagua.net.compare.verdict import Outcome, Verdict, is_pointless, judge
 

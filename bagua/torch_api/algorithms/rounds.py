@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
-from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.collectives.purpose_groups import group_for
+from bagua.collectives.process_group import BaguaProcessGroup, group_for
 from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.step_state import Event, State
 

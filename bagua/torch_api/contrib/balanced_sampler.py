@@ -21,8 +21,7 @@ import torch.distributed as dist
 
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.object_collectives import all_gather_object
-from bagua.collectives.process_group import to_bagua_process_group
-from bagua.collectives.purpose_groups import group_for
+from bagua.collectives.process_group import group_for, to_bagua_process_group
 from bagua.contrib.load_balancing_data_loader import costs_of, order_by_cost
 from bagua.contrib.resumable_sampler import ResumableSampler
 from bagua.engine.data_parallel import DataParallelEngine, own_computing
