@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from bagua.cli.net_stats import none_found
 from bagua.cli.net_top import add_host_options, sources_of
 from bagua.cli.parsers import Subcommands
-from bagua.cli.terminal import Terminal, width_of_stdout
-from bagua.cli.text_table import Column, table
+from bagua.cli.terminal import Column, Terminal, table, width_of_stdout
 from bagua.command_exit import EXIT_FAILURE, EXIT_USAGE, CommandError
 from bagua.net.bench.command_line import within
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagua.cli.parsers import Subcommands, command_of
-from bagua.cli.terminal import Terminal, width_of_stdout
-from bagua.cli.text_table import Column, table
+from bagua.cli.terminal import Column, Terminal, table, width_of_stdout
 from bagua.command_exit import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, CommandError, sigterm_as_interrupt
 from bagua.net.bench.command_line import within
 

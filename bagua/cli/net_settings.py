@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from bagua.cli.parsers import Subcommands
 from bagua.cli.terminal import Terminal
@@ -29,7 +30,7 @@ def execute(options: argparse.Namespace) -> int:
     except RuntimeError as error:
         raise CommandError(str(error)) from error
     if options.json:
-        print(json.dumps([setting.as_json() for setting in settings], indent=2))
+        print(json.dumps([asdict(setting) for setting in settings], indent=2))
         return 0
     terminal = Terminal.of_stdout()
     for setting in settings:

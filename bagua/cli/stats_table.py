@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bagua.cli.terminal import Terminal
-from bagua.cli.text_table import Column, table
+from bagua.cli.terminal import Column, Terminal, table
 from bagua.net.stats.nics import is_worth_showing, state_text
 from bagua.net.stats.peers import PeerTraffic, peer_names, traffic_by_peer
 from bagua.net.stats.quantities import bytes_text, rate_text, seconds_text, share_text

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagua.cli.parsers import Subcommands
-from bagua.cli.terminal import Terminal, width_of_stdout
-from bagua.cli.text_table import Column, table
+from bagua.cli.terminal import Column, Terminal, table, width_of_stdout
 from bagua.command_exit import CommandError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import nn
 
 from bagua.codecs import Codec, dtype_names, get_codec
 from bagua.collectives.process_group import to_bagua_process_group
-from bagua.fsdp.all_gather import CompressedAllGather
+from bagua.fsdp.all_gather import CompressedAllGather, WeightReference
 from bagua.fsdp.collective_errors import named_errors
 from bagua.fsdp.handle import CompressedModule, CompressionHandle, why_incompressible
 from bagua.fsdp.model import ShardedModel, replicated_tensors
@@ -21,7 +21,6 @@ from bagua.fsdp.reduce_scatter import CompressedReduceScatter
 from bagua.fsdp.replica_all_reduce import ReplicaAllReduce, ReplicaGroup, ReplicaHook
 from bagua.fsdp.residual import Residual
 from bagua.fsdp.torch_internals import ShardedModule
-from bagua.fsdp.weight_reference import WeightReference
 from bagua.job.all_gather_across_groups import all_gather_across_groups
 from bagua.job.places import Place, place_of_this_process
 from bagua.misuse import explains_calls

@@ -9,14 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from bagua.codecs import Codec, dtype_names
-from bagua.fsdp.all_gather import CompressedAllGather
+from bagua.fsdp.all_gather import CompressedAllGather, WeightReference
 from bagua.fsdp.model import ShardedModel
 from bagua.fsdp.nodes import Traffic
 from bagua.fsdp.reduce_scatter import CompressedReduceScatter
 from bagua.fsdp.replica_all_reduce import ReplicaAllReduce, ReplicaGroup, ReplicaHook
 from bagua.fsdp.residual import Residual
 from bagua.fsdp.torch_internals import ShardedModule
-from bagua.fsdp.weight_reference import WeightReference
 
 
 def why_incompressible(one: ShardedModule, gradients: Codec | None) -> str | None:

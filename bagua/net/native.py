@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -23,9 +23,6 @@ class Interface:
     loopback: bool
     used: bool
     reason: str
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -50,9 +47,6 @@ class RdmaPort:
     rate: str  # "400 Gb/sec"; "": unknown
     would_be_used: bool  # by NCCL's own transport, which Bagua-Net replaces
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Knob:
@@ -62,9 +56,6 @@ class Knob:
     range: str
     unit: str
     meaning: str
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class CounterRow(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from bagua.net import native
@@ -42,7 +43,7 @@ def check_interfaces(environment: Mapping[str, str]) -> Section:
         verdict = "yes" if row.used else "no"
         table.append((row.name, row.address or "-", _speed(row.speed_mbps), numa, verdict, row.reason))
     facts = {
-        "interfaces": [row.as_json() for row in rows],
+        "interfaces": [asdict(row) for row in rows],
         "joined": joined,
         "filters": {name: environment[name] for name in _FILTERS if name in environment},
     }
@@ -189,4 +190,4 @@ def check_rdma(
             f"{unused}, and this environment cannot use it: {device_files} is missing",
             f"start the container with --device={device_files} to use RDMA, or set NCCL_IB_DISABLE=1 if TCP is wanted",
         )
-    return Section("rdma", "RDMA", (finding,), {"ports": [port.as_json() for port in ports]})
+    return Section("rdma", "RDMA", (finding,), {"ports": [asdict(port) for port in ports]})

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -50,7 +50,7 @@ class HostCollector:
             "host": read.host,
             "metrics": [
                 *(family.as_json() for family in families),
-                {**sizes, "samples": [one.as_json() for one in size_histograms(read)]},
+                {**sizes, "samples": [asdict(one) for one in size_histograms(read)]},
             ],
         }
 

@@ -6,7 +6,7 @@ Labels stay few: a process is its rank and pid, a peer is an address, and of one
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bagua.net.exporter.peer_sums import PeerKey, PeerSums, rank_label
@@ -45,9 +45,6 @@ class SizeHistogram:
     labels: Labels
     buckets: list[tuple[str, float]]
     sum: float
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _PROCESS = ("rank", "pid")
