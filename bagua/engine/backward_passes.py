@@ -24,10 +24,9 @@ from bagua.engine.incomplete_step import (
 from bagua.engine.local_gradients import LocalGradients
 from bagua.engine.parameters import TrainableWatch
 from bagua.engine.setup import ActiveRanks
-from bagua.engine.static_graph import StaticGraph
 from bagua.engine.step_state import PassEvent, PassState
 from bagua.engine.training_plan import AlgorithmHooks, TrainingPlan
-from bagua.engine.unused_parameters import Presence, agree_on_unused, forget_unused
+from bagua.engine.unused_parameters import Presence, StaticGraph, agree_on_unused, forget_unused
 from bagua.job.torch_internals import hide_from_compiler
 
 # In the first backward pass and then in each one of so many, parameters are looked for that the module did not have

@@ -30,7 +30,7 @@ class Setup:
     bucket_bytes: the size at which a bucket is closed; None: the default of its device.
     first_bucket_bytes: the same of the first bucket, which is launched earliest; None: as the others.
     tuning_space: labels of the algorithms that tuning may choose; None: no tuning was asked for.
-    static_graph: all backward passes are like the first one, see bagua.engine.static_graph. Needs
+    static_graph: all backward passes are like the first one, see bagua.engine.unused_parameters. Needs
         `find_unused_parameters`.
     synchronizes_first: the ranks compare modules, optimizers and settings before the first plan, and take the values of
         group rank 0. Otherwise nothing is communicated, and the caller ensures that they are equal.

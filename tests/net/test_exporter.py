@@ -31,7 +31,7 @@ from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
 
 from bagua.cli.net import main
 from bagua.net.exporter.collector import HostCollector, PushAddress, registry_of
-from bagua.net.exporter.peer_sums import MAX_DEVICES, MAX_PEERS, OTHER
+from bagua.net.exporter.metrics import MAX_DEVICES, MAX_PEERS, OTHER
 from bagua.net.stats import HostReport, report, snapshot
 from bagua.net.stats.sources import EndpointSource
 

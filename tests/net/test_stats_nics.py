@@ -16,8 +16,7 @@ from support.stats_page import Comm, Nic, Stream, page_bytes, page_of_this_proce
 
 from bagua.cli.stats_table import rendered
 from bagua.cli.terminal import Terminal
-from bagua.net.exporter.metrics import families_of
-from bagua.net.exporter.peer_sums import PeerSums
+from bagua.net.exporter.metrics import PeerSums, families_of
 from bagua.net.stats import ProcessReport, Snapshot, report, snapshot
 from bagua.net.stats.nics import host_line, state_text
 from bagua.net.stats.report_json import report_from_json

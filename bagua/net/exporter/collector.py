@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from bagua.net.exporter.metrics import SIZES_HELP, SIZES_NAME, families_of, size_histograms
-from bagua.net.exporter.peer_sums import PeerSums
+from bagua.net.exporter.metrics import SIZES_HELP, SIZES_NAME, PeerSums, families_of, size_histograms
 from bagua.net.stats import HostReport, Snapshot, report, snapshot
 from bagua.net.stats.sources import REPORT_PATH
 from bagua.version import __version__
