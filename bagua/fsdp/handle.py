@@ -23,9 +23,15 @@ def why_incompressible(one: ShardedModule, gradients: Codec | None) -> str | Non
     unknown = one.reduced_dtypes - set(gradients.dtypes) if gradients is not None else None
     if gradients is None or not unknown:
         return None
+    # torch casts no complex gradients to a reduce_dtype that is real.
+    remedy = (
+        "Pass gradients=None, and compress weights alone"
+        if any(dtype.is_complex for dtype in unknown)
+        else "Set reduce_dtype in its MixedPrecisionPolicy"
+    )
     return (
         f"{one.subject} reduces gradients in {dtype_names(unknown)}, which {gradients.name} cannot compress; it can"
-        f" {dtype_names(gradients.dtypes)}.\nSet reduce_dtype in its MixedPrecisionPolicy."
+        f" compress {dtype_names(gradients.dtypes)}.\n{remedy}."
     )
 
 

@@ -59,6 +59,8 @@ def test_what_cannot_be_compressed_is_named_and_nothing_changes(rank: int, devic
     _refused(model, "Ranks [", "on all ranks", error_feedback=rank == 0)
     wide, _ = twins(device, lambda: layers().double())
     _refused(wide, "float64", "reduce_dtype")
+    imaginary, _ = twins(device, lambda: nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64)))
+    _refused(imaginary, "complex64", "gradients=None")
     assert [(one._reduce_scatter_comm, one._all_gather_comm) for one in param_groups(model)] == before
     handle = compress_communication(model)
     _refused(model, "compressed already", "remove()")
