@@ -22,15 +22,18 @@ _logger = logging.getLogger("bagua")
 
 
 def configure_logging() -> None:
-    """Give the logger `bagua` the level of BAGUA_LOG_LEVEL, and a handler if nobody has set up logging.
+    """Give the logger `bagua` the level of BAGUA_LOG_LEVEL or, if it has none, INFO, and a handler if nobody has set up
+    logging.
 
     Raises:
         EnvironmentValueError: another word than debug, info, warning or error.
     """
-    word = (read_text(os.environ, "BAGUA_LOG_LEVEL") or "info").lower()
+    given = read_text(os.environ, "BAGUA_LOG_LEVEL")
+    word = (given or "info").lower()
     if word not in _LEVELS:
         raise EnvironmentValueError(f"BAGUA_LOG_LEVEL={word}: must be one of {', '.join(_LEVELS)}")
-    _logger.setLevel(word.upper())
+    if given or _logger.level == logging.NOTSET:
+        _logger.setLevel(word.upper())
     if not _logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("bagua: %(message)s"))

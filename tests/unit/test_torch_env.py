@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,22 @@ def test_variables_without_effect_are_named_once(
         wrap_summary._warn_of_variables()
     assert caplog.messages == ["BAGUA_REPORT_METRICS=1: no effect, for training uses no autotune service"]
     wrap_summary._warn_of_variables.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("variable", "level", "expected"),
+    [(None, "NOTSET", "INFO"), (None, "DEBUG", "DEBUG"), (None, "ERROR", "ERROR"), ("warning", "ERROR", "WARNING")],
+)
+def test_the_level_that_a_program_has_set_stays_unless_the_variable_is_set(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, level: str, expected: str
+) -> None:
+    logger = logging.getLogger("bagua")
+    monkeypatch.setattr(logger, "level", logger.level)  # restored afterwards
+    if variable is not None:
+        monkeypatch.setenv("BAGUA_LOG_LEVEL", variable)
+    logger.setLevel(level)
+    wrap_summary.configure_logging()
+    assert logging.getLevelName(logger.level) == expected
 
 
 def test_what_is_loaded_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
