@@ -324,6 +324,10 @@ Status RecvComm::fail_waiting(const std::string& why, std::optional<std::uint64_
   const Unfinished receives = unfinished();
   if (receives.requests == 0) return Status::ok();
   std::string cause = ": its process ended or aborted; see that rank's log";
+  // Nobody has refused a connection: its process may be well.
+  if (none_left_ms_ != 0 && refused_ms_ == 0) {
+    cause = ": its host, the network between, or this host's own address is gone; see the logs of both ranks";
+  }
   if (sent && receives.first_message < *sent) {
     cause = ", which it has sent and which was lost with a connection: it closed its communicator too soon after that";
   } else if (sent) {

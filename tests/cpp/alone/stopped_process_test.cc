@@ -144,6 +144,7 @@ TEST_CASE(a_receiver_that_was_stopped_asks_its_sender_again) {
         },
         "the error");
     check_contains(error, is_refused ? "the peer's port refuses connections" : "the peer has not answered");
+    check_contains(error, is_refused ? "its process ended" : "its host, the network between");
   }
 }
 
