@@ -541,18 +541,18 @@ class Turns:
             self.compare()
 
     def save(self) -> None:
-        engine = self.net.bagua_ddp.state_dict()  # first: it makes the exchange that is owed
+        engine = self.net.bagua_ddp.state_dict()  # first: it makes the exchange that is owed, or has the mean in it
         parts = [self.net, *self.optimizers.values()]
-        self.owes = False
+        self.owes &= isinstance(self.hand, MeansByHand)
         states = copy.deepcopy([engine, *(part.state_dict() for part in parts)])
         # The same tensors in weights, nets and optimizers.
-        self.saved = self.number, copy.deepcopy(self.hand), states
+        self.saved = self.number, self.owes, copy.deepcopy(self.hand), states
 
     def load(self, trained: Collection[str] = PARTS, fresh: bool = True) -> None:
         """Into a model that is wrapped anew while these parts are trained, or into this one."""
         if self.saved is None:
             return
-        self.number, self.hand, (engine, *states) = copy.deepcopy(self.saved)
+        self.number, owes, self.hand, (engine, *states) = copy.deepcopy(self.saved)
         if fresh:
             former = self.net.bagua_ddp
             former.bagua_algorithm.complete_exchange(former)
@@ -560,7 +560,7 @@ class Turns:
         for part, state in zip([self.net, *self.optimizers.values()], states, strict=True):
             part.load_state_dict(state)
         self.net.bagua_ddp.load_state_dict(engine)
-        self.owes, self.stepped = False, []
+        self.owes, self.stepped = owes, []
         self.compare()
 
     def finish(self) -> None:
