@@ -186,14 +186,14 @@ def test_states_of_earlier_versions(cases: tuple[Any, ...]) -> None:
         for _ in range(4):
             turns.turn(PARTS)
         turns.save()
-        number, hand, (engine, *states) = turns.saved
+        *rest, hand, (engine, *states) = turns.saved
         hand.unexchanged = set(hand.weights[0])  # nobody knows
         older = _older(engine)
         if getattr(hand, "means", None):
             older["algorithm"]["under_way"] = [
                 bucket.flattened_tensor().clone() for bucket in turns.net.bagua_algorithm._fragment.buckets
             ]
-        turns.saved = number, hand, (older, *states)
+        turns.saved = *rest, hand, (older, *states)
         turns.load()
         turns.finish()
         # The plan was that of what was trained.
