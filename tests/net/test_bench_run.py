@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -139,6 +140,15 @@ def test_more_ranks_and_sizes_that_are_too_small_for_raw(bench: Bench) -> None:
     assert finished.returncode == 0, finished.stderr
     for told in ("4 ranks x 3 channels", "4 ring connections share it", "raw TCP limit: 8.00 GB/s", "64 MiB  raw x2"):
         assert told in finished.stdout
+
+
+def test_the_time_budget_is_kept(bench: Bench) -> None:
+    finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "60", "--backends", "bare")
+    assert finished.returncode == 0, finished.stderr
+    # The fake driver answers at once whatever it is asked for: the plan is what is tested. Starting took some of it.
+    planned = re.search(r"about (\d+) s for 7 repetitions of 3 sizes by 1 backend", finished.stderr)
+    assert planned is not None, finished.stderr
+    assert 1 <= int(planned.group(1)) <= 60
 
 
 # --- data and drivers that fail ---------------------------------------------------------------------------------------
